@@ -1,0 +1,23 @@
+//! From events to rows to deltas.
+//!
+//! ```text
+//! WatchSource ──▶ collect ──▶ select ──▶ extract + scrub ──▶ store ──▶ delta ──▶ export ──▶ Sink
+//!  one stream      one loop     per target, compiled once     rows       what      writes
+//!  per query                                                  only     differs
+//! ```
+//!
+//! The operator, the command line and the tests use this path; only the source differs. Nothing here
+//! knows a Kubernetes client or a sink type: events come in through [`watch::WatchSource`], rows go
+//! out through [`kollect_model::sink::Sink`].
+
+pub mod collect;
+pub mod delta;
+pub mod export;
+pub mod extract;
+pub mod scrub;
+pub mod select;
+pub mod store;
+pub mod watch;
+
+#[cfg(test)]
+mod tests;

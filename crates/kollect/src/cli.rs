@@ -1,0 +1,51 @@
+//! The subcommands that people run by hand.
+
+pub(crate) mod collect;
+mod manifests;
+mod print;
+pub(crate) mod yaml;
+
+use std::{
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::Context;
+use kollect_model::crd;
+
+/// Arguments of `kollect crds`.
+#[derive(clap::Args)]
+pub(crate) struct CrdsArgs {
+    /// Write one file per kind into this directory instead of printing them.
+    #[arg(long)]
+    dir: Option<PathBuf>,
+}
+
+/// `kollect crds`
+pub(crate) fn crds(args: &CrdsArgs) -> ExitCode {
+    let done = match &args.dir {
+        Some(dir) => write_crds(dir),
+        None => {
+            let text: String = crd::all().iter().map(crd::yaml).collect();
+            io::stdout().write_all(text.as_bytes()).context("print the definitions")
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn write_crds(dir: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+    for crd in crd::all() {
+        let file = dir.join(crd::file_name(&crd));
+        fs::write(&file, crd::yaml(&crd)).with_context(|| format!("write {}", file.display()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,171 @@
+//! Rows for people and programs: table, JSON, NDJSON, YAML, CSV.
+
+use std::{
+    collections::BTreeSet,
+    io::{self, Write},
+    sync::Arc,
+};
+
+use clap::ValueEnum;
+use kollect_model::row::Row;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// How rows are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    Table,
+    Json,
+    Ndjson,
+    Yaml,
+    Csv,
+}
+
+/// Prints the rows.
+pub(crate) fn rows(out: &mut impl Write, rows: &[Arc<Row>], output: Output) -> io::Result<()> {
+    match output {
+        Output::Table => table(out, rows),
+        Output::Json => {
+            serde_json::to_writer_pretty(&mut *out, &rows.iter().map(|row| &**row).collect::<Vec<_>>())?;
+            writeln!(out)
+        }
+        Output::Ndjson => rows.iter().try_for_each(|row| {
+            serde_json::to_writer(&mut *out, &**row)?;
+            writeln!(out)
+        }),
+        Output::Yaml => {
+            let items: Vec<Item<'_>> = rows.iter().map(|row| Item::of(row)).collect();
+            let text = serde_saphyr::to_string(&items).map_err(io::Error::other)?;
+            out.write_all(text.as_bytes())
+        }
+        Output::Csv => csv(out, rows),
+    }
+}
+
+/// A row with its attributes as values: YAML knows no raw JSON.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Item<'a> {
+    target_namespace: &'a str,
+    target_name: &'a str,
+    namespace: &'a str,
+    name: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    group: &'a str,
+    version: &'a str,
+    kind: &'a str,
+    uid: &'a str,
+    attributes: Map<String, Value>,
+}
+
+impl<'a> Item<'a> {
+    fn of(row: &'a Row) -> Self {
+        Self {
+            target_namespace: row.target_namespace(),
+            target_name: &row.key.target.name,
+            namespace: &row.key.namespace,
+            name: &row.name,
+            group: &row.key.group,
+            version: &row.version,
+            kind: &row.key.kind,
+            uid: &row.key.uid,
+            attributes: attributes(row),
+        }
+    }
+}
+
+fn attributes(row: &Row) -> Map<String, Value> {
+    serde_json::from_str(row.attributes.get()).expect("attributes are a JSON object")
+}
+
+/// The attributes that any of the rows has.
+fn columns(parsed: &[Map<String, Value>]) -> Vec<String> {
+    parsed.iter().flat_map(|row| row.keys().cloned()).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+fn cell(value: Option<&Value>) -> String {
+    match value {
+        None | Some(Value::Null) => String::new(),
+        Some(Value::String(text)) => text.clone(),
+        Some(value) => value.to_string(),
+    }
+}
+
+/// Wider cells would break the table; the other formats show everything.
+const CELL_WIDTH: usize = 48;
+
+/// One table per target: its rows have the same columns.
+fn table(out: &mut impl Write, rows: &[Arc<Row>]) -> io::Result<()> {
+    let same = |a: &Arc<Row>, b: &Arc<Row>| a.key.target == b.key.target && a.key.kind == b.key.kind;
+    for (index, group) in rows.chunk_by(same).enumerate() {
+        if index > 0 {
+            writeln!(out)?;
+        }
+        let Some(first) = group.first() else { continue };
+        let noun = if group.len() == 1 { "row" } else { "rows" };
+        writeln!(out, "{} · {} · {} {noun}", first.key.target, first.gvk(), group.len())?;
+        let parsed: Vec<_> = group.iter().map(|row| attributes(row)).collect();
+        let columns = columns(&parsed);
+        let mut lines = vec![["NAMESPACE", "NAME"].map(Into::into).to_vec()];
+        lines[0].extend(columns.iter().map(|name| name.to_uppercase()));
+        for (row, attributes) in group.iter().zip(&parsed) {
+            let mut line = vec![row.key.namespace.to_string(), row.name.to_string()];
+            line.extend(columns.iter().map(|name| cell(attributes.get(name))));
+            lines.push(line);
+        }
+        aligned(out, &lines)?;
+    }
+    Ok(())
+}
+
+/// Columns next to each other, as wide as they need to be.
+pub(crate) fn aligned(out: &mut impl Write, lines: &[Vec<String>]) -> io::Result<()> {
+    let shown: Vec<Vec<String>> = lines
+        .iter()
+        .map(|line| {
+            let cut = |cell: &String| match cell.chars().count() {
+                0 => "-".to_owned(),
+                n if n > CELL_WIDTH => cell.chars().take(CELL_WIDTH - 1).chain("…".chars()).collect(),
+                _ => cell.clone(),
+            };
+            line.iter().map(cut).map(|cell: String| cell.replace(['\n', '\t'], " ")).collect()
+        })
+        .collect();
+    let columns = shown.first().map_or(0, Vec::len);
+    let widths: Vec<usize> = (0..columns)
+        .map(|column| shown.iter().map(|line| line[column].chars().count()).max().unwrap_or(0))
+        .collect();
+    for line in &shown {
+        let padded: Vec<String> =
+            line.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}", width = *width)).collect();
+        writeln!(out, "{}", padded.join("  ").trim_end())?;
+    }
+    Ok(())
+}
+
+fn csv(out: &mut impl Write, rows: &[Arc<Row>]) -> io::Result<()> {
+    let parsed: Vec<_> = rows.iter().map(|row| attributes(row)).collect();
+    let columns = columns(&parsed);
+    let identity =
+        ["target_namespace", "target_name", "namespace", "name", "group", "version", "kind", "uid"];
+    // RFC 4180; attributes have a prefix, so that none of them can be taken for identity.
+    let quoted = |text: String| match text.contains([',', '"', '\n', '\r']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text,
+    };
+    let names = columns.iter().map(|name| quoted(format!("attr_{name}")));
+    let header: Vec<String> = identity.map(Into::into).into_iter().chain(names).collect();
+    writeln!(out, "{}", header.join(","))?;
+    for (row, attributes) in rows.iter().zip(&parsed) {
+        let key = &row.key;
+        let identity = [
+            row.target_namespace(), &key.target.name, &key.namespace, &row.name, &key.group, &row.version,
+            &key.kind, &key.uid,
+        ];
+        let identity = identity.map(ToOwned::to_owned).into_iter();
+        let values = columns.iter().map(|name| cell(attributes.get(name)));
+        let line: Vec<String> = identity.chain(values).map(quoted).collect();
+        writeln!(out, "{}", line.join(","))?;
+    }
+    Ok(())
+}

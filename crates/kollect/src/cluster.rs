@@ -1,0 +1,201 @@
+//! Objects of a live cluster, read once: discovery, then pages of a list.
+
+use std::path::Path;
+
+use anyhow::{Context, anyhow};
+use futures::{SinkExt, channel::mpsc, stream::BoxStream, StreamExt, stream};
+use kollect_engine::watch::{BlindReason, Blindness, Event, Object, Query, Scope, WatchSource};
+use kollect_model::crd::shapes::Gvk;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{
+    Api, Client, Config,
+    api::{ApiResource, GroupVersionKind, ListParams},
+    config::{KubeConfigOptions, Kubeconfig},
+    core::Request,
+    discovery,
+};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// Objects per page: what kubectl asks for.
+const PAGE: u32 = 500;
+
+/// A cluster that has answered.
+pub(crate) struct ClusterSource {
+    client: Client,
+    /// What tells this cluster from all others.
+    pub(crate) id: String,
+}
+
+impl ClusterSource {
+    /// Connects with a context of the user's kubeconfig. The error names the context.
+    pub(crate) async fn connect(kubeconfig: Option<&Path>, context: Option<&str>) -> anyhow::Result<Self> {
+        let named = |what: &str| match context {
+            Some(context) => format!("{what} (context {context})"),
+            None => format!("{what} (current context)"),
+        };
+        let options = KubeConfigOptions { context: context.map(Into::into), ..Default::default() };
+        let config = match kubeconfig {
+            Some(file) => {
+                let kubeconfig =
+                    Kubeconfig::read_from(file).with_context(|| format!("read {}", file.display()))?;
+                Config::from_custom_kubeconfig(kubeconfig, &options).await
+            }
+            None => Config::from_kubeconfig(&options).await,
+        }
+        .with_context(|| named("find the cluster in the kubeconfig"))?;
+        let server = config.cluster_url.to_string();
+        let client = Client::try_from(config).with_context(|| named("set up the client"))?;
+        client
+            .apiserver_version()
+            .await
+            .map_err(plain)
+            .with_context(|| named(&format!("reach the cluster at {server}")))?;
+        let id = identity(&client).await.unwrap_or(server);
+        Ok(Self { client, id })
+    }
+
+    async fn list(&self, query: &Query, events: &mut mpsc::Sender<Event>) -> Result<bool, Blindness> {
+        let gvk = &query.gvk;
+        let kind = GroupVersionKind::gvk(&gvk.group, &gvk.version, &gvk.kind);
+        let (resource, capabilities) = discovery::pinned_kind(&self.client, &kind)
+            .await
+            .map_err(|error| not_served(gvk, error))?;
+        if !capabilities.supports_operation(discovery::verbs::LIST) {
+            let message = format!("{gvk} cannot be listed: the API server offers no list verb for it");
+            return Err(Blindness { namespace: None, reason: BlindReason::NotServed, message });
+        }
+        let namespaced = capabilities.scope == discovery::Scope::Namespaced;
+        match &query.scope {
+            Scope::Namespaces(names) if namespaced => {
+                for name in names {
+                    if let Err(blindness) = self.list_pages(&resource, Some(name), query, events).await {
+                        send(events, Event::Blind(blindness)).await;
+                    }
+                }
+            }
+            _ => self.list_pages(&resource, None, query, events).await?,
+        }
+        Ok(namespaced)
+    }
+
+    /// One page in flight: memory does not grow with the list.
+    async fn list_pages(
+        &self,
+        resource: &ApiResource,
+        namespace: Option<&str>,
+        query: &Query,
+        events: &mut mpsc::Sender<Event>,
+    ) -> Result<(), Blindness> {
+        let blind = |error| blindness(resource, namespace, error);
+        let mut params = ListParams { limit: Some(PAGE), field_selector: query.field_selector.clone(), ..Default::default() };
+        let url = url_path(resource, namespace);
+        loop {
+            let request = Request::new(&url).list(&params).map_err(kube::Error::BuildRequest).map_err(blind)?;
+            let page: Page = self.client.request(request).await.map_err(blind)?;
+            for raw in page.items {
+                let object = Object::parse(raw, &query.gvk).map_err(kube::Error::SerdeError).map_err(blind)?;
+                send(events, Event::Apply(object)).await;
+            }
+            match page.metadata.continue_token {
+                Some(token) if !token.is_empty() => params.continue_token = Some(token),
+                _ => return Ok(()),
+            }
+        }
+    }
+}
+
+/// One page of a list, with the items as they were sent.
+#[derive(Deserialize)]
+struct Page {
+    metadata: PageMetadata,
+    items: Vec<Box<RawValue>>,
+}
+
+#[derive(Deserialize)]
+struct PageMetadata {
+    #[serde(rename = "continue")]
+    continue_token: Option<String>,
+}
+
+/// The UID of the namespace that every cluster has and nobody can recreate.
+async fn identity(client: &Client) -> Option<String> {
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    namespaces.get("kube-system").await.ok()?.metadata.uid
+}
+
+fn url_path(resource: &ApiResource, namespace: Option<&str>) -> String {
+    let root = if resource.group.is_empty() { "api" } else { "apis" };
+    let namespace = namespace.map(|name| format!("namespaces/{name}/")).unwrap_or_default();
+    format!("/{root}/{}/{namespace}{}", resource.api_version, resource.plural)
+}
+
+fn not_served(gvk: &Gvk, error: kube::Error) -> Blindness {
+    let missing = match &error {
+        kube::Error::Api(status) => status.code == 404,
+        kube::Error::Discovery(_) => true,
+        _ => false,
+    };
+    let (reason, message) = if missing {
+        (BlindReason::NotServed, format!("{gvk} is not served by the cluster: check group, version and kind"))
+    } else {
+        (BlindReason::Failed, format!("discover {gvk}: {:#}", plain(error)))
+    };
+    Blindness { namespace: None, reason, message }
+}
+
+fn blindness(resource: &ApiResource, namespace: Option<&str>, error: kube::Error) -> Blindness {
+    let name = match &*resource.group {
+        "" => resource.plural.clone(),
+        group => format!("{}.{group}", resource.plural),
+    };
+    let place = match namespace {
+        Some(namespace) => format!("in namespace {namespace}"),
+        None => "in the whole cluster".into(),
+    };
+    let reason = match &error {
+        kube::Error::Api(status) if status.code == 403 => BlindReason::Forbidden,
+        _ => BlindReason::Failed,
+    };
+    let message = match reason {
+        BlindReason::Forbidden => format!("list {name} {place}: forbidden; grant the verb list on it"),
+        _ => format!("list {name} {place}: {:#}", plain(error)),
+    };
+    Blindness { namespace: namespace.map(Into::into), reason, message }
+}
+
+/// kube's errors repeat their causes in their own text; the innermost says what happened.
+fn plain(error: kube::Error) -> anyhow::Error {
+    match error {
+        kube::Error::Api(status) => anyhow!("{} ({})", status.message, status.code),
+        other => match anyhow::Error::from(other).chain().last() {
+            Some(cause) => anyhow!("{cause}"),
+            None => anyhow!("unknown error"),
+        },
+    }
+}
+
+async fn send(events: &mut mpsc::Sender<Event>, event: Event) {
+    // The receiver is gone only when nobody wants to know any more.
+    drop(events.send(event).await);
+}
+
+impl WatchSource for ClusterSource {
+    fn watch(&self, query: Query) -> BoxStream<'_, Event> {
+        let (mut sender, receiver) = mpsc::channel(64);
+        let work = async move {
+            let last = match self.list(&query, &mut sender).await {
+                Ok(namespaced) => Event::Synced { namespaced },
+                Err(blindness) => Event::Blind(blindness),
+            };
+            send(&mut sender, last).await;
+        };
+        // The work runs while the stream is read, and yields nothing itself.
+        let work = stream::once(work).filter_map(|()| async { None });
+        stream::select(receiver, work).boxed()
+    }
+
+    fn is_complete(&self) -> bool {
+        true
+    }
+}

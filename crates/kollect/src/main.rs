@@ -1,0 +1,38 @@
+//! The `kollect` program: process setup and subcommands.
+
+mod cli;
+mod cluster;
+mod files;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Turns selected live Kubernetes state into a durable, queryable inventory.
+#[derive(Parser)]
+#[command(version, max_term_width = 100)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Read objects once, with manifests from files: nothing is installed anywhere.
+    Collect(cli::collect::Args),
+    /// Print the custom resource definitions of the eleven kinds.
+    Crds(cli::CrdsArgs),
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    // Several libraries link rustls with different providers; the process needs one answer.
+    if rustls::crypto::ring::default_provider().install_default().is_err() {
+        eprintln!("error: a TLS provider is already installed");
+        return ExitCode::FAILURE;
+    }
+    match args.command {
+        Command::Collect(args) => cli::collect::run(args),
+        Command::Crds(args) => cli::crds(&args),
+    }
+}

@@ -1,0 +1,8 @@
+//! The program against a real API server: one binary for all of it.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod collect;
+mod crds;
+mod documentation;
+mod input;
+mod program;

@@ -1,0 +1,54 @@
+//! Runs the program as a user would.
+
+use std::{
+    ffi::OsStr,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+/// What the program left behind.
+pub(crate) struct Finished {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Finished {
+    /// The standard output of a run that must have succeeded.
+    #[track_caller]
+    pub(crate) fn ok(self) -> String {
+        assert_eq!(self.code, 0, "{}{}", self.stdout, self.stderr);
+        self.stdout
+    }
+}
+
+/// Root of the repository.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// Runs `kollect` with arguments.
+pub(crate) fn kollect<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Finished {
+    kollect_with_input(args, "")
+}
+
+/// Runs `kollect` with arguments and a standard input.
+pub(crate) fn kollect_with_input<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>, input: &str) -> Finished {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_kollect"))
+        .args(args)
+        .current_dir(root())
+        .env("KUBECONFIG", "/nonexistent")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    Finished {
+        code: output.status.code().unwrap(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}

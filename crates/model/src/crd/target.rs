@@ -1,0 +1,228 @@
+//! KollectTarget and KollectClusterTarget: which objects become rows.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{
+    rules,
+    shapes::{Condition, Gvk, LabelRequirement, LabelSelector, NamespacedRef},
+};
+
+/// Label on a namespace or an object that switches its collection: `enabled` or `disabled`.
+pub const WATCH_LABEL: &str = "kollect.dev/watch";
+/// Annotation on a namespace with the same meaning as [`WATCH_LABEL`].
+pub const NAMESPACE_WATCH_ANNOTATION: &str = "kollect.dev/namespace-watch";
+
+/// Objects that a team collects.
+#[derive(
+    CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema,
+)]
+#[kube(
+    group = "kollect.dev",
+    version = "v1alpha1",
+    kind = "KollectTarget",
+    doc = "KollectTarget collects objects of one profile for the inventories of its namespace.",
+    namespaced,
+    status = "TargetStatus",
+    shortname = "ktgt",
+    category = "kollect",
+    derive = "PartialEq",
+    printcolumn(name = "Collected", type_ = "integer", json_path = ".status.collectedCount"),
+    printcolumn(name = "Updated", type_ = "date", json_path = ".status.collectedCountUpdatedAt"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = rules(&[
+    (
+        "!has(self.resourceRules) || size(self.resourceRules) == 0 || (!has(self.labelSelector) && !has(self.names) && !has(self.fieldSelector))",
+        "labelSelector, names and fieldSelector have no effect next to resourceRules: move them into the rules",
+    ),
+])))]
+pub struct KollectTargetSpec {
+    /// KollectProfile of the same namespace.
+    #[schemars(length(max = 253), extend("x-kubernetes-validations" = local_name()))]
+    pub profile_ref: String,
+    /// Namespaces to collect from, by label; absent: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace_selector: Option<LabelSelector>,
+    /// Which namespaces and objects.
+    #[serde(flatten)]
+    pub filter: CollectionFilter,
+    /// Objects to collect, by label.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub label_selector: Option<LabelSelector>,
+    /// Objects to collect, by name; empty: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024), inner(length(min = 1, max = 253)))]
+    pub names: Vec<String>,
+    /// Objects to collect, by a field selector that the API server evaluates, such as `status.phase=Running`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub field_selector: Option<String>,
+    /// Stop collecting. Rows stay as they are.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub suspend: bool,
+    /// Whether namespaces must opt in with the label kollect.dev/watch.
+    #[serde(default)]
+    pub watch_mode: WatchMode,
+}
+
+/// Objects that a platform team collects across namespaces.
+#[derive(
+    CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema,
+)]
+#[kube(
+    group = "kollect.dev",
+    version = "v1alpha1",
+    kind = "KollectClusterTarget",
+    doc = "KollectClusterTarget collects objects of one profile across namespaces for cluster inventories.",
+    status = "TargetStatus",
+    shortname = "kctgt",
+    category = "kollect",
+    derive = "PartialEq"
+)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = rules(&[
+    (
+        "has(self.namespaceSelector) && ((has(self.namespaceSelector.matchLabels) && size(self.namespaceSelector.matchLabels) > 0) || (has(self.namespaceSelector.matchExpressions) && size(self.namespaceSelector.matchExpressions) > 0))",
+        "namespaceSelector needs at least one term: a cluster target never means every namespace by accident",
+    ),
+])))]
+pub struct KollectClusterTargetSpec {
+    /// KollectProfile, with its namespace.
+    pub profile_ref: NamespacedRef,
+    /// Namespaces to collect from, by label; needs at least one term.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace_selector: Option<LabelSelector>,
+    /// Which namespaces and objects.
+    #[serde(flatten)]
+    pub filter: CollectionFilter,
+    /// Stop collecting. Rows stay as they are.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub suspend: bool,
+}
+
+/// Namespaces and objects that a target selects.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CollectionFilter {
+    /// Only these namespaces; together with namespaceSelector both must hold. Empty: the operator's default list.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "set"))]
+    pub included_namespaces: Vec<String>,
+    /// Never these namespaces; the operator's own list comes on top.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "set"))]
+    pub excluded_namespaces: Vec<String>,
+    /// Never namespaces with these labels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace_exclude_selector: Option<LabelSelector>,
+    /// Objects that match one of these rules; empty: every object of the profile's kind.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
+    pub resource_rules: Vec<ResourceRule>,
+}
+
+/// One alternative of a target's object selection.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourceRule {
+    /// Kind that the rule covers.
+    pub gvk: Gvk,
+    /// Further restricts the namespaces, by label.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace_selector: Option<LabelSelector>,
+    /// Labels that the object must have.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub match_labels: BTreeMap<String, String>,
+    /// Set-based label terms that must hold as well.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub match_expressions: Vec<LabelRequirement>,
+    /// Field selector that the API server evaluates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub field_selector: Option<String>,
+    /// CEL over `object`, without the prefix cel:; anything but true is no match.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 8192))]
+    pub match_policy: String,
+}
+
+/// Whether namespaces opt out of or into collection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum WatchMode {
+    /// Every namespace, unless it says kollect.dev/watch: disabled.
+    #[default]
+    All,
+    /// Only namespaces that say kollect.dev/watch: enabled.
+    OptIn,
+}
+
+/// What a target collects now.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TargetStatus {
+    /// State of the target.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+    /// Generation that the status describes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Objects whose extraction fails now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub extraction_failures: Option<i32>,
+    /// The latest extraction error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_extraction_error: Option<String>,
+    /// Rows of the target.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub collected_count: Option<i64>,
+    /// When collectedCount last changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub collected_count_updated_at: Option<Time>,
+    /// Namespaces that the spec selects.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "set"))]
+    pub matched_namespaces: Vec<String>,
+    /// Namespaces that remain after scopes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "set"))]
+    pub effective_namespaces: Vec<String>,
+    /// Number of resource rules.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub active_resource_rules: Option<i32>,
+    /// For each kind: since when it has been watched without a gap, or why not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub coverage: Vec<CoverageStatus>,
+}
+
+/// How well a kind is being watched.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CoverageStatus {
+    /// Kind.
+    pub gvk: Gvk,
+    /// Namespaces concerned; empty: all that the target selects.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "set"))]
+    pub namespaces: Vec<String>,
+    /// Since when the state holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
+    /// Why the kind cannot be seen, such as `skipped:forbidden`; absent while it is watched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blind: Option<String>,
+}
+
+/// A name of the same namespace: what `profileRef` and `targetRefs` take.
+pub(super) fn local_name() -> Value {
+    rules(&[("self != '' && !self.contains('/')", "must be a name, without a namespace and /")])
+}

@@ -1,0 +1,13 @@
+//! The nouns of Kollect: the eleven kinds, rows, batches and the sink seam.
+//!
+//! Every other crate builds on this one and it builds on none of them. It does no I/O: what it
+//! offers can be checked by a unit test without a server.
+
+pub mod batch;
+pub mod crd;
+pub mod row;
+pub mod schema;
+pub mod sink;
+mod spec_error;
+
+pub use spec_error::SpecError;

@@ -1,0 +1,255 @@
+//! Checks a manifest against the schema of its kind, as the API server would, without one.
+//!
+//! The command line calls it for manifests in files. It reads the generated schemas, so a rule is
+//! written once, as documentation, schema and check. It finds all problems, not only the first.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, LazyLock};
+
+use cel::{Context, Program};
+use serde_json::{Map, Value};
+
+use crate::{SpecError, crd};
+
+/// A kind and its schema.
+pub struct Kind {
+    /// Name of the kind.
+    pub name: String,
+    /// Whether its objects live in namespaces.
+    pub namespaced: bool,
+    schema: Value,
+}
+
+static KINDS: LazyLock<BTreeMap<String, Kind>> = LazyLock::new(|| {
+    crd::all()
+        .into_iter()
+        .map(|mut crd| {
+            let name = crd["spec"]["names"]["kind"].as_str().unwrap_or_default().to_owned();
+            let namespaced = crd["spec"]["scope"] == "Namespaced";
+            let schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].take();
+            (name.clone(), Kind { name, namespaced, schema })
+        })
+        .collect()
+});
+
+/// All kinds, by name.
+pub fn kinds() -> &'static BTreeMap<String, Kind> {
+    &KINDS
+}
+
+impl Kind {
+    /// Fills in defaults and returns everything that the schema refuses.
+    pub fn check(&self, object: &mut Value) -> Vec<SpecError> {
+        let mut errors = Vec::new();
+        walk(&self.schema, object, &mut String::new(), &mut errors);
+        errors
+    }
+}
+
+/// Visits a value with its schema; `path` is where it stands.
+fn walk(schema: &Value, value: &mut Value, path: &mut String, errors: &mut Vec<SpecError>) {
+    if schema["x-kubernetes-preserve-unknown-fields"] == true {
+        return;
+    }
+    let before = errors.len();
+    if let Some(problem) = wrong_type(schema, value).or_else(|| outside_bounds(schema, value)) {
+        errors.push(SpecError::new(path.clone(), value, problem));
+        return;
+    }
+    match value {
+        Value::Object(fields) => walk_fields(schema, fields, path, errors),
+        Value::Array(items) => {
+            for (index, item) in items.iter_mut().enumerate() {
+                below(path, &format!("[{index}]"), |path| walk(&schema["items"], item, path, errors));
+            }
+            repeated(schema, items, path, errors);
+        }
+        _ => {}
+    }
+    // A rule may rely on what the rest of the schema says.
+    if errors.len() == before {
+        broken_rules(schema, value, path, errors);
+    }
+}
+
+fn below(path: &mut String, segment: &str, visit: impl FnOnce(&mut String)) {
+    let length = path.len();
+    if !path.is_empty() && !segment.starts_with('[') {
+        path.push('.');
+    }
+    path.push_str(segment);
+    visit(path);
+    path.truncate(length);
+}
+
+fn walk_fields(
+    schema: &Value,
+    fields: &mut Map<String, Value>,
+    path: &mut String,
+    errors: &mut Vec<SpecError>,
+) {
+    fields.retain(|_, value| !value.is_null());
+    let Some(properties) = schema["properties"].as_object() else {
+        // A map, or an open object such as metadata.
+        let values = &schema["additionalProperties"];
+        for (name, value) in fields {
+            below(path, name, |path| walk(values, value, path, errors));
+        }
+        return;
+    };
+    for (name, property) in properties {
+        if let Some(default) = property.get("default")
+            && !fields.contains_key(name)
+        {
+            fields.insert(name.clone(), default.clone());
+        }
+    }
+    for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        if !fields.contains_key(name) {
+            below(path, name, |path| errors.push(SpecError::absent(path.clone(), "is required")));
+        }
+    }
+    for (name, value) in fields {
+        below(path, name, |path| match properties.get(name) {
+            Some(property) => walk(property, value, path, errors),
+            None => {
+                let known: Vec<_> = properties.keys().map(String::as_str).collect();
+                let problem = format!("is not a known field; known here: {}", known.join(", "));
+                errors.push(SpecError::new(path.clone(), value, problem));
+            }
+        });
+    }
+}
+
+fn wrong_type(schema: &Value, value: &Value) -> Option<String> {
+    let expected = schema["type"].as_str()?;
+    let matches = match expected {
+        "string" => value.is_string(),
+        "boolean" => value.is_boolean(),
+        "integer" => value.is_i64() || value.is_u64(),
+        "number" => value.is_number(),
+        "array" => value.is_array(),
+        "object" => value.is_object(),
+        _ => true,
+    };
+    if matches {
+        return None;
+    }
+    Some(match expected {
+        "string" if value.is_number() || value.is_boolean() => "must be a string: put it in quotes".into(),
+        "array" => "must be a list".into(),
+        "boolean" => "must be true or false".into(),
+        "integer" => "must be a whole number".into(),
+        "object" => "must be a map of fields".into(),
+        other => format!("must be a {other}"),
+    })
+}
+
+fn outside_bounds(schema: &Value, value: &Value) -> Option<String> {
+    if let Some(allowed) = schema["enum"].as_array()
+        && !allowed.contains(value)
+    {
+        let names: Vec<_> = allowed.iter().filter_map(Value::as_str).collect();
+        return Some(format!("must be one of {}", names.join(", ")));
+    }
+    let length = match value {
+        Value::String(text) => Some((text.chars().count(), "minLength", "maxLength", "characters")),
+        Value::Array(items) => Some((items.len(), "minItems", "maxItems", "items")),
+        _ => None,
+    };
+    if let Some((length, min, max, unit)) = length {
+        let limit = |key: &str| schema[key].as_u64().and_then(|limit| usize::try_from(limit).ok());
+        if limit(min).is_some_and(|min| length < min) {
+            return Some("must not be empty".into());
+        }
+        if let Some(max) = limit(max).filter(|max| length > *max) {
+            return Some(format!("has {length} {unit}, at most {max} are allowed"));
+        }
+    }
+    if let (Some(pattern), Value::String(text)) = (schema["pattern"].as_str(), value) {
+        let pattern = regex::Regex::new(pattern).expect("patterns of generated schemas compile");
+        if !pattern.is_match(text) {
+            return Some(format!("must match {pattern}"));
+        }
+    }
+    let number = value.as_f64()?;
+    if let Some(min) = schema["minimum"].as_f64().filter(|min| number < *min) {
+        return Some(format!("must be at least {min}"));
+    }
+    let max = schema["maximum"].as_f64().filter(|max| number > *max)?;
+    Some(format!("must be at most {max}"))
+}
+
+/// Items of sets, and keys of list-maps, are unique.
+fn repeated(schema: &Value, items: &[Value], path: &str, errors: &mut Vec<SpecError>) {
+    let keys: Option<Vec<&str>> = match schema["x-kubernetes-list-type"].as_str() {
+        Some("set") => None,
+        Some("map") => {
+            let keys = schema["x-kubernetes-list-map-keys"].as_array();
+            Some(keys.into_iter().flatten().filter_map(Value::as_str).collect())
+        }
+        _ => return,
+    };
+    let mut seen = HashMap::new();
+    for (index, item) in items.iter().enumerate() {
+        let identity = match &keys {
+            None => item.to_string(),
+            Some(keys) => keys.iter().map(|key| item[key].to_string()).collect(),
+        };
+        if let Some(first) = seen.insert(identity, index) {
+            let problem = format!("repeats item {first}: remove or rename one of them");
+            errors.push(SpecError::new(format!("{path}[{index}]"), item, problem));
+        }
+    }
+}
+
+/// Evaluates `x-kubernetes-validations`. Transition rules need an older object, which a file has not.
+fn broken_rules(schema: &Value, value: &Value, path: &str, errors: &mut Vec<SpecError>) {
+    let Some(rules) = schema["x-kubernetes-validations"].as_array() else { return };
+    let mut context = Context::default();
+    context.add_variable_from_value("self", to_cel(value));
+    for rule in rules {
+        let text = rule["rule"].as_str().unwrap_or_default();
+        if text.contains("oldSelf") {
+            continue;
+        }
+        let program = Program::compile(text).expect("rules of generated schemas compile");
+        if !matches!(program.execute(&context), Ok(cel::Value::Bool(true))) {
+            let message = rule["message"].as_str().unwrap_or(text);
+            // The rule may be about a whole block: its text would say less than its path.
+            errors.push(match value {
+                Value::Object(_) => SpecError::absent(path, message),
+                _ => SpecError::new(path, value, message),
+            });
+        }
+    }
+}
+
+/// Words that CEL reserves; in schemas they are written with underscores around them.
+const RESERVED: [&str; 4] = ["as", "in", "namespace", "package"];
+
+fn to_cel(value: &Value) -> cel::Value {
+    match value {
+        Value::Null => cel::Value::Null,
+        Value::Bool(b) => cel::Value::Bool(*b),
+        Value::Number(n) => n
+            .as_i64()
+            .map(cel::Value::Int)
+            .or_else(|| n.as_f64().map(cel::Value::Float))
+            .unwrap_or(cel::Value::Null),
+        Value::String(s) => cel::Value::String(Arc::new(s.clone())),
+        Value::Array(items) => cel::Value::List(Arc::new(items.iter().map(to_cel).collect())),
+        Value::Object(fields) => {
+            let escaped = |key: &String| match key.as_str() {
+                word if RESERVED.contains(&word) => format!("__{word}__"),
+                _ => key.clone(),
+            };
+            let map: HashMap<String, cel::Value> =
+                fields.iter().map(|(key, value)| (escaped(key), to_cel(value))).collect();
+            cel::Value::Map(map.into())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+//! The seam between the engine and the sinks.
+//!
+//! The engine sees only this trait; what a sink type needs to exist is in the sinks crate.
+
+use std::error::Error;
+
+use async_trait::async_trait;
+
+use crate::{
+    batch::{Baseline, Batch, Delivery, InventoryId},
+    crd::{
+        shapes::SecretReference,
+        sinks::{KollectDatabaseSinkSpec, KollectEventSinkSpec, KollectSnapshotSinkSpec, SinkCommon},
+    },
+};
+
+/// A destination for rows, connected.
+#[async_trait]
+pub trait Sink: Send + Sync {
+    /// How the sink takes an inventory.
+    fn delivery(&self) -> Delivery;
+
+    /// Whether the destination can be reached and used, with the client that also writes.
+    async fn check(&self) -> Result<(), SinkError>;
+
+    /// What the destination holds of an inventory.
+    async fn baseline(&self, inventory: &InventoryId) -> Result<Baseline, SinkError>;
+
+    /// Applies a batch, wholly or not at all.
+    async fn write(&self, batch: &Batch<'_>) -> Result<(), SinkError>;
+}
+
+/// A sink's spec, of whichever kind.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SinkSpec {
+    /// KollectSnapshotSink
+    Snapshot(KollectSnapshotSinkSpec),
+    /// KollectDatabaseSink
+    Database(KollectDatabaseSinkSpec),
+    /// KollectEventSink
+    Event(KollectEventSinkSpec),
+}
+
+impl SinkSpec {
+    /// What all sinks share.
+    pub fn common(&self) -> &SinkCommon {
+        match self {
+            Self::Snapshot(spec) => &spec.common,
+            Self::Database(spec) => &spec.common,
+            Self::Event(spec) => &spec.common,
+        }
+    }
+
+    /// Every Secret that the sink reads, with the field that names it.
+    pub fn secret_refs(&self) -> Vec<(&'static str, &SecretReference)> {
+        match self {
+            Self::Snapshot(spec) => spec.secret_refs(),
+            Self::Database(spec) => spec.secret_refs(),
+            Self::Event(spec) => spec.secret_refs(),
+        }
+    }
+}
+
+/// What a sink could not do.
+#[derive(Debug, thiserror::Error)]
+#[error("{attempt}")]
+pub struct SinkError {
+    /// Why, from a closed set.
+    pub reason: SinkReason,
+    attempt: String,
+    #[source]
+    source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+impl SinkError {
+    /// A failure that the sink itself found.
+    pub fn new(reason: SinkReason, attempt: impl Into<String>) -> Self {
+        Self { reason, attempt: attempt.into(), source: None }
+    }
+
+    /// A failure with a cause. `attempt` says what was tried and leaves the cause to the chain.
+    pub fn because(
+        reason: SinkReason,
+        attempt: impl Into<String>,
+        source: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self { reason, attempt: attempt.into(), source: Some(source.into()) }
+    }
+
+    /// Whether and when to try again.
+    pub fn class(&self) -> ErrorClass {
+        match self.reason {
+            SinkReason::Unreachable | SinkReason::Busy | SinkReason::WriteFailed => ErrorClass::Transient,
+            SinkReason::Missing | SinkReason::Incompatible | SinkReason::OwnedByOther => {
+                ErrorClass::Terminal
+            }
+            SinkReason::Forbidden => ErrorClass::Forbidden,
+        }
+    }
+}
+
+/// Why a sink failed: the word that statuses and metrics use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SinkReason {
+    /// The destination does not answer.
+    Unreachable,
+    /// Somebody else is writing.
+    Busy,
+    /// The destination failed while writing.
+    WriteFailed,
+    /// The destination does not exist and may not be created.
+    Missing,
+    /// The destination is not what the sink expects.
+    Incompatible,
+    /// The inventory belongs to another cluster.
+    OwnedByOther,
+    /// The destination refuses access.
+    Forbidden,
+}
+
+/// Whether a failure may pass by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorClass {
+    /// Trying again may help.
+    Transient,
+    /// Somebody must change something first.
+    Terminal,
+    /// Somebody must grant access first.
+    Forbidden,
+}

@@ -1,0 +1,340 @@
+//! SQLite: one file, one table, one row per row.
+//!
+//! A batch is one transaction: a reader sees all of it or nothing. The table `inventory` has the
+//! columns of the other databases; `kollect_owners` says which cluster an inventory belongs to.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use kollect_model::{
+    SpecError,
+    batch::{Baseline, Batch, Delivery, InventoryId},
+    crd::sinks::{KollectDatabaseSinkSpec, ProvisioningMode},
+    row::{Row, RowKey, TargetId},
+    sink::{Sink, SinkError, SinkReason},
+};
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, params};
+
+/// Version of the tables, kept in the file's `user_version`.
+const SCHEMA_VERSION: i64 = 1;
+
+const SCHEMA: &str = "
+CREATE TABLE IF NOT EXISTS inventory (
+    cluster             TEXT NOT NULL DEFAULT '',
+    inventory_namespace TEXT NOT NULL,
+    inventory_name      TEXT NOT NULL,
+    target_name         TEXT NOT NULL,
+    source_uid          TEXT NOT NULL,
+    target_namespace    TEXT NOT NULL,
+    api_group           TEXT NOT NULL,
+    api_version         TEXT NOT NULL,
+    kind                TEXT NOT NULL,
+    namespace           TEXT NOT NULL,
+    name                TEXT NOT NULL,
+    resource_namespace  TEXT NOT NULL DEFAULT '',
+    payload             TEXT NOT NULL,
+    row_digest          TEXT NOT NULL,
+    first_seen_at       TEXT NOT NULL,
+    changed_at          TEXT NOT NULL,
+    exported_at         TEXT NOT NULL,
+    PRIMARY KEY (cluster, inventory_namespace, inventory_name, target_name, source_uid)
+);
+CREATE INDEX IF NOT EXISTS inventory_by_object ON inventory (kind, namespace, name);
+CREATE TABLE IF NOT EXISTS kollect_owners (
+    cluster             TEXT NOT NULL,
+    inventory_namespace TEXT NOT NULL,
+    inventory_name      TEXT NOT NULL,
+    owner               TEXT NOT NULL,
+    PRIMARY KEY (cluster, inventory_namespace, inventory_name)
+);
+PRAGMA user_version = 1;
+";
+
+const UPSERT: &str = "
+INSERT INTO inventory (
+    cluster, inventory_namespace, inventory_name, target_name, source_uid, target_namespace,
+    api_group, api_version, kind, namespace, name, resource_namespace, payload, row_digest,
+    first_seen_at, changed_at, exported_at
+) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?10, ?12, ?13, ?14, ?14, ?14)
+ON CONFLICT DO UPDATE SET
+    target_namespace = excluded.target_namespace, api_group = excluded.api_group,
+    api_version = excluded.api_version, kind = excluded.kind, namespace = excluded.namespace,
+    name = excluded.name, resource_namespace = excluded.resource_namespace,
+    payload = excluded.payload, row_digest = excluded.row_digest,
+    changed_at = excluded.changed_at, exported_at = excluded.exported_at";
+
+const DELETE: &str = "
+DELETE FROM inventory WHERE cluster = ?1 AND inventory_namespace = ?2 AND inventory_name = ?3
+    AND target_name = ?4 AND source_uid = ?5";
+
+/// How long to wait for another writer.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Where the file is, and whether it may be created.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    path: PathBuf,
+    create: bool,
+}
+
+impl Config {
+    /// A file that is created when it is missing.
+    pub fn file(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), create: true }
+    }
+
+    /// The plan of a sink of type sqlite.
+    pub fn plan(spec: &KollectDatabaseSinkSpec) -> Result<Self, Vec<SpecError>> {
+        let Some(sqlite) = &spec.sqlite else {
+            return Err(vec![SpecError::absent("spec.sqlite.path", "is required for type sqlite")]);
+        };
+        let mode = spec.common.provisioning.as_ref().and_then(|p| p.mode).unwrap_or_default();
+        Ok(Self { path: (&sqlite.path).into(), create: mode == ProvisioningMode::Ensure })
+    }
+}
+
+/// An open file.
+pub struct SqliteSink {
+    path: Arc<Path>,
+    connection: Arc<Mutex<Connection>>,
+}
+
+impl SqliteSink {
+    /// Opens the file, and creates what is missing unless the plan says that it must exist.
+    pub async fn open(config: Config) -> Result<Self, SinkError> {
+        let path: Arc<Path> = config.path.clone().into();
+        let connection = blocking(move || connect(&config)).await?;
+        Ok(Self { path, connection: Arc::new(Mutex::new(connection)) })
+    }
+
+    /// Runs on a thread that may block: SQLite has no other way.
+    async fn with<T: Send + 'static>(
+        &self,
+        attempt: &'static str,
+        work: impl FnOnce(&mut Connection) -> Result<T, WriteError> + Send + 'static,
+    ) -> Result<T, SinkError> {
+        let connection = self.connection.clone();
+        let path = self.path.clone();
+        blocking(move || {
+            let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
+            work(&mut connection).map_err(|error| match error {
+                WriteError::Sqlite(error) => sqlite_error(format!("{attempt} {}", path.display()), error),
+                WriteError::Sink(error) => error,
+            })
+        })
+        .await
+    }
+}
+
+enum WriteError {
+    Sqlite(rusqlite::Error),
+    Sink(SinkError),
+}
+
+impl From<rusqlite::Error> for WriteError {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sqlite(error)
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, SinkError> + Send + 'static,
+) -> Result<T, SinkError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| SinkError::because(SinkReason::WriteFailed, "run an SQLite statement", error))?
+}
+
+fn connect(config: &Config) -> Result<Connection, SinkError> {
+    let path = config.path.display();
+    let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    if config.create {
+        flags |= OpenFlags::SQLITE_OPEN_CREATE;
+    }
+    let failed = |error| sqlite_error(format!("open {path}"), error);
+    let connection = Connection::open_with_flags(&config.path, flags).map_err(failed)?;
+    connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
+    let version: i64 =
+        connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(failed)?;
+    match version {
+        SCHEMA_VERSION => {}
+        0 if config.create => connection.execute_batch(SCHEMA).map_err(failed)?,
+        0 => {
+            let attempt = format!("{path} has no Kollect tables and provisioning.mode is existing");
+            return Err(SinkError::new(SinkReason::Missing, attempt));
+        }
+        other => {
+            let attempt = format!(
+                "{path} has tables of version {other}, this build knows version {SCHEMA_VERSION}: \
+                 use another file or another build"
+            );
+            return Err(SinkError::new(SinkReason::Incompatible, attempt));
+        }
+    }
+    Ok(connection)
+}
+
+fn sqlite_error(attempt: String, error: rusqlite::Error) -> SinkError {
+    let reason = match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => SinkReason::Busy,
+        Some(ErrorCode::CannotOpen) => SinkReason::Missing,
+        Some(ErrorCode::NotADatabase) => SinkReason::Incompatible,
+        Some(ErrorCode::PermissionDenied | ErrorCode::ReadOnly) => SinkReason::Forbidden,
+        _ => SinkReason::WriteFailed,
+    };
+    SinkError::because(reason, attempt, error)
+}
+
+#[async_trait]
+impl Sink for SqliteSink {
+    fn delivery(&self) -> Delivery {
+        Delivery::Rows
+    }
+
+    async fn check(&self) -> Result<(), SinkError> {
+        self.with("read", |connection| {
+            Ok(connection.query_row("SELECT count(*) FROM kollect_owners", [], |_| Ok(()))?)
+        })
+        .await
+    }
+
+    async fn baseline(&self, inventory: &InventoryId) -> Result<Baseline, SinkError> {
+        let inventory = inventory.clone();
+        self.with("read", move |connection| baseline(connection, &inventory)).await
+    }
+
+    async fn write(&self, batch: &Batch<'_>) -> Result<(), SinkError> {
+        let inventory = batch.inventory.clone();
+        let owner = batch.owner.map(ToOwned::to_owned);
+        let delta = batch.delta.clone();
+        self.with("write", move |connection| {
+            // Taking the write lock first keeps the owner from changing between check and write.
+            let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+            claim(&transaction, &inventory, owner.as_deref())?;
+            let now: String = transaction.query_row(
+                "SELECT strftime('%Y-%m-%dT%H:%M:%fZ', 'now')", [], |row| row.get(0))?;
+            // Removals first: a row that moved to another API group keeps its place in the table.
+            for key in &delta.removed {
+                remove(&transaction, &inventory, key)?;
+            }
+            for row in delta.added.iter().chain(&delta.changed) {
+                upsert(&transaction, &inventory, row, &now)?;
+            }
+            Ok(transaction.commit()?)
+        })
+        .await
+    }
+}
+
+fn baseline(connection: &Connection, inventory: &InventoryId) -> Result<Baseline, WriteError> {
+    let mut statement = connection.prepare_cached(
+        "SELECT target_name, source_uid, api_group, kind, namespace, row_digest FROM inventory
+         WHERE cluster = ?1 AND inventory_namespace = ?2 AND inventory_name = ?3",
+    )?;
+    let place = params![inventory.cluster, inventory.stored_namespace(), inventory.name];
+    let rows = statement.query_map(place, |row| {
+        let target = TargetId {
+            // Targets live in the namespace of their inventory; cluster targets in none.
+            namespace: inventory.namespace.as_deref().map(Into::into),
+            name: row.get::<_, String>(0)?.into(),
+        };
+        let key = RowKey {
+            target,
+            uid: row.get::<_, String>(1)?.into(),
+            group: row.get::<_, String>(2)?.into(),
+            kind: row.get::<_, String>(3)?.into(),
+            namespace: row.get::<_, String>(4)?.into(),
+        };
+        Ok((key, row.get::<_, String>(5)?))
+    })?;
+    let mut baseline = Baseline::new();
+    for row in rows {
+        let (key, digest) = row?;
+        // A digest that somebody has spoilt equals none, so the row is written again.
+        let digest = digest.parse().unwrap_or(kollect_model::row::RowDigest(0));
+        baseline.insert(key, digest);
+    }
+    Ok(baseline)
+}
+
+/// Makes sure that the inventory is ours. The first owner is recorded; a run without a cluster owns nothing.
+fn claim(
+    transaction: &Transaction<'_>,
+    inventory: &InventoryId,
+    owner: Option<&str>,
+) -> Result<(), WriteError> {
+    let place = params![inventory.cluster, inventory.stored_namespace(), inventory.name];
+    let known: Option<String> = transaction
+        .prepare_cached(
+            "SELECT owner FROM kollect_owners
+             WHERE cluster = ?1 AND inventory_namespace = ?2 AND inventory_name = ?3",
+        )?
+        .query_row(place, |row| row.get(0))
+        .optional()?;
+    let refuse = |why: String| Err(WriteError::Sink(SinkError::new(SinkReason::OwnedByOther, why)));
+    match (known, owner) {
+        (None, None) => Ok(()),
+        (None, Some(owner)) => {
+            transaction.execute(
+                "INSERT INTO kollect_owners VALUES (?1, ?2, ?3, ?4)",
+                params![inventory.cluster, inventory.stored_namespace(), inventory.name, owner],
+            )?;
+            Ok(())
+        }
+        (Some(known), Some(owner)) if known == owner => Ok(()),
+        (Some(known), None) => refuse(format!(
+            "write inventory {inventory}: it belongs to cluster {known}, and rows from files would mix with \
+             its own; use another file or another cluster name"
+        )),
+        (Some(known), Some(owner)) => refuse(format!(
+            "write inventory {inventory}: it belongs to cluster {known}, this is cluster {owner}; give each \
+             cluster its own name (spec.cluster of the sink, or --cluster)"
+        )),
+    }
+}
+
+fn upsert(
+    transaction: &Transaction<'_>,
+    inventory: &InventoryId,
+    row: &Row,
+    now: &str,
+) -> Result<(), WriteError> {
+    let payload = serde_json::to_string(row)
+        .map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
+    transaction.prepare_cached(UPSERT)?.execute(params![
+        inventory.cluster,
+        inventory.stored_namespace(),
+        inventory.name,
+        &*row.key.target.name,
+        &*row.key.uid,
+        row.target_namespace(),
+        &*row.key.group,
+        &*row.version,
+        &*row.key.kind,
+        &*row.key.namespace,
+        &*row.name,
+        payload,
+        row.digest.to_string(),
+        now,
+    ])?;
+    Ok(())
+}
+
+fn remove(
+    transaction: &Transaction<'_>,
+    inventory: &InventoryId,
+    key: &RowKey,
+) -> Result<(), WriteError> {
+    transaction.prepare_cached(DELETE)?.execute(params![
+        inventory.cluster,
+        inventory.stored_namespace(),
+        inventory.name,
+        &*key.target.name,
+        &*key.uid,
+    ])?;
+    Ok(())
+}

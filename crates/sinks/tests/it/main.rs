@@ -1,0 +1,1 @@
+//! Sinks against the real thing: one binary for all of them.

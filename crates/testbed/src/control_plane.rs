@@ -1,0 +1,225 @@
+//! A Kubernetes control plane: etcd, kube-apiserver and kube-controller-manager.
+//!
+//! Called by tests, the demo and benches. Authentication, RBAC, admission webhooks, namespace
+//! deletion and garbage collection are the real ones; there are no nodes, so Pods are stored and never
+//! run. etcd listens on a socket in the scratch directory, so the API server's port is the only one.
+//! Every server is stopped by SIGKILL: its state is thrown away, and an orderly API server never
+//! ends once its etcd is gone.
+
+mod access;
+mod kubectl;
+mod users;
+
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+pub use users::Rule;
+
+use crate::ports::on_free_port;
+use crate::{Error, Programs, Scratch, Server, Stop};
+use access::Access;
+
+/// Many times what a start takes, for machines that are busy with something else.
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// Only what tests lean on; each more costs start time. Without the service account controllers
+/// there would be no bound tokens.
+const CONTROLLERS: &str = "namespace-controller,garbage-collector-controller,\
+                           serviceaccount-controller,serviceaccount-token-controller";
+
+/// A running control plane; dropping it stops all of it.
+#[derive(Debug)]
+pub struct ControlPlane {
+    programs: Programs,
+    scratch: Scratch,
+    access: Access,
+    kubeconfig: PathBuf,
+    /// Numbers the namespaces, so that their names are unique.
+    namespaces: AtomicU32,
+    api_server: Option<Server>,
+    /// etcd and the controllers, held because dropping them stops them.
+    others: Vec<Server>,
+}
+
+impl ControlPlane {
+    /// Starts a control plane of its own for one test, and returns when it is ready. Builds the
+    /// programs first if this machine has never done so.
+    pub fn start() -> Result<Self, Error> {
+        let programs = Programs::find_or_build()?;
+        on_free_port(|port| Self::start_on(port, &programs))
+    }
+
+    /// The control plane that all tests of this process share; started by the first caller.
+    ///
+    /// # Panics
+    ///
+    /// If it cannot be started: a missing component is a failing test.
+    #[expect(
+        clippy::panic,
+        reason = "a missing component must fail the test, with the reason"
+    )]
+    pub fn shared() -> &'static Self {
+        // The failure is kept too, so that a hundred tests do not each wait for the same one.
+        static SHARED: OnceLock<Result<ControlPlane, Error>> = OnceLock::new();
+        match SHARED.get_or_init(Self::start) {
+            Ok(control_plane) => control_plane,
+            Err(error) => panic!(
+                "the shared control plane did not start: {}",
+                error.with_causes()
+            ),
+        }
+    }
+
+    /// The address of the API server.
+    pub fn url(&self) -> String {
+        self.access.url()
+    }
+
+    /// The bearer token of a member of `system:masters`.
+    pub fn admin_token(&self) -> &str {
+        &self.access.admin_token
+    }
+
+    /// The certificate of the API server, which is its own authority, as PEM.
+    pub fn ca_pem(&self) -> &str {
+        &self.access.certificate
+    }
+
+    /// The kubeconfig of the administrator, complete in one file; its context is `kollect-testbed`.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// Kills the API server and nothing else.
+    pub fn stop_api_server(&mut self) {
+        self.api_server = None;
+    }
+
+    /// Starts the API server again, on the same port and with the same objects.
+    pub fn start_api_server(&mut self) -> Result<(), Error> {
+        // The port is free only once the old one has ended.
+        self.stop_api_server();
+        let mut server = kill_on_drop(&self.scratch, "kube-apiserver", &self.api_server_command())?;
+        server.wait_until(START_LIMIT, || self.is_ready())?;
+        self.api_server = Some(server);
+        Ok(())
+    }
+
+    fn start_on(port: u16, programs: &Programs) -> Result<Self, Error> {
+        let scratch = Scratch::new()?;
+        let mut etcd = kill_on_drop(&scratch, "etcd", &etcd_command(programs, &scratch))?;
+        let access = Access::create(&scratch, port)?;
+        let kubeconfig = access.write_kubeconfig(&scratch, "admin", &access.admin_token)?;
+        // An API server that finds no etcd waits for a whole second before it tries again.
+        etcd.wait_until(START_LIMIT, || etcd_socket(&scratch).exists())?;
+        let mut control_plane = Self {
+            programs: programs.clone(),
+            scratch,
+            access,
+            kubeconfig,
+            namespaces: AtomicU32::new(0),
+            api_server: None,
+            others: vec![etcd],
+        };
+        control_plane.start_api_server()?;
+        control_plane.start_controllers()?;
+        Ok(control_plane)
+    }
+
+    /// Only once the API server is ready: the controllers give up if they wait for it too long.
+    fn start_controllers(&mut self) -> Result<(), Error> {
+        let command = self.controllers_command();
+        let mut server = kill_on_drop(&self.scratch, "kube-controller-manager", &command)?;
+        // They have no port to ask; this account is the first thing that they make.
+        let account = ["get", "serviceaccount", "default", "--namespace=default"];
+        server.wait_until(START_LIMIT, || self.kubectl(&account).is_ok())?;
+        self.others.push(server);
+        Ok(())
+    }
+
+    fn is_ready(&self) -> bool {
+        self.kubectl(&["get", "--raw=/readyz", "--request-timeout=1s"])
+            .is_ok()
+    }
+
+    fn api_server_command(&self) -> Command {
+        let access = &self.access;
+        let certificate = access.certificate_file.display();
+        let key = access.key_file.display();
+        let mut command = Command::new(&self.programs.kube_apiserver);
+        command.args([
+            flag(
+                "etcd-servers",
+                format_args!("unix://{}", etcd_socket(&self.scratch).display()),
+            ),
+            flag("bind-address", "127.0.0.1"),
+            flag("advertise-address", "127.0.0.1"),
+            flag("secure-port", access.port),
+            flag("tls-cert-file", &certificate),
+            flag("tls-private-key-file", &key),
+            flag("service-account-key-file", &certificate),
+            flag("service-account-signing-key-file", &key),
+            flag("service-account-issuer", "https://kubernetes.default.svc"),
+            flag("token-auth-file", access.tokens_file.display()),
+            flag("authorization-mode", "RBAC"),
+            // Lets Pods be created in a namespace before its default service account is there.
+            flag("disable-admission-plugins", "ServiceAccount"),
+            flag("service-cluster-ip-range", "10.0.0.0/24"),
+            // It would try for ever to publish a loopback address, which is not allowed.
+            flag("endpoint-reconciler-type", "none"),
+        ]);
+        command
+    }
+
+    fn controllers_command(&self) -> Command {
+        let mut command = Command::new(&self.programs.kube_controller_manager);
+        command.args([
+            flag("kubeconfig", self.kubeconfig.display()),
+            flag("controllers", CONTROLLERS),
+            flag("leader-elect", false),
+            flag("secure-port", 0),
+            flag(
+                "service-account-private-key-file",
+                self.access.key_file.display(),
+            ),
+        ]);
+        command
+    }
+}
+
+fn kill_on_drop(scratch: &Scratch, name: &str, command: &Command) -> Result<Server, Error> {
+    Server::start(scratch, name, Stop::Kill, command)
+}
+
+fn etcd_socket(scratch: &Scratch) -> PathBuf {
+    scratch.path().join("etcd.sock")
+}
+
+fn etcd_command(programs: &Programs, scratch: &Scratch) -> Command {
+    let mut command = Command::new(&programs.etcd);
+    command.arg("--unsafe-no-fsync").args([
+        flag("data-dir", scratch.path().join("etcd").display()),
+        flag(
+            "listen-client-urls",
+            format_args!("unix://{}", etcd_socket(scratch).display()),
+        ),
+        // Neither is ever used, and sockets are refused here.
+        flag("advertise-client-urls", "http://127.0.0.1:0"),
+        flag("listen-peer-urls", "http://127.0.0.1:0"),
+        flag("log-level", "warn"),
+        // The default of 2 GiB is too small for a bench with 100,000 large objects and their history.
+        flag("quota-backend-bytes", 8_u64 << 30),
+    ]);
+    command
+}
+
+fn flag(name: &str, value: impl Display) -> String {
+    format!("--{name}={value}")
+}
+
+#[cfg(test)]
+mod tests;

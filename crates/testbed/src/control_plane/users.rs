@@ -1,0 +1,148 @@
+//! Users with real service accounts, real tokens and real RBAC.
+//!
+//! Called by tests that must see what happens without some right. [`ControlPlane::user`] returns
+//! only when the API server's authorizer has seen every rule; until then a permitted request would
+//! be refused.
+
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::ControlPlane;
+use crate::Error;
+
+const RBAC_VERSION: &str = "rbac.authorization.k8s.io/v1";
+const RBAC_GROUP: &str = "rbac.authorization.k8s.io";
+const RBAC_LIMIT: Duration = Duration::from_secs(10);
+const RBAC_POLL: Duration = Duration::from_millis(50);
+
+/// Something that a user may do; everything else is forbidden.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    namespace: Option<String>,
+    group: String,
+    resources: Vec<String>,
+    verbs: Vec<String>,
+}
+
+impl Rule {
+    /// In one namespace only: becomes a Role. The core group is `""`.
+    pub fn in_namespace(namespace: &str, group: &str, resources: &[&str], verbs: &[&str]) -> Self {
+        Self {
+            namespace: Some(namespace.to_owned()),
+            ..Self::cluster(group, resources, verbs)
+        }
+    }
+
+    /// In all namespaces and for cluster-scoped kinds: becomes a `ClusterRole`.
+    pub fn cluster(group: &str, resources: &[&str], verbs: &[&str]) -> Self {
+        let owned = |words: &[&str]| words.iter().map(ToString::to_string).collect();
+        Self {
+            namespace: None,
+            group: group.to_owned(),
+            resources: owned(resources),
+            verbs: owned(verbs),
+        }
+    }
+
+    fn role_and_binding(&self, name: &str, account: &Value) -> [Value; 2] {
+        let prefix = if self.namespace.is_some() {
+            ""
+        } else {
+            "Cluster"
+        };
+        // A null namespace is the same as none.
+        let metadata = json!({ "name": name, "namespace": self.namespace });
+        let role = json!({
+            "apiVersion": RBAC_VERSION,
+            "kind": format!("{prefix}Role"),
+            "metadata": metadata,
+            "rules": [{
+                "apiGroups": [self.group],
+                "resources": self.resources,
+                "verbs": self.verbs,
+            }],
+        });
+        let binding = json!({
+            "apiVersion": RBAC_VERSION,
+            "kind": format!("{prefix}RoleBinding"),
+            "metadata": metadata,
+            "roleRef": {
+                "apiGroup": RBAC_GROUP,
+                "kind": format!("{prefix}Role"),
+                "name": name,
+            },
+            "subjects": [account],
+        });
+        [role, binding]
+    }
+
+    /// A question to the authorizer which is answered with yes once this rule is in force; the
+    /// rule's parts arrive together, so one resource and verb stand for all.
+    fn review(&self, user: &str) -> Option<Value> {
+        let resource = self.resources.first()?;
+        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+        Some(json!({
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": { "user": user, "resourceAttributes": {
+                "namespace": self.namespace,
+                "group": self.group,
+                "resource": resource,
+                "subresource": subresource,
+                "verb": self.verbs.first()?,
+            }},
+        }))
+    }
+}
+
+impl ControlPlane {
+    /// Creates the service account `name` in `namespace` with exactly these rights, and returns its
+    /// kubeconfig. The rules may be about other namespaces.
+    pub fn user(&self, namespace: &str, name: &str, rules: &[Rule]) -> Result<PathBuf, Error> {
+        let account = json!({ "kind": "ServiceAccount", "name": name, "namespace": namespace });
+        let mut objects = vec![json!({
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": { "name": name, "namespace": namespace },
+        })];
+        let mut reviews = Vec::new();
+        for (number, rule) in rules.iter().enumerate() {
+            let role = format!("{namespace}-{name}-{number}");
+            objects.extend(rule.role_and_binding(&role, &account));
+            reviews.extend(rule.review(&format!("system:serviceaccount:{namespace}:{name}")));
+        }
+        self.apply(&list(&objects))?;
+        if !reviews.is_empty() {
+            self.wait_for_reviews(&list(&reviews))?;
+        }
+        let token = self.kubectl(&["create", "token", name, "-n", namespace, "--duration=24h"])?;
+        let file = format!("{namespace}-{name}");
+        self.access
+            .write_kubeconfig(&self.scratch, &file, token.trim())
+    }
+
+    fn wait_for_reviews(&self, reviews: &str) -> Result<(), Error> {
+        let ask = ["create", "-f", "-", "-o", "jsonpath={.status.allowed} "];
+        let deadline = Instant::now() + RBAC_LIMIT;
+        loop {
+            let answers = self.kubectl_with_input(&ask, reviews)?;
+            if !answers.contains("false") {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                return Err(Error::Command {
+                    command: format!("kubectl {}", ask.join(" ")),
+                    stderr: format!("rules are still not in force: {answers}"),
+                });
+            }
+            sleep(RBAC_POLL);
+        }
+    }
+}
+
+fn list(items: &[Value]) -> String {
+    json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string()
+}

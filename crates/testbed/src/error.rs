@@ -1,0 +1,93 @@
+//! What can go wrong while real servers are found, built, started or talked to.
+//!
+//! Every module of this crate returns [`Error`]. A message says what was attempted and, where a
+//! person must act, what to do; the cause is in `source` and not in the message.
+
+use std::error::Error as _;
+use std::io;
+
+/// A server could not be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused.
+    #[error("could not {action}")]
+    Io {
+        /// What was attempted, as the rest of "could not …".
+        action: String,
+        /// Why it was refused.
+        #[source]
+        source: io::Error,
+    },
+    /// No `go` on `PATH`, or one that is too old.
+    #[error(
+        "Go {needed} or newer is needed to build the control plane ({found}); install it from your \
+         package manager or https://go.dev/dl and put it on PATH"
+    )]
+    GoMissing {
+        /// The version that `go.mod` asks for.
+        needed: String,
+        /// What is there instead.
+        found: String,
+    },
+    /// No Postgres server programs on this machine.
+    #[error("PostgreSQL server is missing: apt-get install postgresql")]
+    PostgresMissing,
+    /// A server, or a program run under a guard, ended when it should not have.
+    #[error("{name} ended with status {status}; the end of its log:\n{log}")]
+    Ended {
+        /// Which program.
+        name: String,
+        /// Its exit status as a shell reports it.
+        status: String,
+        /// The last lines of its log.
+        log: String,
+    },
+    /// A server runs but does not answer.
+    #[error("{name} was not ready after {seconds} s; the end of its log:\n{log}")]
+    NotReady {
+        /// Which server.
+        name: String,
+        /// How long it was given.
+        seconds: u64,
+        /// The last lines of its log.
+        log: String,
+    },
+    /// A client program such as kubectl or psql reported failure.
+    #[error("`{command}` failed: {stderr}")]
+    Command {
+        /// The program and its arguments.
+        command: String,
+        /// What it wrote to its standard error.
+        stderr: String,
+    },
+    /// The key or the certificate of the API server could not be made.
+    #[error("could not make the API server's key and certificate")]
+    Keys(#[from] rcgen::Error),
+}
+
+impl Error {
+    /// For `map_err`: an operating system error, with what was attempted.
+    pub fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let action = action.into();
+        move |source| Self::Io { action, source }
+    }
+
+    /// The error and all its causes on one line, for the edge where a person reads it.
+    pub fn with_causes(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            cause = error.source();
+        }
+        text
+    }
+
+    /// Whether a server ended because somebody else took its port first.
+    pub(crate) fn is_port_taken(&self) -> bool {
+        // Go and Postgres differ in the case of the first letter.
+        matches!(self, Self::Ended { log, .. } if log.contains("ddress already in use"))
+    }
+}

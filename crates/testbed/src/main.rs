@@ -1,0 +1,71 @@
+//! `kollect-testbed`: the testbed from a shell, for `make` and for developers.
+//!
+//! `build` fills the cache of Go programs, so that the first test run is as quick as the second.
+//! `up` starts a control plane to play with. Ctrl-C needs no handler: the guards clean up when this
+//! process ends, however it does.
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use kollect_testbed::{ControlPlane, Error, Programs};
+
+const USAGE: &str = "\
+usage: kollect-testbed COMMAND
+
+  build  find or build the programs of the control plane
+  up     start a control plane and keep it until Ctrl-C or the end of standard input
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let outcome = match arguments.as_slice() {
+        ["build"] => build(),
+        ["up"] => up(),
+        ["help" | "-h" | "--help"] => print(USAGE),
+        _ => {
+            writeln!(io::stderr(), "{}", USAGE.trim_end()).ok();
+            return ExitCode::from(2);
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            writeln!(io::stderr(), "kollect-testbed: {}", error.with_causes()).ok();
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn build() -> Result<(), Error> {
+    let programs = Programs::find_or_build()?;
+    let Programs {
+        kube_apiserver,
+        kube_controller_manager,
+        kubectl,
+        etcd,
+    } = programs;
+    for program in [kube_apiserver, kube_controller_manager, kubectl, etcd] {
+        print(&format!("{}\n", program.display()))?;
+    }
+    Ok(())
+}
+
+fn up() -> Result<(), Error> {
+    let control_plane = ControlPlane::start()?;
+    print(&format!(
+        "export KUBECONFIG={}\n",
+        control_plane.kubeconfig().display()
+    ))?;
+    let standard_input = io::copy(&mut io::stdin(), &mut io::sink());
+    standard_input
+        .map(drop)
+        .map_err(Error::io("read standard input"))
+}
+
+fn print(text: &str) -> Result<(), Error> {
+    let mut out = io::stdout();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(Error::io("write to standard output"))
+}

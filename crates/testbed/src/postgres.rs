@@ -1,0 +1,248 @@
+//! A Postgres server from the programs that the machine has installed.
+//!
+//! Called by the tests of the database sink, the demo and benches. Listens on loopback TCP only,
+//! trusts everybody, and never waits for the disk. Postgres refuses to run as root, so root runs it
+//! as the user `postgres`, who then owns the scratch directory.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use crate::ports::on_free_port;
+use crate::{Error, Scratch, Server, Stop};
+
+/// Where Debian and Ubuntu keep each major version, outside of `PATH`.
+const DEBIAN: &str = "/usr/lib/postgresql";
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// A running server; dropping it stops it.
+#[derive(Debug)]
+pub struct Postgres {
+    programs: PathBuf,
+    port: u16,
+    _server: Server,
+}
+
+impl Postgres {
+    /// Starts a server of its own for one test, and returns when it answers.
+    pub fn start() -> Result<Self, Error> {
+        let programs = programs(Path::new(DEBIAN), "pg_config").ok_or(Error::PostgresMissing)?;
+        on_free_port(|port| Self::start_on(port, &programs))
+    }
+
+    /// The server that all tests of this process share; started by the first caller.
+    ///
+    /// # Panics
+    ///
+    /// If it cannot be started: a missing component is a failing test.
+    #[expect(
+        clippy::panic,
+        reason = "a missing component must fail the test, with the reason"
+    )]
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Result<Postgres, Error>> = OnceLock::new();
+        match SHARED.get_or_init(Self::start) {
+            Ok(postgres) => postgres,
+            Err(error) => panic!(
+                "the shared PostgreSQL did not start: {}",
+                error.with_causes()
+            ),
+        }
+    }
+
+    /// The address of the database `postgres`, as its superuser.
+    pub fn dsn(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    /// The loopback port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Runs SQL and returns its rows: one per line, columns separated by `|`.
+    pub fn psql(&self, sql: &str) -> Result<String, Error> {
+        psql(&self.programs, &self.dsn(), sql)
+    }
+
+    fn start_on(port: u16, programs: &Path) -> Result<Self, Error> {
+        let scratch = Scratch::new()?;
+        let wrap = unprivileged(&scratch)?;
+        let data = scratch.path().join("data");
+        let mut initdb = wrap(&programs.join("initdb"));
+        initdb
+            .args([
+                "--auth=trust",
+                "--username=postgres",
+                "--encoding=UTF8",
+                "--locale=C",
+            ])
+            .args(["--no-sync", "-D"])
+            .arg(&data);
+        Server::start(&scratch, "initdb", Stop::Kill, &initdb)?.finish()?;
+
+        let mut command = wrap(&programs.join("postgres"));
+        command.arg("-D").arg(&data);
+        let port_setting = format!("port={port}");
+        for setting in [
+            port_setting.as_str(),
+            "listen_addresses=127.0.0.1",
+            "unix_socket_directories=",
+            "fsync=off",
+            "synchronous_commit=off",
+            "full_page_writes=off",
+        ] {
+            command.args(["-c", setting]);
+        }
+        let mut server = Server::start(&scratch, "postgres", Stop::Quit, &command)?;
+        let dsn = format!("postgres://postgres@127.0.0.1:{port}/postgres");
+        // Asks who answers: it may be the server of another process that was faster to this port.
+        server.wait_until(START_LIMIT, || {
+            psql(programs, &dsn, "show data_directory")
+                .is_ok_and(|answer| Path::new(answer.trim_end()) == data)
+        })?;
+        Ok(Self {
+            programs: programs.to_owned(),
+            port,
+            _server: server,
+        })
+    }
+}
+
+fn psql(programs: &Path, dsn: &str, sql: &str) -> Result<String, Error> {
+    let program = programs.join("psql");
+    let output = Command::new(&program)
+        .args(["--no-psqlrc", "--quiet", "--no-align", "--tuples-only"])
+        .args(["--set=ON_ERROR_STOP=1", "--dbname", dsn, "--command", sql])
+        // Else PGOPTIONS and its like would take part.
+        .env_clear()
+        // Without it psql waits for ever for a foreign server that accepts and says nothing.
+        .env("PGCONNECT_TIMEOUT", "2")
+        .output()
+        .map_err(Error::io(format!("run {}", program.display())))?;
+    if !output.status.success() {
+        return Err(Error::Command {
+            command: format!("psql {sql}"),
+            stderr: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        });
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// How to run a program as somebody who is not root. Gives `scratch` to that user.
+fn unprivileged(scratch: &Scratch) -> Result<fn(&Path) -> Command, Error> {
+    let path = scratch.path();
+    let owner = fs::metadata(path)
+        .map_err(Error::io(format!("ask who owns {}", path.display())))?
+        .uid();
+    // We have just created the directory, so its owner is who we are.
+    if owner != 0 {
+        return Ok(|program| Command::new(program));
+    }
+    let output = Command::new("chown")
+        .arg("postgres:")
+        .arg(path)
+        .output()
+        .map_err(Error::io("run chown"))?;
+    if !output.status.success() {
+        return Err(Error::Command {
+            command: format!("chown postgres: {}", path.display()),
+            stderr: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        });
+    }
+    Ok(|program| {
+        let mut command = Command::new("setpriv");
+        command
+            .args([
+                "--reuid=postgres",
+                "--regid=postgres",
+                "--clear-groups",
+                "--",
+            ])
+            .arg(program);
+        command
+    })
+}
+
+/// The directory of the server programs: the newest of Debian's, else the one `pg_config` names.
+fn programs(debian: &Path, pg_config: &str) -> Option<PathBuf> {
+    let complete = |directory: &PathBuf| {
+        ["initdb", "postgres", "psql"]
+            .iter()
+            .all(|program| directory.join(program).is_file())
+    };
+    let newest = fs::read_dir(debian).ok().and_then(|versions| {
+        versions
+            .flatten()
+            .filter_map(|version| {
+                let number: u32 = version.file_name().to_str()?.parse().ok()?;
+                Some((number, version.path().join("bin")))
+            })
+            .filter(|(_, directory)| complete(directory))
+            .max()
+    });
+    newest.map(|(_, directory)| directory).or_else(|| {
+        let output = Command::new(pg_config).arg("--bindir").output().ok()?;
+        let directory = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim_end());
+        Some(directory).filter(complete)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_server_answers_and_reports_errors() {
+        let postgres = Postgres::start().unwrap();
+        assert_eq!(postgres.psql("select 1, 'a'").unwrap(), "1|a\n");
+        let error = postgres.psql("select nonsense").unwrap_err().to_string();
+        assert!(
+            error.contains("column \"nonsense\" does not exist"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_taken_port_is_recognised() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let programs = programs(Path::new(DEBIAN), "pg_config").unwrap();
+        let error = Postgres::start_on(port, &programs).unwrap_err();
+        assert!(error.is_port_taken(), "{error}");
+    }
+
+    #[test]
+    fn the_newest_complete_version_is_chosen() {
+        let debian = tempfile::tempdir().unwrap();
+        for version in ["9", "15", "16"] {
+            let directory = debian.path().join(version).join("bin");
+            fs::create_dir_all(&directory).unwrap();
+            for program in ["initdb", "postgres", "psql"] {
+                fs::write(directory.join(program), "").unwrap();
+            }
+        }
+        // What stays when only the client of a version is installed.
+        fs::remove_file(debian.path().join("16/bin/postgres")).unwrap();
+        let found = programs(debian.path(), "/nonexistent/pg_config");
+        assert_eq!(found, Some(debian.path().join("15/bin")));
+    }
+
+    #[test]
+    fn no_server_means_advice() {
+        assert_eq!(
+            programs(Path::new("/nonexistent"), "/nonexistent/pg_config"),
+            None
+        );
+        let advice = Error::PostgresMissing.to_string();
+        assert_eq!(
+            advice,
+            "PostgreSQL server is missing: apt-get install postgresql"
+        );
+    }
+}

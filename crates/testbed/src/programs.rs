@@ -1,0 +1,182 @@
+//! Where the Go programs of the control plane are.
+//!
+//! [`Programs::find_or_build`] is called by [`crate::ControlPlane::start`] and by
+//! `kollect-testbed build`. Programs live in a cache directory whose layout names their versions:
+//! `$KOLLECT_TESTBED_CACHE`, else `$XDG_CACHE_HOME/kollect-testbed`, else
+//! `$HOME/.cache/kollect-testbed`. `servers/go.mod` is the only place that says which versions; a
+//! program in the cache is complete, because builds are renamed into place.
+
+mod build;
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+
+const GO_MOD: &str = include_str!("../servers/go.mod");
+
+/// Paths of the programs, all present.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// The API server.
+    pub kube_apiserver: PathBuf,
+    /// The controllers.
+    pub kube_controller_manager: PathBuf,
+    /// The command line client.
+    pub kubectl: PathBuf,
+    /// The API server's store.
+    pub etcd: PathBuf,
+}
+
+/// Programs of one Go module: built by one command, kept in one directory.
+#[derive(Debug, Clone, Copy)]
+struct Bundle {
+    name: &'static str,
+    module: &'static str,
+    /// File name and Go package of each program.
+    programs: &'static [(&'static str, &'static str)],
+    /// Cold, on two cores.
+    minutes: u32,
+}
+
+const KUBERNETES: Bundle = Bundle {
+    name: "kubernetes",
+    module: "k8s.io/kubernetes",
+    programs: &[
+        ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
+        (
+            "kube-controller-manager",
+            "k8s.io/kubernetes/cmd/kube-controller-manager",
+        ),
+        ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
+    ],
+    minutes: 6,
+};
+
+const ETCD: Bundle = Bundle {
+    name: "etcd",
+    module: "go.etcd.io/etcd/server/v3",
+    programs: &[("etcd", "go.etcd.io/etcd/server/v3")],
+    minutes: 1,
+};
+
+impl Programs {
+    /// The programs from the cache; those that are missing are built first, which takes minutes and
+    /// is reported on standard error.
+    pub fn find_or_build() -> Result<Self, Error> {
+        let cache = cache_directory(|name| std::env::var_os(name)).ok_or_else(|| Error::Io {
+            action: "choose a cache directory".to_owned(),
+            source: io::Error::new(io::ErrorKind::NotFound, "HOME is not set"),
+        })?;
+        Self::find_or_build_in(&cache)
+    }
+
+    fn find_or_build_in(cache: &Path) -> Result<Self, Error> {
+        build::build_missing(&[KUBERNETES, ETCD], cache)?;
+        let kubernetes = KUBERNETES.directory(cache);
+        Ok(Self {
+            kube_apiserver: kubernetes.join("kube-apiserver"),
+            kube_controller_manager: kubernetes.join("kube-controller-manager"),
+            kubectl: kubernetes.join("kubectl"),
+            etcd: ETCD.directory(cache).join("etcd"),
+        })
+    }
+}
+
+impl Bundle {
+    /// The version that `go.mod` pins, such as `v1.36.3`.
+    fn version(self) -> &'static str {
+        go_mod_value(self.module).expect("servers/go.mod requires every bundle's module")
+    }
+
+    fn directory(self, cache: &Path) -> PathBuf {
+        cache.join(format!("{}-{}", self.name, self.version()))
+    }
+
+    fn is_complete(self, cache: &Path) -> bool {
+        let directory = self.directory(cache);
+        self.programs
+            .iter()
+            .all(|(file, _)| is_program(&directory.join(file)))
+    }
+}
+
+/// The second word of the line of `go.mod` whose first word is `key`.
+fn go_mod_value(key: &str) -> Option<&'static str> {
+    GO_MOD.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        if words.next() == Some(key) {
+            words.next()
+        } else {
+            None
+        }
+    })
+}
+
+fn is_program(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|file| {
+        file.is_file() && file.len() > 0 && file.permissions().mode() & 0o111 != 0
+    })
+}
+
+fn cache_directory(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let path = |name| {
+        variable(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    path("KOLLECT_TESTBED_CACHE")
+        .or_else(|| Some(path("XDG_CACHE_HOME")?.join("kollect-testbed")))
+        .or_else(|| Some(path("HOME")?.join(".cache/kollect-testbed")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_come_from_go_mod() {
+        for bundle in [KUBERNETES, ETCD] {
+            assert!(bundle.version().starts_with('v'), "{bundle:?}");
+        }
+        assert!(go_mod_value("go").is_some());
+    }
+
+    #[test]
+    fn the_cache_directory_can_be_chosen() {
+        let with = |set: &'static [(&str, &str)]| {
+            cache_directory(|name| {
+                set.iter()
+                    .find(|(key, _)| *key == name)
+                    .map(|(_, value)| value.into())
+            })
+        };
+        let all = &[
+            ("KOLLECT_TESTBED_CACHE", "/a"),
+            ("XDG_CACHE_HOME", "/b"),
+            ("HOME", "/c"),
+        ];
+        assert_eq!(with(all), Some("/a".into()));
+        assert_eq!(with(&all[1..]), Some("/b/kollect-testbed".into()));
+        let empty = &[("XDG_CACHE_HOME", ""), ("HOME", "/c")];
+        assert_eq!(with(empty), Some("/c/.cache/kollect-testbed".into()));
+        assert_eq!(with(&[]), None);
+    }
+
+    #[test]
+    fn an_empty_or_plain_file_is_no_program() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("etcd");
+        assert!(!is_program(&path));
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(!is_program(&path));
+        fs::write(&path, "x").unwrap();
+        assert!(is_program(&path));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(!is_program(&path));
+    }
+}
