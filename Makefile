@@ -1,3 +1,49 @@
-generate:
+# Entry points for people and CI. `make help` lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: tools ## Watch live objects become rows, on a throw-away control plane (needs no cluster)
+	@echo "Building kollect; the first time takes some minutes"
+	@cargo build -p kollect --no-default-features --features sqlite
+	@cargo run -p kollect-testbed -- demo target/debug/kollect
+
+.PHONY: test
+test: lint servers ## Everything: format, lints, generated files, unit, pipeline and real-server tests
+	cargo test --workspace
+
+.PHONY: lint
+lint: tools ## Format check, clippy with warnings as errors, every .rs file reachable
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy -p kollect --no-default-features -- -D warnings
+	@scripts/orphans
+
+.PHONY: bench
+bench: tools ## Measure; prints ratios
+	cargo bench -p kollect-engine
+
+.PHONY: soak
+soak: servers ## The real-server tests again and again: N=20 by default
+	for round in $$(seq $(or $(N),20)); do echo "round $$round"; cargo test --quiet -p kollect -p kollect-testbed; done
+
+.PHONY: generate
+generate: tools ## Rewrite the generated files
 	rm -f config/crd/bases/*.yaml
-	cargo run -q -p kollect -- crds --dir config/crd/bases
+	cargo run --quiet -p kollect -- crds --dir config/crd/bases
+
+# What the build and the tests need from the system. As root on Debian it is installed, otherwise named.
+.PHONY: tools
+tools:
+	@scripts/tools cargo go cc
+
+.PHONY: servers
+servers:
+	@scripts/tools cargo go cc postgres sqlite3
+	cargo run --quiet -p kollect-testbed -- build

@@ -35,6 +35,13 @@ pub enum Problem {
         /// What, and why.
         blindness: Blindness,
     },
+    /// Namespaces cannot be listed, and the target's selection depends on them.
+    Undecided {
+        /// The target.
+        target: TargetId,
+        /// The kind.
+        gvk: Gvk,
+    },
     /// An attribute of an object has another type than declared; it is null.
     TypeMismatch {
         /// The target.
@@ -59,14 +66,14 @@ pub enum Problem {
 pub async fn namespaces(source: &dyn WatchSource) -> Result<Namespaces, Blindness> {
     let gvk = Gvk { group: String::new(), version: "v1".into(), kind: "Namespace".into() };
     let mut events = source.watch(Query { gvk, scope: Scope::All, field_selector: None });
-    let mut namespaces = Namespaces::new();
+    let mut namespaces = Namespaces { complete: true, ..Namespaces::default() };
     while let Some(event) = events.next().await {
         match event {
             Event::Apply(object) => {
-                namespaces.insert(object.metadata.name.to_string(), object.metadata);
+                namespaces.known.insert(object.metadata.name.to_string(), object.metadata);
             }
             Event::Delete(metadata) => {
-                namespaces.remove(&*metadata.name);
+                namespaces.known.remove(&*metadata.name);
             }
             Event::Blind(blindness) => return Err(blindness),
             Event::Synced { .. } => {}
@@ -96,7 +103,13 @@ pub async fn collect(
     for (query, targets) in &queries {
         let end = run(source, query, targets, namespaces, store, &mut problem).await;
         for target in targets {
-            let sight = if source.is_complete() { end.sight(query) } else { Sight::Partial };
+            let decided = namespaces.complete
+                || end.synced == Some(false)
+                || query.scope != Scope::All && target.selection.needs_only_names();
+            let sight = if source.is_complete() && decided { end.sight(query) } else { Sight::Partial };
+            if !decided {
+                problem(Problem::Undecided { target: target.id.clone(), gvk: query.gvk.clone() });
+            }
             // Several queries of one kind: what any of them did not see was not seen.
             sights
                 .entry((&target.id, &query.gvk))
@@ -124,15 +137,13 @@ struct End {
 impl End {
     fn sight(&self, query: &Query) -> Sight {
         match (self.synced, &query.scope) {
-            (None, _) => Sight::Partial,
             (Some(true), Scope::Namespaces(names)) => {
-                let dark = |name: &String| {
-                    self.blind.iter().any(|b| b.namespace.as_ref().is_none_or(|n| n == name))
-                };
+                let dark =
+                    |name: &String| self.blind.iter().any(|b| b.namespace.as_ref().is_none_or(|n| n == name));
                 Sight::Namespaces(names.iter().filter(|name| !dark(name)).cloned().collect())
             }
             (Some(_), _) if self.blind.is_empty() => Sight::Everything,
-            (Some(_), _) => Sight::Partial,
+            _ => Sight::Partial,
         }
     }
 }
@@ -183,7 +194,7 @@ fn apply(
         return;
     }
     let place = || place(metadata);
-    match target.profile.extract(&object.raw) {
+    match target.profile.extract(&query.gvk, &object.raw) {
         Ok(extracted) => {
             if !extracted.mismatches.is_empty() {
                 let attributes = extracted.mismatches;

@@ -80,10 +80,14 @@ impl CompiledProfile {
         Ok(Self { gvk: spec.target_gvk.clone(), attributes, scrubber })
     }
 
-    /// The attributes of an object.
-    pub fn extract(&self, raw: &RawValue) -> Result<Extracted, ExtractError> {
-        let mut object: Value = serde_json::from_str(raw.get())?;
-        scrub::strip(&mut object);
+    /// The attributes of an object of the kind.
+    pub fn extract(&self, gvk: &Gvk, raw: &RawValue) -> Result<Extracted, ExtractError> {
+        let mut fields: Map<String, Value> = serde_json::from_str(raw.get())?;
+        // Items of a list do not repeat what the list says; a row must not depend on that.
+        fields.insert("apiVersion".into(), gvk.api_version().into());
+        fields.insert("kind".into(), gvk.kind.clone().into());
+        scrub::strip(gvk, &mut fields);
+        let object = Value::Object(fields);
         let mut attributes = Map::new();
         let mut mismatches = Vec::new();
         for attribute in &self.attributes {
@@ -107,9 +111,8 @@ impl CompiledProfile {
 
 fn compile(attribute: &Attribute, field: &str) -> Result<CompiledAttribute, SpecError> {
     let text = attribute.path.trim();
-    let refuse = |problem: &str| {
-        SpecError::new(format!("{field}.path"), &attribute.path.clone().into(), problem)
-    };
+    let refuse =
+        |problem: &str| SpecError::new(format!("{field}.path"), &attribute.path.clone().into(), problem);
     if text.starts_with("cel:") {
         return Err(refuse("CEL expressions are not available in this build: write a path"));
     }
@@ -174,6 +177,10 @@ mod tests {
 
     use super::*;
 
+    fn gvk() -> Gvk {
+        Gvk { group: "apps".into(), version: "v1".into(), kind: "Deployment".into() }
+    }
+
     fn profile(attributes: Value) -> Result<CompiledProfile, Vec<SpecError>> {
         let spec = json!({ "targetGVK": { "group": "apps", "version": "v1", "kind": "Deployment" }, "attributes": attributes });
         CompiledProfile::compile(&serde_json::from_value(spec).unwrap())
@@ -181,7 +188,7 @@ mod tests {
 
     fn extract(attributes: Value, object: Value) -> Extracted {
         let raw = serde_json::value::to_raw_value(&object).unwrap();
-        profile(attributes).unwrap_or_else(|e| unreachable!("{e:?}")).extract(&raw).unwrap()
+        profile(attributes).unwrap_or_else(|e| unreachable!("{e:?}")).extract(&gvk(), &raw).unwrap()
     }
 
     #[test]
@@ -221,8 +228,8 @@ mod tests {
         let two = RawValue::from_string(r#"{"l":{"b":{"y":2,"x":1},"a":1}}"#.into()).unwrap();
         let profile = profile(attributes).unwrap_or_else(|e| unreachable!("{e:?}"));
         assert_eq!(
-            profile.extract(&one).unwrap().attributes.get(),
-            profile.extract(&two).unwrap().attributes.get()
+            profile.extract(&gvk(), &one).unwrap().attributes.get(),
+            profile.extract(&gvk(), &two).unwrap().attributes.get()
         );
     }
 
@@ -237,6 +244,10 @@ mod tests {
         };
         assert_eq!(errors.len(), 2, "{errors:?}");
         assert_eq!(errors[0].field, "spec.attributes[0].path");
-        assert!(errors[1].problem.ends_with("{.spec.containers[*].image}\n                      ^"), "{}", errors[1]);
+        assert!(
+            errors[1].problem.ends_with("{.spec.containers[*].image}\n                      ^"),
+            "{}",
+            errors[1]
+        );
     }
 }

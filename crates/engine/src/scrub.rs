@@ -1,6 +1,7 @@
 //! Secrets stay secret: what is removed from an object before anything reads it, and what is redacted
 //! in the finished attributes.
 
+use kollect_model::crd::shapes::Gvk;
 use serde_json::{Map, Value, json};
 
 /// Keys whose values are redacted: equal to one of these, or ending in one, without case.
@@ -26,15 +27,13 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Removes what no expression may see: the data of Secrets, and kubectl's copy of the whole object,
 /// which repeats everything that is removed or redacted elsewhere.
-pub fn strip(object: &mut Value) {
-    let is_secret = object["kind"] == "Secret" && object["apiVersion"] == "v1";
-    if let Some(fields) = object.as_object_mut()
-        && is_secret
-    {
-        fields.remove("data");
-        fields.remove("stringData");
+pub fn strip(gvk: &Gvk, object: &mut Map<String, Value>) {
+    if gvk.group.is_empty() && gvk.kind == "Secret" {
+        object.remove("data");
+        object.remove("stringData");
     }
-    if let Some(annotations) = object.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {
+    let annotations = object.get_mut("metadata").and_then(|metadata| metadata.get_mut("annotations"));
+    if let Some(annotations) = annotations.and_then(Value::as_object_mut) {
         annotations.remove(LAST_APPLIED);
     }
 }
@@ -78,8 +77,7 @@ impl Scrubber {
     fn is_sensitive(&self, key: &str) -> bool {
         let key = key.trim().to_lowercase();
         let known = SENSITIVE.iter().copied().chain(self.extra.iter().map(String::as_str));
-        key != HARMLESS
-            && known.into_iter().any(|word| key == word || word.len() > 2 && key.ends_with(word))
+        key != HARMLESS && known.into_iter().any(|word| key == word || word.len() > 2 && key.ends_with(word))
     }
 }
 
@@ -131,12 +129,13 @@ mod tests {
 
     #[test]
     fn q11_secret_data_is_gone_before_anything_reads_it() {
+        let gvk = Gvk { version: "v1".into(), kind: "Secret".into(), ..Gvk::default() };
         let mut secret = json!({
-            "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
+            "type": "Opaque",
             "metadata": { "name": "s", "annotations": { LAST_APPLIED: "hunter2", "team": "a" } },
             "data": { "x": "hunter2" }, "stringData": { "x": "hunter2" },
         });
-        strip(&mut secret);
+        strip(&gvk, secret.as_object_mut().unwrap());
         assert!(!secret.to_string().contains("hunter2"), "{secret}");
         assert_eq!(secret["metadata"]["annotations"]["team"], "a");
         assert_eq!(secret["type"], "Opaque");

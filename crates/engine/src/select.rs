@@ -16,8 +16,14 @@ use kollect_model::crd::{
 
 use crate::watch::{Metadata, Query, Scope};
 
-/// What is known about namespaces, by name.
-pub type Namespaces = BTreeMap<String, Metadata>;
+/// What is known about namespaces.
+#[derive(Clone, Debug, Default)]
+pub struct Namespaces {
+    /// Metadata by name.
+    pub known: BTreeMap<String, Metadata>,
+    /// Whether these are all there are, with the labels that they have.
+    pub complete: bool,
+}
 
 /// What a target selects.
 #[derive(Clone, Debug)]
@@ -122,17 +128,20 @@ impl Selection {
         self.rules.iter().map(query).collect()
     }
 
+    /// Whether the selection can be decided with the names of namespaces alone.
+    pub fn needs_only_names(&self) -> bool {
+        self.namespace_selector.is_none()
+            && self.filter.namespace_exclude_selector.is_none()
+            && self.watch_mode == WatchMode::All
+            && self.rules.iter().all(|rule| rule.namespace_selector.is_none())
+    }
+
     /// Whether an object that `query` returned belongs to the target, or why not.
-    pub fn verdict(
-        &self,
-        query: &Query,
-        object: &Metadata,
-        namespaces: &Namespaces,
-    ) -> Result<(), Rejected> {
+    pub fn verdict(&self, query: &Query, object: &Metadata, namespaces: &Namespaces) -> Result<(), Rejected> {
         if self.ceiling.as_ref().is_some_and(|ceiling| !ceiling.allows_kind(&query.gvk)) {
             return Err(Rejected::KindDenied);
         }
-        let namespace = namespaces.get(&*object.namespace);
+        let namespace = namespaces.known.get(&*object.namespace);
         if object.namespace.is_empty() {
             self.takes_cluster_scoped()?;
         } else {
@@ -211,9 +220,8 @@ fn rules(written: &[ResourceRule], own: Rule) -> Vec<Rule> {
 
 impl Rule {
     fn matches(&self, query: &Query, object: &Metadata, namespace: Option<&Metadata>) -> bool {
-        let in_namespace = |selector: &LabelSelector| {
-            namespace.is_some_and(|namespace| selector.matches(&namespace.labels))
-        };
+        let in_namespace =
+            |selector: &LabelSelector| namespace.is_some_and(|namespace| selector.matches(&namespace.labels));
         self.gvk == query.gvk
             && self.field_selector == query.field_selector
             && self.namespace_selector.as_ref().is_none_or(in_namespace)
@@ -237,7 +245,7 @@ mod tests {
     }
 
     fn namespaces() -> Namespaces {
-        [
+        let known = [
             json!({ "name": "a", "labels": { "team": "a" } }),
             json!({ "name": "b", "labels": { "team": "b" } }),
             json!({ "name": "off", "labels": { "kollect.dev/watch": "disabled" } }),
@@ -245,7 +253,8 @@ mod tests {
         ]
         .into_iter()
         .map(|value| (value["name"].as_str().unwrap().to_owned(), metadata(value)))
-        .collect()
+        .collect();
+        Namespaces { known, complete: true }
     }
 
     fn verdict(target: Value, ceiling: Value, object: Value) -> Result<(), Rejected> {
@@ -263,14 +272,26 @@ mod tests {
             (json!({ "profileRef": "p" }), Ok(())),
             (json!({ "profileRef": "p", "includedNamespaces": ["b"] }), Err(Rejected::Namespace)),
             (json!({ "profileRef": "p", "excludedNamespaces": ["a"] }), Err(Rejected::Namespace)),
-            (json!({ "profileRef": "p", "namespaceSelector": { "matchLabels": { "team": "b" } } }), Err(Rejected::Namespace)),
-            (json!({ "profileRef": "p", "namespaceExcludeSelector": { "matchLabels": { "team": "a" } } }), Err(Rejected::Namespace)),
+            (
+                json!({ "profileRef": "p", "namespaceSelector": { "matchLabels": { "team": "b" } } }),
+                Err(Rejected::Namespace),
+            ),
+            (
+                json!({ "profileRef": "p", "namespaceExcludeSelector": { "matchLabels": { "team": "a" } } }),
+                Err(Rejected::Namespace),
+            ),
             (json!({ "profileRef": "p", "names": ["api"] }), Err(Rejected::Rules)),
-            (json!({ "profileRef": "p", "labelSelector": { "matchLabels": { "app": "api" } } }), Err(Rejected::Rules)),
+            (
+                json!({ "profileRef": "p", "labelSelector": { "matchLabels": { "app": "api" } } }),
+                Err(Rejected::Rules),
+            ),
             (json!({ "profileRef": "p", "watchMode": "OptIn" }), Err(Rejected::OptedOut)),
-            (json!({ "profileRef": "p", "resourceRules": [
+            (
+                json!({ "profileRef": "p", "resourceRules": [
                 { "gvk": { "group": "apps", "version": "v1", "kind": "Deployment" }, "matchLabels": { "app": "web" } },
-            ] }), Ok(())),
+            ] }),
+                Ok(()),
+            ),
         ];
         for (target, expected) in cases {
             assert_eq!(verdict(target.clone(), Value::Null, object.clone()), expected, "{target}");
@@ -281,20 +302,38 @@ mod tests {
     fn w5_no_namespace_left_selects_nothing() {
         let object = json!({ "name": "web", "namespace": "elsewhere" });
         assert_eq!(
-            verdict(json!({ "profileRef": "p", "includedNamespaces": ["not-there"] }), Value::Null, object.clone()),
+            verdict(
+                json!({ "profileRef": "p", "includedNamespaces": ["not-there"] }),
+                Value::Null,
+                object.clone()
+            ),
             Err(Rejected::Namespace)
         );
-        assert_eq!(verdict(json!({ "profileRef": "p" }), Value::Null, object), Err(Rejected::Namespace), "unknown namespace");
+        assert_eq!(
+            verdict(json!({ "profileRef": "p" }), Value::Null, object),
+            Err(Rejected::Namespace),
+            "unknown namespace"
+        );
     }
 
     #[test]
     fn the_object_wins_over_its_namespace() {
         for (object, expected) in [
             (json!({ "name": "x", "namespace": "off" }), Err(Rejected::OptedOut)),
-            (json!({ "name": "x", "namespace": "off", "labels": { "kollect.dev/watch": "enabled" } }), Ok(())),
-            (json!({ "name": "x", "namespace": "a", "labels": { "kollect.dev/watch": "disabled" } }), Err(Rejected::OptedOut)),
+            (
+                json!({ "name": "x", "namespace": "off", "labels": { "kollect.dev/watch": "enabled" } }),
+                Ok(()),
+            ),
+            (
+                json!({ "name": "x", "namespace": "a", "labels": { "kollect.dev/watch": "disabled" } }),
+                Err(Rejected::OptedOut),
+            ),
         ] {
-            assert_eq!(verdict(json!({ "profileRef": "p" }), Value::Null, object.clone()), expected, "{object}");
+            assert_eq!(
+                verdict(json!({ "profileRef": "p" }), Value::Null, object.clone()),
+                expected,
+                "{object}"
+            );
         }
         let opt_in = json!({ "profileRef": "p", "watchMode": "OptIn" });
         assert_eq!(verdict(opt_in, Value::Null, json!({ "name": "x", "namespace": "in" })), Ok(()));
@@ -308,11 +347,15 @@ mod tests {
         let only_a = json!({ "allowedNamespaces": ["a"] });
         assert_eq!(verdict(target.clone(), only_a.clone(), in_a.clone()), Ok(()));
         assert_eq!(verdict(target.clone(), only_a, in_b), Err(Rejected::NamespaceDenied));
-        assert_eq!(verdict(target.clone(), json!({ "deniedNamespaces": ["a"] }), in_a.clone()), Err(Rejected::NamespaceDenied));
+        assert_eq!(
+            verdict(target.clone(), json!({ "deniedNamespaces": ["a"] }), in_a.clone()),
+            Err(Rejected::NamespaceDenied)
+        );
         assert_eq!(verdict(target.clone(), json!({ "allowedGVKs": [] }), in_a.clone()), Ok(()));
         let pods = json!({ "allowedGVKs": [{ "version": "v1", "kind": "Pod" }] });
         assert_eq!(verdict(target.clone(), pods, in_a.clone()), Err(Rejected::KindDenied));
-        let deployments = json!({ "allowedGVKs": [{ "group": "APPS", "version": "v1", "kind": "deployment" }] });
+        let deployments =
+            json!({ "allowedGVKs": [{ "group": "APPS", "version": "v1", "kind": "deployment" }] });
         assert_eq!(verdict(target, deployments, in_a), Ok(()));
     }
 

@@ -100,8 +100,7 @@ impl Object {
         let Envelope { mut metadata } = serde_json::from_str(raw.get())?;
         if metadata.uid.is_empty() {
             let group = &gvk.group;
-            metadata.uid =
-                format!("{group}/{}/{}/{}", gvk.kind, metadata.namespace, metadata.name).into();
+            metadata.uid = format!("{group}/{}/{}/{}", gvk.kind, metadata.namespace, metadata.name).into();
         }
         Ok(Self { metadata, raw })
     }

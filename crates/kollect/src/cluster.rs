@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use anyhow::{Context, anyhow};
-use futures::{SinkExt, channel::mpsc, stream::BoxStream, StreamExt, stream};
+use futures::{SinkExt, StreamExt, channel::mpsc, stream, stream::BoxStream};
+use k8s_openapi::api::core::v1::Namespace;
 use kollect_engine::watch::{BlindReason, Blindness, Event, Object, Query, Scope, WatchSource};
 use kollect_model::crd::shapes::Gvk;
-use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Api, Client, Config,
     api::{ApiResource, GroupVersionKind, ListParams},
@@ -58,9 +58,8 @@ impl ClusterSource {
     async fn list(&self, query: &Query, events: &mut mpsc::Sender<Event>) -> Result<bool, Blindness> {
         let gvk = &query.gvk;
         let kind = GroupVersionKind::gvk(&gvk.group, &gvk.version, &gvk.kind);
-        let (resource, capabilities) = discovery::pinned_kind(&self.client, &kind)
-            .await
-            .map_err(|error| not_served(gvk, error))?;
+        let (resource, capabilities) =
+            discovery::pinned_kind(&self.client, &kind).await.map_err(|error| not_served(gvk, error))?;
         if !capabilities.supports_operation(discovery::verbs::LIST) {
             let message = format!("{gvk} cannot be listed: the API server offers no list verb for it");
             return Err(Blindness { namespace: None, reason: BlindReason::NotServed, message });
@@ -88,13 +87,19 @@ impl ClusterSource {
         events: &mut mpsc::Sender<Event>,
     ) -> Result<(), Blindness> {
         let blind = |error| blindness(resource, namespace, error);
-        let mut params = ListParams { limit: Some(PAGE), field_selector: query.field_selector.clone(), ..Default::default() };
+        let mut params = ListParams {
+            limit: Some(PAGE),
+            field_selector: query.field_selector.clone(),
+            ..Default::default()
+        };
         let url = url_path(resource, namespace);
         loop {
-            let request = Request::new(&url).list(&params).map_err(kube::Error::BuildRequest).map_err(blind)?;
+            let request =
+                Request::new(&url).list(&params).map_err(kube::Error::BuildRequest).map_err(blind)?;
             let page: Page = self.client.request(request).await.map_err(blind)?;
             for raw in page.items {
-                let object = Object::parse(raw, &query.gvk).map_err(kube::Error::SerdeError).map_err(blind)?;
+                let object =
+                    Object::parse(raw, &query.gvk).map_err(kube::Error::SerdeError).map_err(blind)?;
                 send(events, Event::Apply(object)).await;
             }
             match page.metadata.continue_token {

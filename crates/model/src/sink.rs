@@ -91,9 +91,7 @@ impl SinkError {
     pub fn class(&self) -> ErrorClass {
         match self.reason {
             SinkReason::Unreachable | SinkReason::Busy | SinkReason::WriteFailed => ErrorClass::Transient,
-            SinkReason::Missing | SinkReason::Incompatible | SinkReason::OwnedByOther => {
-                ErrorClass::Terminal
-            }
+            SinkReason::Missing | SinkReason::Incompatible | SinkReason::OwnedByOther => ErrorClass::Terminal,
             SinkReason::Forbidden => ErrorClass::Forbidden,
         }
     }

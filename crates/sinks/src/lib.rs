@@ -43,7 +43,11 @@ pub async fn open(plan: &Plan) -> Result<Box<dyn Sink>, SinkError> {
 }
 
 fn not_available(type_: Value) -> Vec<SpecError> {
-    vec![SpecError::new("spec.type", &type_, format!("is not available in this build; available: {AVAILABLE}"))]
+    vec![SpecError::new(
+        "spec.type",
+        &type_,
+        format!("is not available in this build; available: {AVAILABLE}"),
+    )]
 }
 
 const AVAILABLE: &str = if cfg!(feature = "sqlite") { "sqlite" } else { "none" };

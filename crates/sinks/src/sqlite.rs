@@ -158,8 +158,7 @@ fn connect(config: &Config) -> Result<Connection, SinkError> {
     let failed = |error| sqlite_error(format!("open {path}"), error);
     let connection = Connection::open_with_flags(&config.path, flags).map_err(failed)?;
     connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
-    let version: i64 =
-        connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(failed)?;
+    let version: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(failed)?;
     match version {
         SCHEMA_VERSION => {}
         0 if config.create => connection.execute_batch(SCHEMA).map_err(failed)?,
@@ -213,10 +212,12 @@ impl Sink for SqliteSink {
         let delta = batch.delta.clone();
         self.with("write", move |connection| {
             // Taking the write lock first keeps the owner from changing between check and write.
-            let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+            let transaction =
+                connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
             claim(&transaction, &inventory, owner.as_deref())?;
-            let now: String = transaction.query_row(
-                "SELECT strftime('%Y-%m-%dT%H:%M:%fZ', 'now')", [], |row| row.get(0))?;
+            let now: String =
+                transaction
+                    .query_row("SELECT strftime('%Y-%m-%dT%H:%M:%fZ', 'now')", [], |row| row.get(0))?;
             // Removals first: a row that moved to another API group keeps its place in the table.
             for key in &delta.removed {
                 remove(&transaction, &inventory, key)?;
@@ -303,8 +304,8 @@ fn upsert(
     row: &Row,
     now: &str,
 ) -> Result<(), WriteError> {
-    let payload = serde_json::to_string(row)
-        .map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
+    let payload =
+        serde_json::to_string(row).map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
     transaction.prepare_cached(UPSERT)?.execute(params![
         inventory.cluster,
         inventory.stored_namespace(),
@@ -324,11 +325,7 @@ fn upsert(
     Ok(())
 }
 
-fn remove(
-    transaction: &Transaction<'_>,
-    inventory: &InventoryId,
-    key: &RowKey,
-) -> Result<(), WriteError> {
+fn remove(transaction: &Transaction<'_>, inventory: &InventoryId, key: &RowKey) -> Result<(), WriteError> {
     transaction.prepare_cached(DELETE)?.execute(params![
         inventory.cluster,
         inventory.stored_namespace(),

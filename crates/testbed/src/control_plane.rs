@@ -24,7 +24,7 @@ use crate::{Error, Programs, Scratch, Server, Stop};
 use access::Access;
 
 /// Many times what a start takes, for machines that are busy with something else.
-const START_LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_mins(1);
 
 /// Only what tests lean on; each more costs start time. Without the service account controllers
 /// there would be no bound tokens.
@@ -58,19 +58,13 @@ impl ControlPlane {
     /// # Panics
     ///
     /// If it cannot be started: a missing component is a failing test.
-    #[expect(
-        clippy::panic,
-        reason = "a missing component must fail the test, with the reason"
-    )]
+    #[expect(clippy::panic, reason = "a missing component must fail the test, with the reason")]
     pub fn shared() -> &'static Self {
         // The failure is kept too, so that a hundred tests do not each wait for the same one.
         static SHARED: OnceLock<Result<ControlPlane, Error>> = OnceLock::new();
         match SHARED.get_or_init(Self::start) {
             Ok(control_plane) => control_plane,
-            Err(error) => panic!(
-                "the shared control plane did not start: {}",
-                error.with_causes()
-            ),
+            Err(error) => panic!("the shared control plane did not start: {}", error.with_causes()),
         }
     }
 
@@ -142,8 +136,7 @@ impl ControlPlane {
     }
 
     fn is_ready(&self) -> bool {
-        self.kubectl(&["get", "--raw=/readyz", "--request-timeout=1s"])
-            .is_ok()
+        self.kubectl(&["get", "--raw=/readyz", "--request-timeout=1s"]).is_ok()
     }
 
     fn api_server_command(&self) -> Command {
@@ -152,10 +145,7 @@ impl ControlPlane {
         let key = access.key_file.display();
         let mut command = Command::new(&self.programs.kube_apiserver);
         command.args([
-            flag(
-                "etcd-servers",
-                format_args!("unix://{}", etcd_socket(&self.scratch).display()),
-            ),
+            flag("etcd-servers", format_args!("unix://{}", etcd_socket(&self.scratch).display())),
             flag("bind-address", "127.0.0.1"),
             flag("advertise-address", "127.0.0.1"),
             flag("secure-port", access.port),
@@ -182,10 +172,7 @@ impl ControlPlane {
             flag("controllers", CONTROLLERS),
             flag("leader-elect", false),
             flag("secure-port", 0),
-            flag(
-                "service-account-private-key-file",
-                self.access.key_file.display(),
-            ),
+            flag("service-account-private-key-file", self.access.key_file.display()),
         ]);
         command
     }
@@ -203,10 +190,7 @@ fn etcd_command(programs: &Programs, scratch: &Scratch) -> Command {
     let mut command = Command::new(&programs.etcd);
     command.arg("--unsafe-no-fsync").args([
         flag("data-dir", scratch.path().join("etcd").display()),
-        flag(
-            "listen-client-urls",
-            format_args!("unix://{}", etcd_socket(scratch).display()),
-        ),
+        flag("listen-client-urls", format_args!("unix://{}", etcd_socket(scratch).display())),
         // Neither is ever used, and sockets are refused here.
         flag("advertise-client-urls", "http://127.0.0.1:0"),
         flag("listen-peer-urls", "http://127.0.0.1:0"),

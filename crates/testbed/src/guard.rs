@@ -125,11 +125,7 @@ impl Scratch {
 impl Janitor {
     /// A handle that keeps the directory for as long as any process has it open.
     fn hold(&self) -> io::Result<OwnedFd> {
-        let pipe = self
-            .shell
-            .stdin
-            .as_ref()
-            .expect("it was piped and is never taken");
+        let pipe = self.shell.stdin.as_ref().expect("it was piped and is never taken");
         pipe.as_fd().try_clone_to_owned()
     }
 }
@@ -157,12 +153,7 @@ impl Server {
     /// Program, arguments, variables and directory are taken from `command` (the directory is
     /// `scratch` unless set), but neither its standard streams nor `env_clear`, which cannot be read
     /// back from it.
-    pub fn start(
-        scratch: &Scratch,
-        name: &str,
-        stop: Stop,
-        command: &Command,
-    ) -> Result<Self, Error> {
+    pub fn start(scratch: &Scratch, name: &str, stop: Stop, command: &Command) -> Result<Self, Error> {
         let action = || format!("start {name}");
         let log = scratch.path().join(format!("{name}.log"));
         let status = scratch.path().join(format!("{name}.status"));
@@ -186,13 +177,7 @@ impl Server {
             };
         }
         let guard = guard.spawn().map_err(Error::io(action()))?;
-        Ok(Self {
-            name: name.to_owned(),
-            guard,
-            log,
-            status,
-            _scratch: scratch.clone(),
-        })
+        Ok(Self { name: name.to_owned(), guard, log, status, _scratch: scratch.clone() })
     }
 
     /// The file that the server's output goes to.
@@ -203,10 +188,7 @@ impl Server {
     /// Whether the process still runs; `false` if it ended with success, an error if with failure.
     pub fn running(&mut self) -> Result<bool, Error> {
         let guard = self.guard.try_wait();
-        if guard
-            .map_err(Error::io(format!("ask whether {} runs", self.name)))?
-            .is_none()
-        {
+        if guard.map_err(Error::io(format!("ask whether {} runs", self.name)))?.is_none() {
             return Ok(true);
         }
         match fs::read_to_string(&self.status).unwrap_or_default().trim() {
@@ -216,11 +198,7 @@ impl Server {
     }
 
     /// Waits until `ready` says yes. Fails as soon as the server ends, and after `limit`.
-    pub fn wait_until(
-        &mut self,
-        limit: Duration,
-        mut ready: impl FnMut() -> bool,
-    ) -> Result<(), Error> {
+    pub fn wait_until(&mut self, limit: Duration, mut ready: impl FnMut() -> bool) -> Result<(), Error> {
         let deadline = Instant::now() + limit;
         loop {
             // Looked at first, so that a server which ended meanwhile is not called slow.
@@ -252,11 +230,7 @@ impl Server {
 
     fn ended(&self, status: &str) -> Error {
         let status = if status.is_empty() { "unknown" } else { status };
-        Error::Ended {
-            name: self.name.clone(),
-            status: status.to_owned(),
-            log: self.log_tail(),
-        }
+        Error::Ended { name: self.name.clone(), status: status.to_owned(), log: self.log_tail() }
     }
 
     fn log_tail(&self) -> String {
@@ -275,14 +249,8 @@ impl Drop for Server {
 }
 
 fn first_line(shell: &mut Child) -> io::Result<String> {
-    let stdout = shell
-        .stdout
-        .take()
-        .expect("it was piped and not taken before");
-    BufReader::new(stdout)
-        .lines()
-        .next()
-        .unwrap_or(Err(io::ErrorKind::UnexpectedEof.into()))
+    let stdout = shell.stdout.take().expect("it was piped and not taken before");
+    BufReader::new(stdout).lines().next().unwrap_or(Err(io::ErrorKind::UnexpectedEof.into()))
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 //! A part that is missing is an [`Error`] that says what to install, never a skipped test.
 
 pub mod control_plane;
+pub mod demo;
 mod error;
 pub mod guard;
 mod ports;

@@ -5,15 +5,17 @@
 //! process ends, however it does.
 
 use std::io::{self, Write as _};
+use std::path::Path;
 use std::process::ExitCode;
 
-use kollect_testbed::{ControlPlane, Error, Programs};
+use kollect_testbed::{ControlPlane, Error, Programs, demo};
 
 const USAGE: &str = "\
 usage: kollect-testbed COMMAND
 
   build  find or build the programs of the control plane
   up     start a control plane and keep it until Ctrl-C or the end of standard input
+  demo   show what the given kollect program does, on a control plane of its own
 ";
 
 fn main() -> ExitCode {
@@ -22,6 +24,7 @@ fn main() -> ExitCode {
     let outcome = match arguments.as_slice() {
         ["build"] => build(),
         ["up"] => up(),
+        ["demo", kollect] => demo::run(Path::new(kollect), Path::new("demo/inventory.db"), &mut io::stdout()),
         ["help" | "-h" | "--help"] => print(USAGE),
         _ => {
             writeln!(io::stderr(), "{}", USAGE.trim_end()).ok();
@@ -39,12 +42,7 @@ fn main() -> ExitCode {
 
 fn build() -> Result<(), Error> {
     let programs = Programs::find_or_build()?;
-    let Programs {
-        kube_apiserver,
-        kube_controller_manager,
-        kubectl,
-        etcd,
-    } = programs;
+    let Programs { kube_apiserver, kube_controller_manager, kubectl, etcd } = programs;
     for program in [kube_apiserver, kube_controller_manager, kubectl, etcd] {
         print(&format!("{}\n", program.display()))?;
     }
@@ -53,19 +51,12 @@ fn build() -> Result<(), Error> {
 
 fn up() -> Result<(), Error> {
     let control_plane = ControlPlane::start()?;
-    print(&format!(
-        "export KUBECONFIG={}\n",
-        control_plane.kubeconfig().display()
-    ))?;
+    print(&format!("export KUBECONFIG={}\n", control_plane.kubeconfig().display()))?;
     let standard_input = io::copy(&mut io::stdin(), &mut io::sink());
-    standard_input
-        .map(drop)
-        .map_err(Error::io("read standard input"))
+    standard_input.map(drop).map_err(Error::io("read standard input"))
 }
 
 fn print(text: &str) -> Result<(), Error> {
     let mut out = io::stdout();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .map_err(Error::io("write to standard output"))
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::io("write to standard output"))
 }

@@ -16,7 +16,7 @@ use crate::{Error, Scratch, Server, Stop};
 
 /// Where Debian and Ubuntu keep each major version, outside of `PATH`.
 const DEBIAN: &str = "/usr/lib/postgresql";
-const START_LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_mins(1);
 
 /// A running server; dropping it stops it.
 #[derive(Debug)]
@@ -38,18 +38,12 @@ impl Postgres {
     /// # Panics
     ///
     /// If it cannot be started: a missing component is a failing test.
-    #[expect(
-        clippy::panic,
-        reason = "a missing component must fail the test, with the reason"
-    )]
+    #[expect(clippy::panic, reason = "a missing component must fail the test, with the reason")]
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Result<Postgres, Error>> = OnceLock::new();
         match SHARED.get_or_init(Self::start) {
             Ok(postgres) => postgres,
-            Err(error) => panic!(
-                "the shared PostgreSQL did not start: {}",
-                error.with_causes()
-            ),
+            Err(error) => panic!("the shared PostgreSQL did not start: {}", error.with_causes()),
         }
     }
 
@@ -74,12 +68,7 @@ impl Postgres {
         let data = scratch.path().join("data");
         let mut initdb = wrap(&programs.join("initdb"));
         initdb
-            .args([
-                "--auth=trust",
-                "--username=postgres",
-                "--encoding=UTF8",
-                "--locale=C",
-            ])
+            .args(["--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C"])
             .args(["--no-sync", "-D"])
             .arg(&data);
         Server::start(&scratch, "initdb", Stop::Kill, &initdb)?.finish()?;
@@ -104,11 +93,7 @@ impl Postgres {
             psql(programs, &dsn, "show data_directory")
                 .is_ok_and(|answer| Path::new(answer.trim_end()) == data)
         })?;
-        Ok(Self {
-            programs: programs.to_owned(),
-            port,
-            _server: server,
-        })
+        Ok(Self { programs: programs.to_owned(), port, _server: server })
     }
 }
 
@@ -135,18 +120,12 @@ fn psql(programs: &Path, dsn: &str, sql: &str) -> Result<String, Error> {
 /// How to run a program as somebody who is not root. Gives `scratch` to that user.
 fn unprivileged(scratch: &Scratch) -> Result<fn(&Path) -> Command, Error> {
     let path = scratch.path();
-    let owner = fs::metadata(path)
-        .map_err(Error::io(format!("ask who owns {}", path.display())))?
-        .uid();
+    let owner = fs::metadata(path).map_err(Error::io(format!("ask who owns {}", path.display())))?.uid();
     // We have just created the directory, so its owner is who we are.
     if owner != 0 {
         return Ok(|program| Command::new(program));
     }
-    let output = Command::new("chown")
-        .arg("postgres:")
-        .arg(path)
-        .output()
-        .map_err(Error::io("run chown"))?;
+    let output = Command::new("chown").arg("postgres:").arg(path).output().map_err(Error::io("run chown"))?;
     if !output.status.success() {
         return Err(Error::Command {
             command: format!("chown postgres: {}", path.display()),
@@ -155,14 +134,7 @@ fn unprivileged(scratch: &Scratch) -> Result<fn(&Path) -> Command, Error> {
     }
     Ok(|program| {
         let mut command = Command::new("setpriv");
-        command
-            .args([
-                "--reuid=postgres",
-                "--regid=postgres",
-                "--clear-groups",
-                "--",
-            ])
-            .arg(program);
+        command.args(["--reuid=postgres", "--regid=postgres", "--clear-groups", "--"]).arg(program);
         command
     })
 }
@@ -170,9 +142,7 @@ fn unprivileged(scratch: &Scratch) -> Result<fn(&Path) -> Command, Error> {
 /// The directory of the server programs: the newest of Debian's, else the one `pg_config` names.
 fn programs(debian: &Path, pg_config: &str) -> Option<PathBuf> {
     let complete = |directory: &PathBuf| {
-        ["initdb", "postgres", "psql"]
-            .iter()
-            .all(|program| directory.join(program).is_file())
+        ["initdb", "postgres", "psql"].iter().all(|program| directory.join(program).is_file())
     };
     let newest = fs::read_dir(debian).ok().and_then(|versions| {
         versions
@@ -202,10 +172,7 @@ mod tests {
         let postgres = Postgres::start().unwrap();
         assert_eq!(postgres.psql("select 1, 'a'").unwrap(), "1|a\n");
         let error = postgres.psql("select nonsense").unwrap_err().to_string();
-        assert!(
-            error.contains("column \"nonsense\" does not exist"),
-            "{error}"
-        );
+        assert!(error.contains("column \"nonsense\" does not exist"), "{error}");
     }
 
     #[test]
@@ -235,14 +202,8 @@ mod tests {
 
     #[test]
     fn no_server_means_advice() {
-        assert_eq!(
-            programs(Path::new("/nonexistent"), "/nonexistent/pg_config"),
-            None
-        );
+        assert_eq!(programs(Path::new("/nonexistent"), "/nonexistent/pg_config"), None);
         let advice = Error::PostgresMissing.to_string();
-        assert_eq!(
-            advice,
-            "PostgreSQL server is missing: apt-get install postgresql"
-        );
+        assert_eq!(advice, "PostgreSQL server is missing: apt-get install postgresql");
     }
 }

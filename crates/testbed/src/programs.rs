@@ -47,10 +47,7 @@ const KUBERNETES: Bundle = Bundle {
     module: "k8s.io/kubernetes",
     programs: &[
         ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
-        (
-            "kube-controller-manager",
-            "k8s.io/kubernetes/cmd/kube-controller-manager",
-        ),
+        ("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
         ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
     ],
     minutes: 6,
@@ -98,9 +95,7 @@ impl Bundle {
 
     fn is_complete(self, cache: &Path) -> bool {
         let directory = self.directory(cache);
-        self.programs
-            .iter()
-            .all(|(file, _)| is_program(&directory.join(file)))
+        self.programs.iter().all(|(file, _)| is_program(&directory.join(file)))
     }
 }
 
@@ -108,26 +103,17 @@ impl Bundle {
 fn go_mod_value(key: &str) -> Option<&'static str> {
     GO_MOD.lines().find_map(|line| {
         let mut words = line.split_whitespace();
-        if words.next() == Some(key) {
-            words.next()
-        } else {
-            None
-        }
+        if words.next() == Some(key) { words.next() } else { None }
     })
 }
 
 fn is_program(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|file| {
-        file.is_file() && file.len() > 0 && file.permissions().mode() & 0o111 != 0
-    })
+    fs::metadata(path)
+        .is_ok_and(|file| file.is_file() && file.len() > 0 && file.permissions().mode() & 0o111 != 0)
 }
 
 fn cache_directory(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    let path = |name| {
-        variable(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
+    let path = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     path("KOLLECT_TESTBED_CACHE")
         .or_else(|| Some(path("XDG_CACHE_HOME")?.join("kollect-testbed")))
         .or_else(|| Some(path("HOME")?.join(".cache/kollect-testbed")))
@@ -148,17 +134,9 @@ mod tests {
     #[test]
     fn the_cache_directory_can_be_chosen() {
         let with = |set: &'static [(&str, &str)]| {
-            cache_directory(|name| {
-                set.iter()
-                    .find(|(key, _)| *key == name)
-                    .map(|(_, value)| value.into())
-            })
+            cache_directory(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into()))
         };
-        let all = &[
-            ("KOLLECT_TESTBED_CACHE", "/a"),
-            ("XDG_CACHE_HOME", "/b"),
-            ("HOME", "/c"),
-        ];
+        let all = &[("KOLLECT_TESTBED_CACHE", "/a"), ("XDG_CACHE_HOME", "/b"), ("HOME", "/c")];
         assert_eq!(with(all), Some("/a".into()));
         assert_eq!(with(&all[1..]), Some("/b/kollect-testbed".into()));
         let empty = &[("XDG_CACHE_HOME", ""), ("HOME", "/c")];

@@ -199,7 +199,9 @@ mod tests {
         ] {
             assert_eq!(Path::parse(path).unwrap().find(&object), Some(&expected), "{path}");
         }
-        for path in ["{.spec.nope}", "{.spec.replicas.deeper}", "{.spec.list[2]}", "{.spec.list[-3]}", "{.spec[0]}"] {
+        for path in
+            ["{.spec.nope}", "{.spec.replicas.deeper}", "{.spec.list[2]}", "{.spec.list[-3]}", "{.spec[0]}"]
+        {
             assert_eq!(Path::parse(path).unwrap().find(&object), None, "{path}");
         }
         assert_eq!(Path::parse("{.}").unwrap().find(&object), Some(&object));

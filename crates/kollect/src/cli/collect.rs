@@ -1,39 +1,46 @@
 //! `kollect collect`: one run of the engine with manifests from files.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
+    error::Error,
     io::{self, Write},
     path::PathBuf,
     process::ExitCode,
     sync::Arc,
 };
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use kollect_engine::{
     collect::{self, Problem},
     export::{Outcome, export},
     select::Namespaces,
     store::{Sight, Snapshot, StoreReader, store},
-    watch::{BlindReason, Metadata, WatchSource},
+    watch::{BlindReason, Metadata, Scope, WatchSource},
 };
-use kollect_model::{batch::InventoryId, row::Row};
+use kollect_model::{
+    batch::InventoryId,
+    row::{Row, TargetId},
+};
+use kollect_sinks::Plan;
 
 use super::{
-    manifests::{self, Inventory, Work},
+    manifests::{self, Inventory},
     print::{self, Output},
 };
 use crate::{cluster::ClusterSource, files::FileSource};
 
-/// Manifests are wrong; nothing was collected.
+/// The input is wrong; nothing was collected.
 const BAD_INPUT: u8 = 2;
-/// Something that was asked for may not be seen; everything else was collected.
+/// Something that was asked for could not be seen; everything else was collected.
 const BLIND: u8 = 3;
 
-/// Exit codes: 0 done; 1 the cluster or a sink failed; 2 the manifests are wrong, nothing was
-/// collected; 3 something may not be listed, everything else was collected.
+/// Arguments of `kollect collect`.
 #[derive(clap::Args)]
-#[command(after_help = "Exit codes: 0 done; 1 the cluster or a sink failed; 2 the input is wrong and nothing was \
-    collected; 3 something could not be seen and everything else was collected.")]
+#[command(
+    after_help = "Without -o and --out the rows go to the sinks of the manifests, or to the terminal if there are none.\n\
+        Exit codes: 0 done; 1 the cluster or a sink failed; 2 the input is wrong and nothing was collected;\n\
+        3 something could not be seen and everything else was collected."
+)]
 pub(crate) struct Args {
     /// Files or directories with Kollect manifests.
     #[arg(short = 'f', long = "filename", required = true, value_name = "DIR|FILE", num_args = 1..)]
@@ -57,31 +64,24 @@ pub(crate) struct Args {
     #[arg(long, value_name = "sqlite:FILE")]
     out: Option<String>,
     /// Name of the cluster in --out, so that several clusters can share it.
-    #[arg(long, default_value = "", requires = "out", value_name = "NAME")]
+    #[arg(long, default_value = "", requires = "out", value_name = "NAME", hide_default_value = true)]
     cluster: String,
 }
 
 /// `kollect collect`
 pub(crate) fn run(args: Args) -> ExitCode {
-    let work = match manifests::load(&args.manifests) {
-        Ok(work) => work,
-        Err(problems) => return refuse(&problems),
-    };
-    let out = match args.out.as_deref().map(destination).transpose() {
-        Ok(out) => out,
-        Err(problem) => return refuse(&[problem]),
-    };
-    work.notes.iter().for_each(|note| eprintln!("note: {note}"));
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let result = runtime
-        .context("start the runtime")
-        .and_then(|runtime| runtime.block_on(Run { args, work, out, blind: false }.run()));
-    match result {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
+    match Run::prepare(args) {
+        Ok(run) => {
+            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+            match runtime.context("start the runtime").and_then(|runtime| runtime.block_on(run.run())) {
+                Ok(code) => code,
+                Err(error) => {
+                    eprintln!("error: {}", told_once(error.as_ref()));
+                    ExitCode::FAILURE
+                }
+            }
         }
+        Err(problems) => refuse(&problems),
     }
 }
 
@@ -92,28 +92,68 @@ fn refuse(problems: &[String]) -> ExitCode {
     ExitCode::from(BAD_INPUT)
 }
 
-/// What `--out` names.
-fn destination(text: &str) -> Result<kollect_sinks::Plan, String> {
-    match text.split_once(':') {
-        #[cfg(feature = "sqlite")]
-        Some(("sqlite", file)) if !file.is_empty() => {
-            Ok(kollect_sinks::Plan::Sqlite(kollect_sinks::sqlite::Config::file(file)))
+/// The chain of causes. Some libraries repeat a cause in the text of its effect; it is told once.
+fn told_once(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        if !text.contains(&next) {
+            text = format!("{text}: {next}");
         }
-        Some((scheme, rest)) if !rest.is_empty() && scheme != "sqlite" => {
-            Err(format!("--out {text}: {scheme} is not available in this build; write sqlite:FILE"))
-        }
-        _ => Err(format!("--out {text}: is not a destination; write sqlite:FILE")),
+        cause = error.source();
     }
+    text
+}
+
+/// An inventory and where this run writes it.
+struct Bound {
+    inventory: Inventory,
+    sinks: Vec<Destination>,
+}
+
+struct Destination {
+    name: String,
+    cluster: String,
+    plan: Plan,
 }
 
 struct Run {
     args: Args,
-    work: Work,
-    out: Option<kollect_sinks::Plan>,
+    targets: Vec<collect::Target>,
+    inventories: Vec<Bound>,
     blind: bool,
 }
 
 impl Run {
+    /// Everything that can be checked before anything is read.
+    fn prepare(args: Args) -> Result<Self, Vec<String>> {
+        let work = manifests::load(&args.manifests)?;
+        let out = args.out.as_deref().map(destination).transpose().map_err(|problem| vec![problem])?;
+        work.notes.iter().for_each(|note| eprintln!("note: {note}"));
+        let mut problems = Vec::new();
+        let mut inventories = Vec::new();
+        for inventory in work.inventories {
+            let mut sinks = Vec::new();
+            if let Some(plan) = &out {
+                let name = args.out.clone().unwrap_or_default();
+                sinks.push(Destination { name, cluster: args.cluster.clone(), plan: plan.clone() });
+            } else if args.output.is_none() {
+                for sink in &inventory.sinks {
+                    let cluster = sink.spec.common().cluster.clone().unwrap_or_default();
+                    match sink.plan() {
+                        Ok(plan) => sinks.push(Destination { name: sink.name.clone(), cluster, plan }),
+                        Err(errors) => problems.extend(errors),
+                    }
+                }
+            }
+            inventories.push(Bound { inventory, sinks });
+        }
+        problems.dedup();
+        let run = Self { args, targets: work.targets, inventories, blind: false };
+        if problems.is_empty() { Ok(run) } else { Err(problems) }
+    }
+
     async fn run(mut self) -> anyhow::Result<ExitCode> {
         let (source, owner): (Box<dyn WatchSource>, Option<String>) = if self.args.from.is_empty() {
             let source =
@@ -123,7 +163,7 @@ impl Run {
         } else {
             match FileSource::read(&self.args.from) {
                 Ok(source) => (Box::new(source), None),
-                Err(error) => return Ok(refuse(&[format!("{error:#}")])),
+                Err(error) => return Ok(refuse(&[told_once(error.as_ref())])),
             }
         };
         let rows = self.collect(&*source).await;
@@ -132,9 +172,7 @@ impl Run {
             Some(namespace) => Sight::Namespaces([namespace.clone()].into()),
             None => Sight::Everything,
         };
-        let printing = self.out.is_none()
-            && (self.args.output.is_some() || self.work.inventories.iter().all(|i| i.sinks.is_empty()));
-        if printing {
+        if self.inventories.iter().all(|bound| bound.sinks.is_empty()) {
             self.print(&rows, &rest)?;
         } else {
             self.write(&rows, &rest, owner.as_deref()).await?;
@@ -146,27 +184,28 @@ impl Run {
         let (mut writer, reader) = store();
         let namespaces = self.namespaces(source).await;
         let only = self.args.namespace.as_deref();
-        let blind = &mut self.blind;
-        let problem = |problem| *blind |= report(&problem);
-        collect::collect(source, &self.work.targets, &namespaces, only, &mut writer, problem).await;
+        let mut problems = Problems::default();
+        let hear = |problem| problems.hear(problem);
+        collect::collect(source, &self.targets, &namespaces, only, &mut writer, hear).await;
+        self.blind = problems.blind;
+        problems.summarise();
         reader
     }
 
     /// Without permission to list namespaces, those that are named are taken to exist.
     async fn namespaces(&self, source: &dyn WatchSource) -> Namespaces {
-        match collect::namespaces(source).await {
-            Ok(namespaces) => namespaces,
-            Err(blindness) => {
-                eprintln!("warning: {}; labels of namespaces are not known", blindness.message);
-                let queries = self.work.targets.iter().flat_map(|t| t.selection.queries(self.args.namespace.as_deref()));
-                let named = queries.filter_map(|query| match query.scope {
-                    kollect_engine::watch::Scope::Namespaces(names) => Some(names),
-                    kollect_engine::watch::Scope::All => None,
-                });
-                let names: BTreeSet<String> = named.flatten().collect();
-                names.into_iter().map(|name| (name, Metadata::default())).collect()
-            }
-        }
+        let only = self.args.namespace.as_deref();
+        collect::namespaces(source).await.unwrap_or_else(|blindness| {
+            eprintln!("warning: {}; their labels are not known", blindness.message);
+            let scopes =
+                self.targets.iter().flat_map(|target| target.selection.queries(only)).map(|q| q.scope);
+            let named = scopes.filter_map(|scope| match scope {
+                Scope::Namespaces(names) => Some(names),
+                Scope::All => None,
+            });
+            let known = named.flatten().map(|name| (name, Metadata::default())).collect();
+            Namespaces { known, complete: false }
+        })
     }
 
     fn snapshot(rows: &StoreReader, inventory: &Inventory, rest: &Sight) -> anyhow::Result<Snapshot> {
@@ -176,14 +215,18 @@ impl Run {
     fn print(&self, rows: &StoreReader, rest: &Sight) -> anyhow::Result<()> {
         let mut all: Vec<Arc<Row>> = Vec::new();
         let mut seen = BTreeSet::new();
-        for inventory in &self.work.inventories {
+        for Bound { inventory, .. } in &self.inventories {
             let snapshot = Self::snapshot(rows, inventory, rest)?;
-            all.extend(snapshot.rows.into_iter().filter(|(key, _)| seen.insert(key.clone())).map(|(_, row)| row));
+            all.extend(
+                snapshot.rows.into_iter().filter(|(key, _)| seen.insert(key.clone())).map(|(_, row)| row),
+            );
         }
         all.sort_by(|a, b| order(a).cmp(&order(b)));
-        let unwritten = self.work.inventories.iter().map(|i| i.sinks.len()).sum::<usize>();
+        let unwritten = self.inventories.iter().map(|bound| bound.inventory.sinks.len()).sum::<usize>();
         if unwritten > 0 {
-            eprintln!("note: -o prints only; {unwritten} sink reference(s) of the manifests were not written");
+            eprintln!(
+                "note: -o prints only; {unwritten} sink reference(s) of the manifests were not written"
+            );
         }
         let output = self.args.output.unwrap_or(Output::Table);
         let mut stdout = io::BufWriter::new(io::stdout().lock());
@@ -197,39 +240,54 @@ impl Run {
     async fn write(&self, rows: &StoreReader, rest: &Sight, owner: Option<&str>) -> anyhow::Result<()> {
         let headers = ["INVENTORY", "SINK", "ROWS", "ADDED", "CHANGED", "REMOVED", "UNCHANGED", "LEFT ALONE"];
         let mut lines = vec![headers.map(ToOwned::to_owned).to_vec()];
-        let mut failure = None;
-        for inventory in &self.work.inventories {
+        let mut failed = 0;
+        for Bound { inventory, sinks } in &self.inventories {
             let snapshot = Self::snapshot(rows, inventory, rest)?;
-            let own = inventory.sinks.iter().map(|sink| {
-                let cluster = sink.spec.common().cluster.clone().unwrap_or_default();
-                (sink.name.clone(), cluster, sink.plan.clone())
-            });
-            let out = self.out.iter().map(|plan| {
-                (self.args.out.clone().unwrap_or_default(), self.args.cluster.clone(), plan.clone())
-            });
-            let sinks: Vec<_> = if self.out.is_some() { out.collect() } else { own.collect() };
-            for (name, cluster, plan) in sinks {
-                let id = InventoryId { cluster, namespace: inventory.namespace.clone(), name: inventory.name.clone() };
-                match deliver(&plan, &id, owner, &snapshot).await {
+            for Destination { name, cluster, plan } in sinks {
+                let id = InventoryId {
+                    cluster: cluster.clone(),
+                    namespace: inventory.namespace.clone(),
+                    name: inventory.name.clone(),
+                };
+                match deliver(plan, &id, owner, &snapshot).await {
                     Ok(outcome) => {
                         changes(&outcome, &snapshot);
-                        lines.push(summary(&id, &name, &snapshot, &outcome));
+                        lines.push(summary(&id, name, &snapshot, &outcome));
                     }
                     Err(error) => {
-                        eprintln!("error: sink {name}: {error:#}");
-                        failure = Some(anyhow::anyhow!("inventory {id} was not written to {name}"));
+                        eprintln!("error: inventory {id}, sink {name}: {}", told_once(error.as_ref()));
+                        failed += 1;
                     }
                 }
             }
         }
-        let mut stdout = io::stdout().lock();
-        print::aligned(&mut stdout, &lines).context("print the summary")?;
-        failure.map_or(Ok(()), Err)
+        if lines.len() > 1 {
+            print::aligned(&mut io::stdout().lock(), &lines).context("print the summary")?;
+        }
+        if failed > 0 {
+            Err(anyhow!("{failed} of {} writes failed", lines.len() - 1 + failed))
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// What `--out` names.
+fn destination(text: &str) -> Result<Plan, String> {
+    match text.split_once(':') {
+        #[cfg(feature = "sqlite")]
+        Some(("sqlite", file)) if !file.is_empty() => {
+            Ok(Plan::Sqlite(kollect_sinks::sqlite::Config::file(file)))
+        }
+        Some((scheme, rest)) if !rest.is_empty() => {
+            Err(format!("--out {text}: {scheme} is not available in this build; write sqlite:FILE"))
+        }
+        _ => Err(format!("--out {text}: is not a destination; write sqlite:FILE")),
     }
 }
 
 async fn deliver(
-    plan: &kollect_sinks::Plan,
+    plan: &Plan,
     inventory: &InventoryId,
     owner: Option<&str>,
     snapshot: &Snapshot,
@@ -238,27 +296,51 @@ async fn deliver(
     Ok(export(&*sink, inventory, owner, snapshot).await?)
 }
 
-/// Says what could not be seen; whether it makes the run blind.
-fn report(problem: &Problem) -> bool {
-    match problem {
-        Problem::Blind { blindness, .. } => {
-            let word = if blindness.reason == BlindReason::Forbidden { "forbidden" } else { "not seen" };
-            eprintln!("{word}: {}", blindness.message);
-            true
+/// What a run could not see or read. Blindness is told at once, what concerns single objects is counted.
+#[derive(Default)]
+struct Problems {
+    blind: bool,
+    mismatches: BTreeMap<(TargetId, String), (usize, String)>,
+}
+
+impl Problems {
+    fn hear(&mut self, problem: Problem) {
+        match problem {
+            Problem::Blind { blindness, .. } => {
+                self.blind = true;
+                let word = if blindness.reason == BlindReason::Forbidden { "forbidden" } else { "not seen" };
+                eprintln!("{word}: {}", blindness.message);
+            }
+            Problem::Undecided { target, gvk } => {
+                self.blind = true;
+                eprintln!(
+                    "not seen: target {target}: which {gvk} it selects depends on namespaces that cannot be listed"
+                );
+            }
+            Problem::TypeMismatch { target, object, attributes } => {
+                for attribute in attributes {
+                    let entry = self.mismatches.entry((target.clone(), attribute));
+                    entry.or_insert_with(|| (0, object.clone())).0 += 1;
+                }
+            }
+            Problem::Unreadable { target, object, error } => {
+                self.blind = true;
+                eprintln!("not seen: target {target}: {object}: {}", told_once(&error));
+            }
         }
-        Problem::TypeMismatch { target, object, attributes } => {
-            eprintln!("warning: target {target}: {object}: not of the declared type: {}", attributes.join(", "));
-            false
-        }
-        Problem::Unreadable { target, object, error } => {
-            eprintln!("warning: target {target}: {object}: {error}");
-            true
+    }
+
+    fn summarise(&self) {
+        for ((target, attribute), (count, example)) in &self.mismatches {
+            let objects =
+                if *count == 1 { example.clone() } else { format!("{count} objects, such as {example}") };
+            eprintln!("warning: target {target}: {attribute} is null: not of the declared type in {objects}");
         }
     }
 }
 
 /// What people look for: by target, then by name.
-fn order(row: &Row) -> (&kollect_model::row::TargetId, &str, &str, &str, &str) {
+fn order(row: &Row) -> (&TargetId, &str, &str, &str, &str) {
     (&row.key.target, &row.key.kind, &row.key.namespace, &row.name, &row.key.uid)
 }
 

@@ -17,7 +17,7 @@ use kollect_model::{
         GROUP, KollectClusterInventory, KollectClusterScope, KollectClusterTarget, KollectConnectionTest,
         KollectDatabaseSink, KollectEventSink, KollectInventory, KollectProfile, KollectScope,
         KollectSnapshotSink, KollectTarget, VERSION,
-        inventory::{MAX_SINK_REFS, SinkRef, SinkRefs},
+        inventory::{Dedupe, MAX_SINK_REFS, SinkRef, SinkRefs},
         scope::ScopeCeiling,
         shapes::{Gvk, LabelSelector},
     },
@@ -78,7 +78,16 @@ pub(crate) struct BoundSink {
     /// `family/name`
     pub(crate) name: String,
     pub(crate) spec: SinkSpec,
-    pub(crate) plan: kollect_sinks::Plan,
+    /// Where the sink's manifest stands, for messages.
+    place: String,
+}
+
+impl BoundSink {
+    /// The plan of the sink, or a line for each problem.
+    pub(crate) fn plan(&self) -> Result<kollect_sinks::Plan, Vec<String>> {
+        let line = |error: SpecError| format!("{}: {error}", self.place);
+        kollect_sinks::plan(&self.spec).map_err(|errors| errors.into_iter().map(line).collect())
+    }
 }
 
 /// A set of targets whose rows belong together, and where they go.
@@ -146,17 +155,24 @@ impl Loader {
         let api_version = value["apiVersion"].as_str().unwrap_or_default();
         let kind = value["kind"].as_str().unwrap_or_default().to_owned();
         if api_version.is_empty() || kind.is_empty() {
-            let error = SpecError::absent("apiVersion, kind", "are needed: this is not a Kubernetes manifest");
+            let error =
+                SpecError::absent("apiVersion, kind", "are needed: this is not a Kubernetes manifest");
             return self.problem(&place, "?", &error);
         }
         if api_version.split('/').next() != Some(GROUP) {
-            return self.notes.push(format!("{place}: {api_version} {kind} is not Kollect's and was ignored"));
+            return self
+                .notes
+                .push(format!("{place}: {api_version} {kind} is not Kollect's and was ignored"));
         }
         let Some(known) = schema::kinds().get(&kind).filter(|_| api_version == format!("{GROUP}/{VERSION}"))
         else {
             let names: Vec<_> = schema::kinds().keys().map(String::as_str).collect();
             let problem = format!("is unknown; known in {GROUP}/{VERSION}: {}", names.join(", "));
-            return self.problem(&place, &kind, &SpecError::new("kind", &format!("{api_version} {kind}").into(), problem));
+            return self.problem(
+                &place,
+                &kind,
+                &SpecError::new("kind", &format!("{api_version} {kind}").into(), problem),
+            );
         };
         let name = value["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         if known.namespaced && value["metadata"]["namespace"].is_null() && value["metadata"].is_object() {
@@ -248,13 +264,19 @@ impl Loader {
             let result = Referrer {
                 place,
                 who: format!("KollectTarget {name}"),
-                rules: spec.filter.resource_rules.iter().map(|rule| (&rule.gvk, &*rule.match_policy)).collect(),
+                rules: spec
+                    .filter
+                    .resource_rules
+                    .iter()
+                    .map(|rule| (&rule.gvk, &*rule.match_policy))
+                    .collect(),
                 ceiling: ceiling.map(|(name, ceiling)| (format!("KollectScope {name}"), ceiling)),
             }
             .profile(profiles, &(namespace.clone(), spec.profile_ref.clone()), "spec.profileRef");
             match result {
                 Ok(_) if spec.suspend => {
-                    self.notes.push(format!("{place}: KollectTarget {name} is suspended and was not collected"));
+                    self.notes
+                        .push(format!("{place}: KollectTarget {name} is suspended and was not collected"));
                 }
                 Ok(Some(profile)) => resolved.push(Target {
                     id: TargetId { namespace: Some(namespace.as_str().into()), name: name.as_str().into() },
@@ -281,13 +303,25 @@ impl Loader {
             let result = Referrer {
                 place,
                 who: format!("KollectClusterTarget {name}"),
-                rules: spec.filter.resource_rules.iter().map(|rule| (&rule.gvk, &*rule.match_policy)).collect(),
-                ceiling: scope.map(|((_, name), s)| (format!("KollectClusterScope {name}"), &s.object.spec.ceiling)),
+                rules: spec
+                    .filter
+                    .resource_rules
+                    .iter()
+                    .map(|rule| (&rule.gvk, &*rule.match_policy))
+                    .collect(),
+                ceiling: scope
+                    .map(|((_, name), s)| (format!("KollectClusterScope {name}"), &s.object.spec.ceiling)),
             }
-            .profile(profiles, &(reference.namespace.clone(), reference.name.clone()), "spec.profileRef");
+            .profile(
+                profiles,
+                &(reference.namespace.clone(), reference.name.clone()),
+                "spec.profileRef",
+            );
             match result {
                 Ok(_) if spec.suspend => {
-                    self.notes.push(format!("{place}: KollectClusterTarget {name} is suspended and was not collected"));
+                    self.notes.push(format!(
+                        "{place}: KollectClusterTarget {name} is suspended and was not collected"
+                    ));
                 }
                 Ok(Some(profile)) => resolved.push(Target {
                     id: TargetId { namespace: None, name: name.as_str().into() },
@@ -339,12 +373,19 @@ impl Loader {
             };
             let lists = [&spec.snapshot_sink_refs, &spec.database_sink_refs, &spec.event_sink_refs];
             let scope = self.scopes.iter().find(|((scope_namespace, _), _)| scope_namespace == namespace);
-            let ceiling = scope.map(|((_, name), s)| (format!("KollectScope {name}"), &s.object.spec.ceiling));
+            let ceiling =
+                scope.map(|((_, name), s)| (format!("KollectScope {name}"), &s.object.spec.ceiling));
             resolved.push(Inventory {
                 namespace: Some(namespace.clone()),
                 name: name.clone(),
-                targets: chosen(Some(namespace), &spec.target_refs, spec.target_selector.as_ref(), targets, labels)
-                    .unwrap_or_else(|errors| report(&mut problems, &who, &errors)),
+                targets: chosen(
+                    Some(namespace),
+                    &spec.target_refs,
+                    spec.target_selector.as_ref(),
+                    targets,
+                    labels,
+                )
+                .unwrap_or_else(|errors| report(&mut problems, &who, &errors)),
                 sinks: bound(&self.sinks, lists, Some(namespace), namespace, ceiling.as_ref())
                     .unwrap_or_else(|errors| report(&mut problems, &who, &errors)),
             });
@@ -357,16 +398,22 @@ impl Loader {
             let spec = &object.spec;
             let who = format!("{place}: KollectClusterInventory {name}");
             let labels = |target: &str| {
-                self.cluster_targets.get(&(String::new(), target.to_owned())).map(|t| t.object.labels().clone())
+                self.cluster_targets
+                    .get(&(String::new(), target.to_owned()))
+                    .map(|t| t.object.labels().clone())
             };
             let lists = [&spec.snapshot_sink_refs, &spec.database_sink_refs, &spec.event_sink_refs];
-            if spec.namespace_selector.is_some() || !spec.namespaces.is_empty() || spec.dedupe != Default::default() {
+            if spec.namespace_selector.is_some()
+                || !spec.namespaces.is_empty()
+                || spec.dedupe != Dedupe::default()
+            {
                 problems.push(format!(
                     "{who}: spec.namespaceSelector, spec.namespaces, spec.dedupe: are not available in this build: remove them"
                 ));
             }
             let scope = self.cluster_scopes.iter().next();
-            let ceiling = scope.map(|((_, name), s)| (format!("KollectClusterScope {name}"), &s.object.spec.ceiling));
+            let ceiling =
+                scope.map(|((_, name), s)| (format!("KollectClusterScope {name}"), &s.object.spec.ceiling));
             resolved.push(Inventory {
                 namespace: None,
                 name: name.clone(),
@@ -434,7 +481,8 @@ fn twice(who: &str, place: &Place, first: &Place) -> String {
 }
 
 fn dangling(field: &str, value: &str, what: &str, namespace: &str) -> SpecError {
-    let problem = format!("no {what} in namespace {namespace} among the manifests: add it or correct the name");
+    let problem =
+        format!("no {what} in namespace {namespace} among the manifests: add it or correct the name");
     SpecError::new(field, &value.into(), problem)
 }
 
@@ -459,18 +507,32 @@ impl Referrer<'_> {
         if profile.is_none() {
             errors.push(dangling(field, &name.1, &format!("KollectProfile {}", name.1), &name.0));
         }
-        for (index, (_, policy)) in self.rules.iter().enumerate().filter(|(_, (_, policy))| !policy.is_empty()) {
+        for (index, (_, policy)) in
+            self.rules.iter().enumerate().filter(|(_, (_, policy))| !policy.is_empty())
+        {
             let field = format!("spec.resourceRules[{index}].matchPolicy");
-            errors.push(SpecError::new(field, &(*policy).into(), "CEL is not available in this build: use labels"));
+            errors.push(SpecError::new(
+                field,
+                &(*policy).into(),
+                "CEL is not available in this build: use labels",
+            ));
         }
         let own = profile.and_then(|p| p.as_ref()).map(|p| &p.gvk).filter(|_| self.rules.is_empty());
         for gvk in self.rules.iter().map(|(gvk, _)| *gvk).chain(own) {
             if let Some((scope, _)) = self.ceiling.as_ref().filter(|(_, ceiling)| !ceiling.allows_kind(gvk)) {
-                errors.push(SpecError::new(field, &gvk.to_string().into(), format!("{scope} does not allow this kind")));
+                errors.push(SpecError::new(
+                    field,
+                    &gvk.to_string().into(),
+                    format!("{scope} does not allow this kind"),
+                ));
             }
         }
         let line = |error: &SpecError| format!("{}: {}: {error}", self.place, self.who);
-        if errors.is_empty() { Ok(profile.cloned().flatten()) } else { Err(errors.iter().map(line).collect()) }
+        if errors.is_empty() {
+            Ok(profile.cloned().flatten())
+        } else {
+            Err(errors.iter().map(line).collect())
+        }
     }
 }
 
@@ -525,18 +587,28 @@ fn bound(
         });
         for (index, sink_ref) in refs.iter().enumerate() {
             let field = format!("{field}[{index}]");
-            if let Some((scope, _)) = ceiling.filter(|(_, ceiling)| !allows_sink(ceiling, family, &sink_ref.name)) {
-                errors.push(SpecError::new(&field, &sink_ref.name.as_str().into(), format!("{scope} does not allow this sink")));
+            if let Some((scope, _)) =
+                ceiling.filter(|(_, ceiling)| !allows_sink(ceiling, family, &sink_ref.name))
+            {
+                errors.push(SpecError::new(
+                    &field,
+                    &sink_ref.name.as_str().into(),
+                    format!("{scope} does not allow this sink"),
+                ));
             }
             match bind(sinks, family, sink_ref, sink_namespace, &field) {
                 Ok(sink) => found.push(sink),
-                Err(problems) => errors.extend(problems),
+                Err(error) => errors.push(error),
             }
         }
     }
     let total: usize = lists.iter().map(|list| list.0.len()).sum();
     if total > MAX_SINK_REFS {
-        errors.push(SpecError::new("spec", &total.into(), format!("has more than {MAX_SINK_REFS} sink references")));
+        errors.push(SpecError::new(
+            "spec",
+            &total.into(),
+            format!("has more than {MAX_SINK_REFS} sink references"),
+        ));
     }
     if errors.is_empty() { Ok(found) } else { Err(errors) }
 }
@@ -556,16 +628,12 @@ fn bind(
     sink_ref: &SinkRef,
     default_namespace: &str,
     field: &str,
-) -> Result<BoundSink, Vec<SpecError>> {
+) -> Result<BoundSink, SpecError> {
     let namespace = sink_ref.namespace.as_deref().unwrap_or(default_namespace);
     let name = format!("{family}/{}", sink_ref.name);
     let key = (family, (namespace.to_owned(), sink_ref.name.clone()));
     let Some(Loaded { place, object: spec }) = sinks.get(&key) else {
-        return Err(vec![dangling(field, &sink_ref.name, &format!("{family} sink {}", sink_ref.name), namespace)]);
+        return Err(dangling(field, &sink_ref.name, &format!("{family} sink {}", sink_ref.name), namespace));
     };
-    let plan = kollect_sinks::plan(spec).map_err(|errors| {
-        let at = |e: SpecError| SpecError { field: format!("{field} → {place}: {}", e.field), ..e };
-        errors.into_iter().map(at).collect::<Vec<_>>()
-    })?;
-    Ok(BoundSink { name, spec: spec.clone(), plan })
+    Ok(BoundSink { place: format!("{place}: {family} sink {}", sink_ref.name), name, spec: spec.clone() })
 }

@@ -149,9 +149,9 @@ fn csv(out: &mut impl Write, rows: &[Arc<Row>]) -> io::Result<()> {
     let identity =
         ["target_namespace", "target_name", "namespace", "name", "group", "version", "kind", "uid"];
     // RFC 4180; attributes have a prefix, so that none of them can be taken for identity.
-    let quoted = |text: String| match text.contains([',', '"', '\n', '\r']) {
-        true => format!("\"{}\"", text.replace('"', "\"\"")),
-        false => text,
+    let quoted = |text: String| {
+        let plain = !text.contains([',', '"', '\n', '\r']);
+        if plain { text } else { format!("\"{}\"", text.replace('"', "\"\"")) }
     };
     let names = columns.iter().map(|name| quoted(format!("attr_{name}")));
     let header: Vec<String> = identity.map(Into::into).into_iter().chain(names).collect();
@@ -159,8 +159,14 @@ fn csv(out: &mut impl Write, rows: &[Arc<Row>]) -> io::Result<()> {
     for (row, attributes) in rows.iter().zip(&parsed) {
         let key = &row.key;
         let identity = [
-            row.target_namespace(), &key.target.name, &key.namespace, &row.name, &key.group, &row.version,
-            &key.kind, &key.uid,
+            row.target_namespace(),
+            &key.target.name,
+            &key.namespace,
+            &row.name,
+            &key.group,
+            &row.version,
+            &key.kind,
+            &key.uid,
         ];
         let identity = identity.map(ToOwned::to_owned).into_iter();
         let values = columns.iter().map(|name| cell(attributes.get(name)));

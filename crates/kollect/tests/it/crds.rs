@@ -3,16 +3,27 @@
 use std::{fs, sync::OnceLock};
 
 use kollect_testbed::ControlPlane;
-use kube::{Client, Config, config::Kubeconfig};
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::program::{kollect, root};
 
 const KINDS: [&str; 11] = [
-    "kollectprofiles", "kollecttargets", "kollectclustertargets", "kollectinventories",
-    "kollectclusterinventories", "kollectsnapshotsinks", "kollectdatabasesinks", "kollecteventsinks",
-    "kollectscopes", "kollectclusterscopes", "kollectconnectiontests",
+    "kollectprofiles",
+    "kollecttargets",
+    "kollectclustertargets",
+    "kollectinventories",
+    "kollectclusterinventories",
+    "kollectsnapshotsinks",
+    "kollectdatabasesinks",
+    "kollecteventsinks",
+    "kollectscopes",
+    "kollectclusterscopes",
+    "kollectconnectiontests",
 ];
 
 /// A control plane that knows the eleven kinds and has the namespace of the samples.
@@ -31,7 +42,7 @@ pub(crate) fn with_kinds() -> &'static ControlPlane {
 async fn client(plane: &ControlPlane) -> Client {
     let _installed = rustls::crypto::ring::default_provider().install_default();
     let kubeconfig = Kubeconfig::read_from(plane.kubeconfig()).unwrap();
-    let config = Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await.unwrap();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
     Client::try_from(config).unwrap()
 }
 
@@ -43,8 +54,10 @@ fn sample(name: &str) -> Value {
 /// Sends an object as kubectl does, with unknown fields as errors; the message of a refusal.
 async fn send(client: &Client, method: &str, object: &Value, dry_run: bool) -> Result<Value, String> {
     let kind = object["kind"].as_str().unwrap().to_lowercase();
-    let plural = if kind.ends_with('y') { format!("{}ies", kind.trim_end_matches('y')) } else { format!("{kind}s") };
-    let namespace = object["metadata"]["namespace"].as_str().map(|n| format!("namespaces/{n}/")).unwrap_or_default();
+    let plural =
+        if kind.ends_with('y') { format!("{}ies", kind.trim_end_matches('y')) } else { format!("{kind}s") };
+    let namespace =
+        object["metadata"]["namespace"].as_str().map(|n| format!("namespaces/{n}/")).unwrap_or_default();
     let name = match method {
         "PUT" => format!("/{}", object["metadata"]["name"].as_str().unwrap()),
         _ => String::new(),
@@ -65,7 +78,8 @@ async fn send(client: &Client, method: &str, object: &Value, dry_run: bool) -> R
 
 #[test]
 fn printed_definitions_are_the_committed_ones() {
-    let mut files: Vec<_> = fs::read_dir(root().join("config/crd/bases")).unwrap().map(|e| e.unwrap().path()).collect();
+    let mut files: Vec<_> =
+        fs::read_dir(root().join("config/crd/bases")).unwrap().map(|e| e.unwrap().path()).collect();
     files.sort();
     let printed = kollect(["crds"]).ok();
     let mut documents: Vec<&str> = printed.split_inclusive("---\n").collect();
@@ -86,7 +100,9 @@ fn kubectl_explains_every_kind() {
     }
     let field = plane.kubectl(&["explain", "kollectprofiles.spec.attributes.path"]).unwrap();
     assert!(field.contains("kubectl JSONPath"), "{field}");
-    for short in ["kprof", "ktgt", "kctgt", "kinv", "kcinv", "ksnap", "kdb", "kevt", "kscope", "kcscope", "kconntest"] {
+    for short in
+        ["kprof", "ktgt", "kctgt", "kinv", "kcinv", "ksnap", "kdb", "kevt", "kscope", "kcscope", "kconntest"]
+    {
         plane.kubectl(&["get", short, "-A"]).unwrap();
     }
     let resources = plane.kubectl(&["api-resources", "--categories=kollect", "-o", "name"]).unwrap();
@@ -151,7 +167,10 @@ async fn every_rule_is_enforced_by_the_api_server() {
         let expected = case.expect.or(case.server).unwrap();
         match refusal {
             Err(message) if message.contains(&expected) => {}
-            other => wrong.push(format!("{} {} {:?}: expected {expected:?}, got {other:?}", case.base, case.patch, case.update)),
+            other => wrong.push(format!(
+                "{} {} {:?}: expected {expected:?}, got {other:?}",
+                case.base, case.patch, case.update
+            )),
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -161,12 +180,15 @@ async fn every_rule_is_enforced_by_the_api_server() {
 async fn q3_an_object_from_before_a_rule_can_still_lose_its_finalizer() {
     // The rule comes after the object: both live in a kind of their own, so that no other test sees it.
     let plane = with_kinds();
-    let text = fs::read_to_string(root().join("config/crd/bases/kollect.dev_kollectinventories.yaml")).unwrap();
+    let text =
+        fs::read_to_string(root().join("config/crd/bases/kollect.dev_kollectinventories.yaml")).unwrap();
     let mut crd: Value = serde_saphyr::from_str(&text).unwrap();
     crd["metadata"]["name"] = "oldinventories.kollect.dev".into();
-    crd["spec"]["names"] = json!({ "kind": "OldInventory", "plural": "oldinventories", "singular": "oldinventory" });
+    crd["spec"]["names"] =
+        json!({ "kind": "OldInventory", "plural": "oldinventories", "singular": "oldinventory" });
     let rules = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["x-kubernetes-validations"].take();
-    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["x-kubernetes-validations"] = json!([]);
+    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["x-kubernetes-validations"] =
+        json!([]);
     plane.apply(&crd.to_string()).unwrap();
     plane.wait(&["crd/oldinventories.kollect.dev", "--for=condition=Established"]).unwrap();
     let namespace = plane.namespace("q3").unwrap();
@@ -176,21 +198,33 @@ async fn q3_an_object_from_before_a_rule_can_still_lose_its_finalizer() {
         "spec": { "httpEndpoint": { "enabled": true } },
     });
     plane.apply(&old.to_string()).unwrap();
-    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["x-kubernetes-validations"] = rules;
+    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["x-kubernetes-validations"] =
+        rules;
     plane.apply(&crd.to_string()).unwrap();
     let mut refused = old.clone();
     refused["metadata"]["name"] = "new".into();
     // The API server needs a moment to use the new schema.
     for _ in 0..100 {
-        if plane.kubectl_with_input(&["create", "--dry-run=server", "-f", "-"], &refused.to_string()).is_err() {
+        if plane.kubectl_with_input(&["create", "--dry-run=server", "-f", "-"], &refused.to_string()).is_err()
+        {
             break;
         }
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
-    assert!(plane.kubectl_with_input(&["create", "--dry-run=server", "-f", "-"], &refused.to_string()).is_err());
+    assert!(
+        plane.kubectl_with_input(&["create", "--dry-run=server", "-f", "-"], &refused.to_string()).is_err()
+    );
     plane.kubectl(&["delete", "oldinventory/old", "-n", &namespace, "--wait=false"]).unwrap();
     plane
-        .kubectl(&["patch", "oldinventory/old", "-n", &namespace, "--type=merge", "-p", r#"{"metadata":{"finalizers":null}}"#])
+        .kubectl(&[
+            "patch",
+            "oldinventory/old",
+            "-n",
+            &namespace,
+            "--type=merge",
+            "-p",
+            r#"{"metadata":{"finalizers":null}}"#,
+        ])
         .unwrap();
     plane.wait(&["oldinventory/old", "-n", &namespace, "--for=delete"]).unwrap();
 }

@@ -1,1 +1,101 @@
-//! x
+//! The commands of the documentation, run as they stand.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use kollect_testbed::{ControlPlane, demo};
+
+use crate::{crds::with_kinds, program::root};
+
+fn pages() -> Vec<PathBuf> {
+    let docs = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let pages = docs.filter(|path| path.extension().is_some_and(|e| e == "md"));
+    pages.chain([root().join("README.md")]).collect()
+}
+
+/// Lines that start with `$` in blocks marked `console`.
+fn commands(page: &str) -> Vec<String> {
+    let blocks = page.split("```console\n").skip(1).filter_map(|rest| rest.split("```").next());
+    blocks.flat_map(str::lines).filter_map(|line| line.strip_prefix("$ ")).map(Into::into).collect()
+}
+
+/// A directory that looks like the repository after `make demo`, where a page may leave files.
+fn workplace(plane: &ControlPlane) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["config", "docs", "crates"] {
+        symlink(root().join(name), dir.path().join(name)).unwrap();
+    }
+    fs::create_dir_all(dir.path().join("target/debug")).unwrap();
+    symlink(env!("CARGO_BIN_EXE_kollect"), dir.path().join("target/debug/kollect")).unwrap();
+    symlink(env!("CARGO_BIN_EXE_kollect"), dir.path().join("kollect")).unwrap();
+    let programs = kollect_testbed::Programs::find_or_build().unwrap();
+    symlink(programs.kubectl, dir.path().join("kubectl")).unwrap();
+    plane.apply("{apiVersion: v1, kind: Namespace, metadata: {name: shop}}").unwrap();
+    dir
+}
+
+fn run(command: &str, dir: &Path, plane: &ControlPlane) {
+    let path = format!("{}:{}", dir.display(), std::env::var("PATH").unwrap());
+    let output = Command::new("bash")
+        .args(["-euo", "pipefail", "-c", command])
+        .current_dir(dir)
+        .env("PATH", path)
+        .env("HOME", dir)
+        .env("KUBECONFIG", plane.kubeconfig())
+        .output()
+        .unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "$ {command}\n{}", String::from_utf8_lossy(&text));
+}
+
+#[test]
+fn every_command_in_the_documentation_works() {
+    let plane = with_kinds();
+    let makefile = fs::read_to_string(root().join("Makefile")).unwrap();
+    let mut count = 0;
+    for page in pages() {
+        let dir = workplace(plane);
+        for command in commands(&fs::read_to_string(&page).unwrap()) {
+            count += 1;
+            match command.split_whitespace().collect::<Vec<_>>()[..] {
+                // Those run everything, or are run by a test of their own.
+                ["make", target, ..] => {
+                    assert!(makefile.contains(&format!("\n{target}:")), "{}: {command}", page.display());
+                }
+                ["cargo", "test", ..] => {}
+                _ => run(&command, dir.path(), plane),
+            }
+        }
+    }
+    assert!(count > 5, "the pages were found");
+}
+
+#[test]
+fn links_of_the_documentation_lead_somewhere() {
+    for page in pages() {
+        let text = fs::read_to_string(&page).unwrap();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
+            let local = !link.is_empty() && !link.starts_with("http");
+            assert!(!local || page.with_file_name(link).exists(), "{}: {link}", page.display());
+        }
+    }
+}
+
+#[test]
+fn the_demo_shows_the_changed_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut screen = Vec::new();
+    std::env::set_current_dir(root()).unwrap();
+    demo::run(Path::new(env!("CARGO_BIN_EXE_kollect")), &dir.path().join("demo.db"), &mut screen).unwrap();
+    let screen = String::from_utf8(screen).unwrap();
+    let lines: Vec<Vec<&str>> = screen.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert!(lines.contains(&vec!["~", "Deployment", "shop/cart"]), "{screen}");
+    let counts = |line: &Vec<&str>| {
+        line.first() == Some(&"default/deployments") && line[2..] == ["8", "0", "1", "0", "7", "0"]
+    };
+    assert!(lines.iter().any(counts), "{screen}");
+}

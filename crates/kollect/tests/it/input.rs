@@ -1,1 +1,239 @@
-//! x
+//! Bad input: every problem at once, with file, document, field, value and fix; nothing is collected.
+
+use std::{fs, path::PathBuf};
+
+use tempfile::TempDir;
+
+use crate::program::{Finished, kollect, kollect_with_input, root};
+
+const PROFILE: &str = "
+apiVersion: kollect.dev/v1alpha1
+kind: KollectProfile
+metadata: { name: pods }
+spec: { targetGVK: { version: v1, kind: Pod }, attributes: [{ name: node, path: $.spec.nodeName }] }
+";
+const TARGET: &str = "
+apiVersion: kollect.dev/v1alpha1
+kind: KollectTarget
+metadata: { name: pods }
+spec: { profileRef: pods }
+";
+
+struct Files(TempDir);
+
+impl Files {
+    fn new(files: &[(&str, &str)]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
+        Self(dir)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn collect(&self) -> Finished {
+        kollect(["collect", "-f", self.0.path().to_str().unwrap(), "--from", "/dev/null"])
+    }
+}
+
+#[test]
+fn every_problem_at_once_with_its_place() {
+    let second = PROFILE.replace("spec: {", "spec: { targetKind: Pod,").replace("name: pods", "name: other");
+    let files = Files::new(&[
+        ("a.yaml", &format!("{PROFILE}---{TARGET}---{PROFILE}")),
+        ("b.yaml", &second),
+        (
+            "c.yaml",
+            &TARGET.replace("name: pods", "name: two").replace("profileRef: pods", "profileRef: podz"),
+        ),
+        ("d.yaml", "kind: KollectTarget\nmetadata: {}\n"),
+        ("e.yaml", "apiVersion: kollect.dev/v1alpha1\nkind: KollectTarge\nmetadata: { name: x }\n"),
+        ("f.yaml", "a: [1\n"),
+        (
+            "g.yaml",
+            &PROFILE
+                .replace("$.spec.nodeName", "\"{.spec.containers[*].image}\"")
+                .replace("name: pods", "name: list"),
+        ),
+        ("h.yaml", &PROFILE.replace("version: v1", "version: 1").replace("name: pods", "name: typed")),
+    ]);
+    let finished = files.collect();
+    assert_eq!(finished.code, 2, "{}", finished.stderr);
+    assert_eq!(finished.stdout, "");
+    for expected in [
+        "a.yaml: document 3: KollectProfile pods: metadata.name: is defined twice, first in ",
+        "b.yaml: document 1: KollectProfile other: spec.targetKind = \"Pod\": is not a known field; known here: attributes, export, metrics, targetGVK",
+        "c.yaml: document 1: KollectTarget two: spec.profileRef = \"podz\": no KollectProfile podz in namespace default",
+        "d.yaml: document 1: ?: apiVersion, kind: are needed",
+        "e.yaml: document 1: KollectTarge: kind = \"kollect.dev/v1alpha1 KollectTarge\": is unknown; known in kollect.dev/v1alpha1: KollectClusterInventory",
+        "f.yaml",
+        "g.yaml: document 1: KollectProfile list: spec.attributes[0].path = \"{.spec.containers[*].image}\": wildcards are not available in this build",
+        "h.yaml: document 1: KollectProfile typed: spec.targetGVK.version = 1: must be a string: put it in quotes",
+        "8 problems; nothing was collected",
+    ] {
+        assert!(finished.stderr.contains(expected), "missing {expected:?} in\n{}", finished.stderr);
+    }
+}
+
+#[test]
+fn dangling_and_wrong_references_of_inventories_are_named() {
+    let inventory = "
+apiVersion: kollect.dev/v1alpha1
+kind: KollectInventory
+metadata: { name: all }
+spec: { targetRefs: [podz], databaseSinkRefs: [db, { nam: x }], eventSinkRefs: [{ name: e, namespace: other }] }
+";
+    let test = "
+apiVersion: kollect.dev/v1alpha1
+kind: KollectConnectionTest
+metadata: { name: probe }
+spec: { sinkRef: { eventSinkRef: gone } }
+";
+    let files = Files::new(&[("a.yaml", &format!("{PROFILE}---{TARGET}---{inventory}---{test}"))]);
+    let finished = files.collect();
+    assert_eq!(finished.code, 2, "{}", finished.stderr);
+    for expected in [
+        "spec.targetRefs[0] = \"podz\": no KollectTarget podz",
+        "spec.databaseSinkRefs[1] = {\"nam\":\"x\"}: unknown field `nam`",
+        "spec.eventSinkRefs[0].namespace",
+        "spec.sinkRef.eventSinkRef = \"gone\": no event sink gone in namespace default",
+    ] {
+        assert!(finished.stderr.contains(expected), "missing {expected:?} in\n{}", finished.stderr);
+    }
+}
+
+#[test]
+fn scopes_are_ceilings_here_as_well() {
+    let scope = "
+apiVersion: kollect.dev/v1alpha1
+kind: KollectScope
+metadata: { name: only-services }
+spec: { allowedGVKs: [{ version: v1, kind: Service }] }
+";
+    let files = Files::new(&[("a.yaml", &format!("{PROFILE}---{TARGET}---{scope}"))]);
+    let finished = files.collect();
+    assert_eq!(finished.code, 2);
+    assert!(
+        finished
+            .stderr
+            .contains("spec.profileRef = \"v1 Pod\": KollectScope only-services does not allow this kind"),
+        "{}",
+        finished.stderr
+    );
+}
+
+#[test]
+fn a_sink_without_code_is_refused_unless_the_run_only_prints() {
+    let samples = root().join("config/samples");
+    let only =
+        |file: &str| samples.join(format!("kollect_v1alpha1_{file}.yaml")).to_str().unwrap().to_owned();
+    let mut args: Vec<String> = ["collect", "--from", "/dev/null", "-f"].map(Into::into).to_vec();
+    args.extend(
+        [
+            "kollectprofile",
+            "kollecttarget",
+            "kollectinventory",
+            "kollectsnapshotsink",
+            "kollectdatabasesink",
+            "kollecteventsink",
+        ]
+        .map(only),
+    );
+    let finished = kollect(&args);
+    assert_eq!(finished.code, 2, "{}", finished.stderr);
+    for name in ["git", "postgres", "nats"] {
+        let expected = format!("spec.type = \"{name}\": is not available in this build; available: sqlite");
+        assert!(finished.stderr.contains(&expected), "{}", finished.stderr);
+    }
+    args.push("-ojson".into());
+    let finished = kollect(&args);
+    assert!(
+        finished.stderr.contains("3 sink reference(s) of the manifests were not written"),
+        "{}",
+        finished.stderr
+    );
+    assert_eq!(finished.ok().trim(), "[]");
+}
+
+#[test]
+fn destinations_that_do_not_exist_are_refused() {
+    let files = Files::new(&[("a.yaml", &format!("{PROFILE}---{TARGET}"))]);
+    for (out, expected) in [
+        ("postgres://x", "--out postgres://x: postgres is not available in this build; write sqlite:FILE"),
+        ("sqlite:", "is not a destination; write sqlite:FILE"),
+        ("x.db", "is not a destination; write sqlite:FILE"),
+    ] {
+        let finished = kollect([
+            "collect",
+            "-f",
+            files.path("a.yaml").to_str().unwrap(),
+            "--from",
+            "/dev/null",
+            "--out",
+            out,
+        ]);
+        assert_eq!(finished.code, 2);
+        assert!(finished.stderr.contains(expected), "{}", finished.stderr);
+    }
+}
+
+#[test]
+fn objects_that_are_none_are_refused() {
+    let files = Files::new(&[("a.yaml", &format!("{PROFILE}---{TARGET}"))]);
+    let manifests = files.path("a.yaml");
+    for (input, expected) in [
+        ("{\"a\": 1}", "-: document 1: apiVersion and kind are needed"),
+        ("apiVersion: v1\nkind: Pod\nmetadata: {}\n", "-: document 1: metadata.name is needed in Pod"),
+        ("{", "-: EOF while parsing"),
+    ] {
+        let finished =
+            kollect_with_input(["collect", "-f", manifests.to_str().unwrap(), "--from", "-"], input);
+        assert_eq!(finished.code, 2, "{}", finished.stderr);
+        assert!(finished.stderr.contains(expected), "{}", finished.stderr);
+    }
+    let finished = kollect(["collect", "-f", manifests.to_str().unwrap(), "--from", "/no/such/file"]);
+    assert_eq!(finished.code, 2);
+    assert!(finished.stderr.contains("/no/such/file: No such file or directory"), "{}", finished.stderr);
+}
+
+#[test]
+fn an_unreachable_cluster_is_named() {
+    let files = Files::new(&[
+        ("a.yaml", &format!("{PROFILE}---{TARGET}")),
+        (
+            "kubeconfig",
+            "
+apiVersion: v1
+kind: Config
+contexts: [{ name: nowhere, context: { cluster: c, user: u } }]
+clusters: [{ name: c, cluster: { server: 'https://127.0.0.1:1' } }]
+users: [{ name: u, user: {} }]
+",
+        ),
+    ]);
+    let (manifests, kubeconfig) = (files.path("a.yaml"), files.path("kubeconfig"));
+    let run = |context: &str| {
+        kollect([
+            "collect",
+            "-f",
+            manifests.to_str().unwrap(),
+            "--kubeconfig",
+            kubeconfig.to_str().unwrap(),
+            "--context",
+            context,
+        ])
+    };
+    let finished = run("nowhere");
+    assert_eq!(finished.code, 1);
+    assert!(
+        finished.stderr.contains("reach the cluster at https://127.0.0.1:1/ (context nowhere)"),
+        "{}",
+        finished.stderr
+    );
+    let finished = run("unknown");
+    assert_eq!(finished.code, 1);
+    assert!(finished.stderr.contains("(context unknown)"), "{}", finished.stderr);
+}

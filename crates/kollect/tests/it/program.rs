@@ -34,7 +34,10 @@ pub(crate) fn kollect<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Fin
 }
 
 /// Runs `kollect` with arguments and a standard input.
-pub(crate) fn kollect_with_input<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>, input: &str) -> Finished {
+pub(crate) fn kollect_with_input<S: AsRef<OsStr>>(
+    args: impl IntoIterator<Item = S>,
+    input: &str,
+) -> Finished {
     let mut child = Command::new(env!("CARGO_BIN_EXE_kollect"))
         .args(args)
         .current_dir(root())

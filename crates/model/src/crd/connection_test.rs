@@ -8,9 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{rules, shapes::Condition, target::local_name};
 
 /// A probe.
-#[derive(
-    CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "kollect.dev",
     version = "v1alpha1",
@@ -21,12 +19,8 @@ use super::{rules, shapes::Condition, target::local_name};
     shortname = "kconntest",
     category = "kollect",
     derive = "PartialEq",
-    printcolumn(name = "Sink", type_ = "string", json_path = ".spec.sinkRef"),
-    printcolumn(
-        name = "Verified",
-        type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="ConnectionVerified")].status"#
-    )
+    printcolumn = r#"{"name":"Sink","type":"string","jsonPath":".spec.sinkRef"}"#,
+    printcolumn = r#"{"name":"Verified","type":"string","jsonPath":".status.conditions[?(@.type==\"ConnectionVerified\")].status"}"#
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = rules(&[

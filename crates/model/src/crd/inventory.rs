@@ -21,9 +21,7 @@ pub const REQUESTED_AT: &str = "kollect.dev/requestedAt";
 pub const MAX_SINK_REFS: usize = 20;
 
 /// A team's inventory.
-#[derive(
-    CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "kollect.dev",
     version = "v1alpha1",
@@ -120,9 +118,7 @@ fn default_interval() -> GoDuration {
 }
 
 /// A platform team's inventory.
-#[derive(
-    CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "kollect.dev",
     version = "v1alpha1",

@@ -15,9 +15,7 @@ pub const ALLOW_SECRET_EXTRACTION: &str = "kollect.dev/allow-secret-extraction";
 pub const ALLOW_FULL_RESOURCE_EXPORT: &str = "kollect.dev/allow-full-resource-export";
 
 /// What to collect and which attributes to extract.
-#[derive(
-    CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "kollect.dev",
     version = "v1alpha1",

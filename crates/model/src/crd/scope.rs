@@ -9,9 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::shapes::{GoDuration, Gvk};
 
 /// Ceiling of one namespace.
-#[derive(
-    CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "kollect.dev",
     version = "v1alpha1",
@@ -30,9 +28,7 @@ pub struct KollectScopeSpec {
 }
 
 /// Ceiling of the cluster kinds.
-#[derive(
-    CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "kollect.dev",
     version = "v1alpha1",

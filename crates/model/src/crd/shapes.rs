@@ -9,9 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use super::rules;
 
 /// Group, version and kind of a Kubernetes resource.
-#[derive(
-    Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub struct Gvk {
     /// API group; empty or absent is the core group.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -28,11 +26,7 @@ pub struct Gvk {
 impl Gvk {
     /// `group/version`, or the bare version in the core group: what stands in `apiVersion`.
     pub fn api_version(&self) -> String {
-        if self.group.is_empty() {
-            self.version.clone()
-        } else {
-            format!("{}/{}", self.group, self.version)
-        }
+        if self.group.is_empty() { self.version.clone() } else { format!("{}/{}", self.group, self.version) }
     }
 }
 
@@ -160,16 +154,15 @@ pub struct Condition {
     #[serde(rename = "type")]
     #[schemars(
         length(max = 316),
-        regex(pattern = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$")
+        regex(
+            pattern = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$"
+        )
     )]
     pub type_: String,
     /// Whether it holds.
     pub status: ConditionStatus,
     /// Why, as one word for machines.
-    #[schemars(
-        length(min = 1, max = 1024),
-        regex(pattern = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")
-    )]
+    #[schemars(length(min = 1, max = 1024), regex(pattern = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"))]
     pub reason: String,
     /// Why, for people.
     #[schemars(length(max = 32768))]
@@ -201,15 +194,8 @@ pub const MAX_INTERVAL: Duration = Duration::from_hours(24);
 pub struct GoDuration(pub Duration);
 
 /// Units in the order in which Go prints them.
-const UNITS: [(&str, f64); 7] = [
-    ("h", 3600e9),
-    ("m", 60e9),
-    ("s", 1e9),
-    ("ms", 1e6),
-    ("us", 1e3),
-    ("µs", 1e3),
-    ("ns", 1.0),
-];
+const UNITS: [(&str, f64); 7] =
+    [("h", 3600e9), ("m", 60e9), ("s", 1e9), ("ms", 1e6), ("us", 1e3), ("µs", 1e3), ("ns", 1.0)];
 
 impl GoDuration {
     /// Reads Go's notation without a sign; negative durations have no use here.

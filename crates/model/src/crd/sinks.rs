@@ -25,7 +25,9 @@ mod postgres;
 
 pub use bigquery::BigQuery;
 pub use files::{Filesystem, Sqlite};
-pub use git::{Git, GitAuth, GitAuthType, GitAuthor, GitEngine, GitLab, MergeRequest, MergeRequestMode, PushPolicy};
+pub use git::{
+    Git, GitAuth, GitAuthType, GitAuthor, GitEngine, GitLab, MergeRequest, MergeRequestMode, PushPolicy,
+};
 pub use kafka::Kafka;
 pub use layout::{FileName, GroupInPath, Layout, LayoutContent, LayoutIndex, LayoutMode};
 pub use mongodb::MongoDb;
@@ -39,9 +41,7 @@ pub const TEST_CONNECTION: &str = "kollect.dev/test-connection";
 pub const PREVIEW: &str = "kollect.dev/preview";
 
 /// Snapshots as files: Git, object stores, directories.
-#[derive(
-    CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "kollect.dev",
     version = "v1alpha1",
@@ -113,9 +113,7 @@ pub struct KollectSnapshotSinkSpec {
 }
 
 /// Rows in databases.
-#[derive(
-    CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "kollect.dev",
     version = "v1alpha1",
@@ -168,9 +166,7 @@ pub struct KollectDatabaseSinkSpec {
 }
 
 /// Events in streams.
-#[derive(
-    CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "kollect.dev",
     version = "v1alpha1",
@@ -433,10 +429,7 @@ pub struct Naming {
 /// What a path template may say.
 fn path_template() -> Value {
     rules(&[
-        (
-            "!self.startsWith('/') && !self.contains('..')",
-            "must be a relative path without ..",
-        ),
+        ("!self.startsWith('/') && !self.contains('..')", "must be a relative path without .."),
         (
             "self == '' || (self.contains('{namespace}') && self.contains('{name}'))",
             "must contain {namespace} and {name}: two inventories must not share a file",

@@ -19,9 +19,7 @@ pub const WATCH_LABEL: &str = "kollect.dev/watch";
 pub const NAMESPACE_WATCH_ANNOTATION: &str = "kollect.dev/namespace-watch";
 
 /// Objects that a team collects.
-#[derive(
-    CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "kollect.dev",
     version = "v1alpha1",
@@ -32,9 +30,9 @@ pub const NAMESPACE_WATCH_ANNOTATION: &str = "kollect.dev/namespace-watch";
     shortname = "ktgt",
     category = "kollect",
     derive = "PartialEq",
-    printcolumn(name = "Collected", type_ = "integer", json_path = ".status.collectedCount"),
-    printcolumn(name = "Updated", type_ = "date", json_path = ".status.collectedCountUpdatedAt"),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+    printcolumn = r#"{"name":"Collected","type":"integer","jsonPath":".status.collectedCount"}"#,
+    printcolumn = r#"{"name":"Updated","type":"date","jsonPath":".status.collectedCountUpdatedAt"}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = rules(&[
@@ -73,9 +71,7 @@ pub struct KollectTargetSpec {
 }
 
 /// Objects that a platform team collects across namespaces.
-#[derive(
-    CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "kollect.dev",
     version = "v1alpha1",

@@ -36,12 +36,16 @@ fn q1_every_secret_that_a_sink_reads_is_known() {
     });
     let spec = SinkSpec::Snapshot(serde_json::from_value(git).unwrap());
     let names: Vec<_> = spec.secret_refs().into_iter().map(|(field, r)| (field, r.name.as_str())).collect();
-    assert_eq!(names, [("spec.secretRef", "a"), ("spec.tls.caSecretRef", "ca"), ("spec.git.auth.secretRef", "b")]);
+    assert_eq!(
+        names,
+        [("spec.secretRef", "a"), ("spec.tls.caSecretRef", "ca"), ("spec.git.auth.secretRef", "b")]
+    );
 }
 
 #[test]
 fn q9_the_format_has_one_answer() {
-    let format = |spec: Value| serde_json::from_value::<sinks::KollectSnapshotSinkSpec>(spec).unwrap().format();
+    let format =
+        |spec: Value| serde_json::from_value::<sinks::KollectSnapshotSinkSpec>(spec).unwrap().format();
     let s3 = |extra: Value| {
         let mut spec = json!({ "type": "s3", "endpoint": "s3://b" });
         spec.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());

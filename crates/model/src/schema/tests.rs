@@ -72,7 +72,12 @@ fn refused_objects_are_refused_with_the_expected_words() {
         let mut object = sample(&case.base);
         merge(&mut object, &case.patch);
         let errors: Vec<String> = kind(&object).check(&mut object).iter().map(ToString::to_string).collect();
-        assert!(errors.iter().any(|error| error.contains(&expected)), "{} {}: {errors:#?}", case.base, case.patch);
+        assert!(
+            errors.iter().any(|error| error.contains(&expected)),
+            "{} {}: {errors:#?}",
+            case.base,
+            case.patch
+        );
     }
 }
 
@@ -90,14 +95,18 @@ fn every_rule_has_a_case() {
     }
     let cases: Vec<(String, String)> = cases()
         .into_iter()
-        .map(|case| (sample(&case.base)["kind"].as_str().unwrap().to_owned(), case.expect.or(case.server).unwrap()))
+        .map(|case| {
+            (sample(&case.base)["kind"].as_str().unwrap().to_owned(), case.expect.or(case.server).unwrap())
+        })
         .collect();
     let mut uncovered = Vec::new();
     for kind in kinds().values() {
         let mut rules = BTreeSet::new();
         messages(&kind.schema, &mut rules);
-        let covered = |rule: &String| cases.iter().any(|(k, expected)| *k == kind.name && rule.contains(expected));
-        uncovered.extend(rules.into_iter().filter(|rule| !covered(rule)).map(|rule| (kind.name.as_str(), rule)));
+        let covered =
+            |rule: &String| cases.iter().any(|(k, expected)| *k == kind.name && rule.contains(expected));
+        uncovered
+            .extend(rules.into_iter().filter(|rule| !covered(rule)).map(|rule| (kind.name.as_str(), rule)));
     }
     assert_eq!(uncovered, [], "add a refused object for each rule");
 }

@@ -33,10 +33,7 @@ impl ControlPlane {
 
     /// Creates or updates the objects of a manifest, YAML or JSON.
     pub fn apply(&self, manifest: &str) -> Result<String, Error> {
-        self.kubectl_with_input(
-            &["apply", "--server-side", "--force-conflicts", "-f", "-"],
-            manifest,
-        )
+        self.kubectl_with_input(&["apply", "--server-side", "--force-conflicts", "-f", "-"], manifest)
     }
 
     /// `kubectl wait` for at most 30 seconds, such as `["--for=delete", "namespace/x"]`.
@@ -60,10 +57,7 @@ impl ControlPlane {
             .env("KUBECONFIG", &self.kubeconfig)
             .stdin(input)
             .output()
-            .map_err(Error::io(format!(
-                "run {}",
-                self.programs.kubectl.display()
-            )))?;
+            .map_err(Error::io(format!("run {}", self.programs.kubectl.display())))?;
         if !output.status.success() {
             return Err(Error::Command {
                 command: format!("kubectl {}", args.join(" ")),

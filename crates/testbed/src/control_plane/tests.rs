@@ -31,9 +31,7 @@ fn a_control_plane_enforces_rbac_restarts_and_deletes_namespaces() {
     let namespace = plane.namespace("shop").unwrap();
     let in_namespace = ["-n", namespace.as_str()];
     let apply = ["apply", "--server-side", "-f", "-"];
-    plane
-        .kubectl_with_input(&[&in_namespace[..], &apply].concat(), DEPLOYMENT)
-        .unwrap();
+    plane.kubectl_with_input(&[&in_namespace[..], &apply].concat(), DEPLOYMENT).unwrap();
 
     let rules = [
         Rule::in_namespace(&namespace, "apps", &["deployments"], &["list"]),
@@ -54,12 +52,8 @@ fn a_control_plane_enforces_rbac_restarts_and_deletes_namespaces() {
     assert!(!plane.is_ready());
     plane.start_api_server().unwrap();
 
-    plane
-        .kubectl(&["delete", "namespace", &namespace, "--wait=false"])
-        .unwrap();
-    plane
-        .wait(&["--for=delete", &format!("namespace/{namespace}")])
-        .unwrap();
+    plane.kubectl(&["delete", "namespace", &namespace, "--wait=false"]).unwrap();
+    plane.wait(&["--for=delete", &format!("namespace/{namespace}")]).unwrap();
 }
 
 #[test]
@@ -70,9 +64,7 @@ fn a_missing_program_is_named_in_the_error() {
         kubectl: "/nonexistent/kubectl".into(),
         etcd: "/nonexistent/etcd".into(),
     };
-    let error = ControlPlane::start_on(1, &programs)
-        .unwrap_err()
-        .to_string();
+    let error = ControlPlane::start_on(1, &programs).unwrap_err().to_string();
     assert!(error.starts_with("etcd ended with status 127"), "{error}");
     assert!(error.contains("/nonexistent/etcd"), "{error}");
 }

@@ -30,29 +30,17 @@ pub struct Rule {
 impl Rule {
     /// In one namespace only: becomes a Role. The core group is `""`.
     pub fn in_namespace(namespace: &str, group: &str, resources: &[&str], verbs: &[&str]) -> Self {
-        Self {
-            namespace: Some(namespace.to_owned()),
-            ..Self::cluster(group, resources, verbs)
-        }
+        Self { namespace: Some(namespace.to_owned()), ..Self::cluster(group, resources, verbs) }
     }
 
     /// In all namespaces and for cluster-scoped kinds: becomes a `ClusterRole`.
     pub fn cluster(group: &str, resources: &[&str], verbs: &[&str]) -> Self {
         let owned = |words: &[&str]| words.iter().map(ToString::to_string).collect();
-        Self {
-            namespace: None,
-            group: group.to_owned(),
-            resources: owned(resources),
-            verbs: owned(verbs),
-        }
+        Self { namespace: None, group: group.to_owned(), resources: owned(resources), verbs: owned(verbs) }
     }
 
     fn role_and_binding(&self, name: &str, account: &Value) -> [Value; 2] {
-        let prefix = if self.namespace.is_some() {
-            ""
-        } else {
-            "Cluster"
-        };
+        let prefix = if self.namespace.is_some() { "" } else { "Cluster" };
         // A null namespace is the same as none.
         let metadata = json!({ "name": name, "namespace": self.namespace });
         let role = json!({
@@ -120,8 +108,7 @@ impl ControlPlane {
         }
         let token = self.kubectl(&["create", "token", name, "-n", namespace, "--duration=24h"])?;
         let file = format!("{namespace}-{name}");
-        self.access
-            .write_kubeconfig(&self.scratch, &file, token.trim())
+        self.access.write_kubeconfig(&self.scratch, &file, token.trim())
     }
 
     fn wait_for_reviews(&self, reviews: &str) -> Result<(), Error> {

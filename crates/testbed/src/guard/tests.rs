@@ -17,19 +17,11 @@ fn sleeper(scratch: &Scratch) -> Server {
 }
 
 fn pid(directory: &Path) -> String {
-    fs::read_to_string(directory.join("pid"))
-        .unwrap()
-        .trim()
-        .to_owned()
+    fs::read_to_string(directory.join("pid")).unwrap().trim().to_owned()
 }
 
 fn runs(pid: &str) -> bool {
-    Command::new("kill")
-        .args(["-0", pid])
-        .stderr(Stdio::null())
-        .status()
-        .unwrap()
-        .success()
+    Command::new("kill").args(["-0", pid]).stderr(Stdio::null()).status().unwrap().success()
 }
 
 #[test]
@@ -82,7 +74,7 @@ fn victim() {
     let _server = sleeper(&scratch);
     // The line break ends what libtest has written before without one.
     println!("\ndirectory={}", scratch.path().display());
-    sleep(Duration::from_secs(60));
+    sleep(Duration::from_mins(1));
 }
 
 #[test]
@@ -92,14 +84,9 @@ fn a_server_that_ends_is_an_error_with_its_log() {
     command.args(["-c", "echo no such luck; exit 3"]);
     let mut server = Server::start(&scratch, "unlucky", Stop::Kill, &command).unwrap();
     let started = Instant::now();
-    let error = server
-        .wait_until(Duration::from_secs(60), || false)
-        .unwrap_err();
+    let error = server.wait_until(Duration::from_mins(1), || false).unwrap_err();
     assert!(started.elapsed() < LIMIT);
-    assert_eq!(
-        error.to_string(),
-        "unlucky ended with status 3; the end of its log:\nno such luck"
-    );
+    assert_eq!(error.to_string(), "unlucky ended with status 3; the end of its log:\nno such luck");
 }
 
 #[test]
@@ -107,14 +94,9 @@ fn a_signal_that_comes_too_early_is_repeated() {
     let scratch = Scratch::new().unwrap();
     // Like a server that has not set its handlers yet.
     let mut command = Command::new("sh");
-    command.args([
-        "-c",
-        "trap '' TERM; echo >deaf; sleep 0.3; trap - TERM; exec sleep 1000",
-    ]);
+    command.args(["-c", "trap '' TERM; echo >deaf; sleep 0.3; trap - TERM; exec sleep 1000"]);
     let mut server = Server::start(&scratch, "deaf", Stop::Terminate, &command).unwrap();
-    server
-        .wait_until(LIMIT, || scratch.path().join("deaf").exists())
-        .unwrap();
+    server.wait_until(LIMIT, || scratch.path().join("deaf").exists()).unwrap();
     let started = Instant::now();
     drop(server);
     assert!(started.elapsed() < LIMIT);

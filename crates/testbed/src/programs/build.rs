@@ -45,10 +45,7 @@ fn lock(path: &Path) -> Result<File, Error> {
         Ok(()) => return Ok(file),
         Err(TryLockError::WouldBlock) => report("waiting for another process that builds"),
         Err(TryLockError::Error(source)) => {
-            return Err(Error::Io {
-                action: action(),
-                source,
-            });
+            return Err(Error::Io { action: action(), source });
         }
     }
     file.lock().map_err(Error::io(action()))?;
@@ -58,10 +55,7 @@ fn lock(path: &Path) -> Result<File, Error> {
 /// Fails with advice if `go` is not there or too old for `go.mod`.
 fn check_go(go: &OsStr) -> Result<(), Error> {
     let needed = go_mod_value("go").expect("servers/go.mod has a go line");
-    let missing = |found: String| Error::GoMissing {
-        needed: needed.to_owned(),
-        found,
-    };
+    let missing = |found: String| Error::GoMissing { needed: needed.to_owned(), found };
     // Asked inside the module, so that a Go which fetches newer toolchains by itself counts as new.
     let output = Command::new(go)
         .args(["env", "GOVERSION"])
@@ -80,10 +74,7 @@ fn check_go(go: &OsStr) -> Result<(), Error> {
 /// Compares major and minor; a version that cannot be read is left for `go build` to judge.
 fn is_older(found: &str, needed: &str) -> bool {
     let parse = |version: &str| {
-        let mut parts = version
-            .trim_start_matches("go")
-            .split('.')
-            .map(str::parse::<u32>);
+        let mut parts = version.trim_start_matches("go").split('.').map(str::parse::<u32>);
         Some((parts.next()?.ok()?, parts.next()?.ok()?))
     };
     matches!((parse(found), parse(needed)), (Some(found), Some(needed)) if found < needed)
@@ -104,13 +95,9 @@ fn build(bundle: Bundle, cache: &Path) -> Result<(), Error> {
         fs::remove_dir_all(&staging).map_err(Error::io(format!("remove {}", staging.display())))?;
     }
     for directory in [&staging, &target] {
-        fs::create_dir_all(directory)
-            .map_err(Error::io(format!("create {}", directory.display())))?;
+        fs::create_dir_all(directory).map_err(Error::io(format!("create {}", directory.display())))?;
     }
-    run(
-        &format!("{}-build", bundle.name),
-        go_build(bundle, &staging),
-    )?;
+    run(&format!("{}-build", bundle.name), go_build(bundle, &staging))?;
     for (file, _) in bundle.programs {
         fs::rename(staging.join(file), target.join(file))
             .map_err(Error::io(format!("move {file} into {}", target.display())))?;
@@ -166,10 +153,7 @@ fn run(name: &str, mut command: Command) -> Result<(), Error> {
         }
         sleep(POLL);
     }
-    report(&format!(
-        "{name}: done after {} s",
-        started.elapsed().as_secs()
-    ));
+    report(&format!("{name}: done after {} s", started.elapsed().as_secs()));
     Ok(())
 }
 
@@ -184,14 +168,9 @@ mod tests {
 
     #[test]
     fn missing_go_says_what_to_install() {
-        let error = check_go(OsStr::new("/nonexistent/go"))
-            .unwrap_err()
-            .to_string();
+        let error = check_go(OsStr::new("/nonexistent/go")).unwrap_err().to_string();
         assert!(error.starts_with("Go 1."), "{error}");
-        assert!(
-            error.contains("or newer is needed to build the control plane"),
-            "{error}"
-        );
+        assert!(error.contains("or newer is needed to build the control plane"), "{error}");
         assert!(error.contains("https://go.dev/dl"), "{error}");
     }
 
@@ -208,9 +187,6 @@ mod tests {
     fn kubernetes_is_stamped_with_its_version() {
         let flags = linker_flags(super::super::KUBERNETES);
         let version = super::super::KUBERNETES.version();
-        assert!(
-            flags.contains(&format!("version.gitVersion={version} ")),
-            "{flags}"
-        );
+        assert!(flags.contains(&format!("version.gitVersion={version} ")), "{flags}");
     }
 }

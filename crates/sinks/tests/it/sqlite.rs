@@ -1,0 +1,130 @@
+//! SQLite files.
+
+use std::{path::Path, sync::Arc};
+
+use kollect_model::{
+    batch::{Batch, Delta, InventoryId},
+    row::{Row, RowKey, TargetId},
+    sink::{ErrorClass, Sink, SinkReason, SinkSpec},
+};
+use kollect_sinks::{open, plan};
+use serde_json::{json, value::RawValue};
+
+fn inventory(cluster: &str) -> InventoryId {
+    InventoryId { cluster: cluster.into(), namespace: Some("team".into()), name: "all".into() }
+}
+
+fn row(uid: &str, attributes: &str) -> Arc<Row> {
+    let key = RowKey {
+        target: TargetId { namespace: Some("team".into()), name: "pods".into() },
+        group: "apps".into(),
+        kind: "Deployment".into(),
+        namespace: "shop".into(),
+        uid: uid.into(),
+    };
+    let attributes = RawValue::from_string(attributes.into()).unwrap();
+    Arc::new(Row::new(key, "v1".into(), "cart".into(), attributes))
+}
+
+fn spec(file: &Path, mode: &str) -> SinkSpec {
+    let spec = json!({ "type": "sqlite", "sqlite": { "path": file }, "provisioning": { "mode": mode } });
+    SinkSpec::Database(serde_json::from_value(spec).unwrap())
+}
+
+async fn open_file(file: &Path) -> Box<dyn Sink> {
+    open(&plan(&spec(file, "ensure")).unwrap()).await.unwrap()
+}
+
+async fn write(sink: &dyn Sink, cluster: &str, owner: Option<&str>, delta: &Delta) -> Result<(), SinkReason> {
+    let batch = Batch { inventory: &inventory(cluster), owner, delta };
+    sink.write(&batch).await.map_err(|error| error.reason)
+}
+
+#[tokio::test]
+async fn rows_come_back_as_they_were_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let sink = open_file(&dir.path().join("x.db")).await;
+    sink.check().await.unwrap();
+    let awkward = r#"{"n":9223372036854775807,"s":"it's \"quoted\" \u0000 🦀"}"#;
+    let (one, two) = (row("u1", awkward), row("u2", "{}"));
+    let delta = Delta { added: vec![one.clone(), two.clone()], ..Delta::default() };
+    write(&*sink, "", Some("c1"), &delta).await.unwrap();
+    let baseline = sink.baseline(&inventory("")).await.unwrap();
+    assert_eq!(baseline.get(&one.key), Some(&one.digest));
+    assert_eq!(baseline.len(), 2);
+
+    let changed = row("u1", r#"{"n":1}"#);
+    let delta = Delta { changed: vec![changed.clone()], removed: vec![two.key.clone()], ..Delta::default() };
+    write(&*sink, "", Some("c1"), &delta).await.unwrap();
+    let baseline = sink.baseline(&inventory("")).await.unwrap();
+    assert_eq!(baseline.into_iter().collect::<Vec<_>>(), [(changed.key.clone(), changed.digest)]);
+
+    let file = rusqlite::Connection::open(dir.path().join("x.db")).unwrap();
+    let (n, first, last): (i64, String, String) = file
+        .query_row(
+            "SELECT payload ->> '$.attributes.n', first_seen_at, changed_at FROM inventory",
+            [],
+            |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)),
+        )
+        .unwrap();
+    assert_eq!(n, 1);
+    assert!(first <= last);
+}
+
+#[tokio::test]
+async fn a_row_that_moves_to_another_group_is_not_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let sink = open_file(&dir.path().join("x.db")).await;
+    let old = row("u1", "{}");
+    write(&*sink, "", None, &Delta { added: vec![old.clone()], ..Delta::default() }).await.unwrap();
+    let key = RowKey { group: "extensions".into(), ..old.key.clone() };
+    let new = Arc::new(Row::new(key, "v1".into(), "cart".into(), old.attributes.clone()));
+    let delta = Delta { added: vec![new.clone()], removed: vec![old.key.clone()], ..Delta::default() };
+    write(&*sink, "", None, &delta).await.unwrap();
+    let keys: Vec<_> = sink.baseline(&inventory("")).await.unwrap().into_keys().collect();
+    assert_eq!(keys, std::slice::from_ref(&new.key));
+}
+
+#[tokio::test]
+async fn another_cluster_of_the_same_name_touches_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let sink = open_file(&dir.path().join("x.db")).await;
+    let delta = Delta { added: vec![row("u1", "{}")], ..Delta::default() };
+    write(&*sink, "", Some("c1"), &delta).await.unwrap();
+    let other = Delta {
+        added: vec![row("u2", "{}")],
+        removed: vec![row("u1", "{}").key.clone()],
+        ..Delta::default()
+    };
+    for owner in [Some("c2"), None] {
+        assert_eq!(write(&*sink, "", owner, &other).await, Err(SinkReason::OwnedByOther));
+    }
+    assert_eq!(sink.baseline(&inventory("")).await.unwrap().len(), 1);
+    write(&*sink, "prod-2", Some("c2"), &Delta { added: vec![row("u1", "{}")], ..Delta::default() })
+        .await
+        .unwrap();
+    assert_eq!(sink.baseline(&inventory("prod-2")).await.unwrap().len(), 1);
+    assert_eq!(sink.baseline(&inventory("")).await.unwrap().len(), 1, "names keep clusters apart");
+}
+
+#[tokio::test]
+async fn what_cannot_be_used_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = dir.path().join("text.db");
+    std::fs::write(&text, "this is not a database, it is a text file of some length").unwrap();
+    let newer = dir.path().join("newer.db");
+    rusqlite::Connection::open(&newer).unwrap().execute_batch("PRAGMA user_version = 99").unwrap();
+    for (file, mode, reason) in [
+        (text.as_path(), "ensure", SinkReason::Incompatible),
+        (&newer, "ensure", SinkReason::Incompatible),
+        (&dir.path().join("absent.db"), "existing", SinkReason::Missing),
+        (&dir.path().join("no/such/dir/x.db"), "ensure", SinkReason::Missing),
+    ] {
+        let Err(error) = open(&plan(&spec(file, mode)).unwrap()).await else {
+            unreachable!("{} must not open", file.display())
+        };
+        assert_eq!((error.reason, error.class()), (reason, ErrorClass::Terminal), "{error}");
+        assert!(error.to_string().contains(file.to_str().unwrap()), "{error}");
+    }
+    assert!(!dir.path().join("absent.db").exists(), "existing never creates");
+}
