@@ -22,7 +22,6 @@ test: lint servers ## Everything: format, lints, generated files, unit, pipeline
 lint: tools ## Format check, clippy with warnings as errors, every .rs file reachable
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	cargo clippy -p kollect --no-default-features -- -D warnings
 	@scripts/orphans
 
 .PHONY: bench

@@ -5,10 +5,12 @@
 
 use kollect_model::{
     SpecError,
-    crd::sinks::DatabaseSinkType,
     sink::{Sink, SinkError, SinkSpec},
 };
 use serde_json::Value;
+
+#[cfg(not(feature = "sqlite"))]
+compile_error!("select at least one sink, such as --features sqlite");
 
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
@@ -25,7 +27,7 @@ pub enum Plan {
 pub fn plan(spec: &SinkSpec) -> Result<Plan, Vec<SpecError>> {
     match spec {
         #[cfg(feature = "sqlite")]
-        SinkSpec::Database(spec) if spec.type_ == DatabaseSinkType::Sqlite => {
+        SinkSpec::Database(spec) if spec.type_ == kollect_model::crd::sinks::DatabaseSinkType::Sqlite => {
             sqlite::Config::plan(spec).map(Plan::Sqlite)
         }
         SinkSpec::Snapshot(spec) => Err(not_available(serde_json::json!(spec.type_))),
@@ -50,4 +52,4 @@ fn not_available(type_: Value) -> Vec<SpecError> {
     )]
 }
 
-const AVAILABLE: &str = if cfg!(feature = "sqlite") { "sqlite" } else { "none" };
+const AVAILABLE: &str = "sqlite";
