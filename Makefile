@@ -34,8 +34,9 @@ soak: servers ## The real-server tests again and again: N=20 by default
 
 .PHONY: generate
 generate: tools ## Rewrite the generated files
+	cargo build --quiet -p kollect
 	rm -f config/crd/bases/*.yaml
-	cargo run --quiet -p kollect -- crds --dir config/crd/bases
+	target/debug/kollect crds --dir config/crd/bases
 
 # What the build and the tests need from the system. As root on Debian it is installed, otherwise named.
 .PHONY: tools

@@ -5,7 +5,7 @@
 
 use std::{hint::black_box, time::Instant};
 
-use kollect_engine::extract::CompiledProfile;
+use kollect_engine::extract::{CompiledProfile, OptIns, Policy};
 use serde_json::{Value, json, value::to_raw_value};
 
 const ROUNDS: usize = 200;
@@ -44,7 +44,8 @@ fn main() {
         ],
     }))
     .unwrap();
-    let profile = CompiledProfile::compile(&spec).unwrap_or_else(|errors| unreachable!("{errors:?}"));
+    let profile = CompiledProfile::compile(&spec, OptIns::default(), &Policy::default())
+        .unwrap_or_else(|errors| unreachable!("{errors:?}"));
     let raw = to_raw_value(&deployment()).unwrap();
     let (mut parse, mut extract) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
@@ -55,7 +56,7 @@ fn main() {
         parse.push(start.elapsed());
         let start = Instant::now();
         for _ in 0..PER_ROUND {
-            black_box(profile.extract(&profile.gvk, black_box(&raw)).unwrap());
+            black_box(profile.extract(&profile.gvk, black_box(&raw), None).unwrap());
         }
         extract.push(start.elapsed());
     }

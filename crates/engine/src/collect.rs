@@ -1,6 +1,9 @@
 //! The loop: an event comes in, a row or a removal goes to the store.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use futures::StreamExt;
 use kollect_model::{
@@ -10,7 +13,7 @@ use kollect_model::{
 
 use crate::{
     extract::CompiledProfile,
-    select::{Namespaces, Selection},
+    select::{Namespaces, Selection, queries},
     store::{Sight, StoreWriter},
     watch::{Blindness, Event, Metadata, Object, Query, Scope, WatchSource},
 };
@@ -65,7 +68,8 @@ pub enum Problem {
 /// What is known about the namespaces of a source.
 pub async fn namespaces(source: &dyn WatchSource) -> Result<Namespaces, Blindness> {
     let gvk = Gvk { group: String::new(), version: "v1".into(), kind: "Namespace".into() };
-    let mut events = source.watch(Query { gvk, scope: Scope::All, field_selector: None });
+    let mut events =
+        source.watch(Query { gvk, scope: Scope::All, label_selector: None, field_selector: None });
     let mut namespaces = Namespaces { complete: true, ..Namespaces::default() };
     while let Some(event) = events.next().await {
         match event {
@@ -82,8 +86,18 @@ pub async fn namespaces(source: &dyn WatchSource) -> Result<Namespaces, Blindnes
     Ok(namespaces)
 }
 
-/// Reads everything that the targets select, once. `only` restricts the run to one namespace;
-/// `problem` hears what could not be seen.
+/// What is known about targets and kinds that a run was not asked for. `only`: the run looked at one
+/// namespace.
+pub fn rest(source: &dyn WatchSource, only: Option<&str>) -> Sight {
+    match only {
+        _ if !source.is_complete() => Sight::Partial,
+        Some(namespace) => Sight::Namespace(namespace.to_owned()),
+        None => Sight::Everything,
+    }
+}
+
+/// Reads everything that the targets select, once, into an empty store. `only` restricts the run to
+/// one namespace; `problem` hears what could not be seen.
 pub async fn collect(
     source: &dyn WatchSource,
     targets: &[Target],
@@ -92,57 +106,66 @@ pub async fn collect(
     store: &mut StoreWriter,
     mut problem: impl FnMut(Problem),
 ) {
-    let mut queries: BTreeMap<Query, Vec<&Target>> = BTreeMap::new();
-    for target in targets {
-        for query in target.selection.queries(only) {
-            store.expect(&target.id, &query.gvk);
-            queries.entry(query).or_default().push(target);
-        }
+    let selections: Vec<&Selection> = targets.iter().map(|target| &target.selection).collect();
+    let queries = queries(&selections, only);
+    let queries: Vec<(Query, Vec<&Target>)> = queries
+        .into_iter()
+        .map(|(query, served)| (query, served.into_iter().map(|index| &targets[index]).collect()))
+        .collect();
+    for (query, targets) in &queries {
+        targets.iter().for_each(|target| store.expect(&target.id, &query.gvk));
     }
-    let mut sights: BTreeMap<(&TargetId, &Gvk), Sight> = BTreeMap::new();
+    // Versions of a kind share their rows, and so do several queries of one kind.
+    let mut sights: BTreeMap<(&TargetId, &str, &str), (Sight, &Gvk)> = BTreeMap::new();
     for (query, targets) in &queries {
         let end = run(source, query, targets, namespaces, store, &mut problem).await;
         for target in targets {
-            let decided = namespaces.complete
-                || end.synced == Some(false)
-                || query.scope != Scope::All && target.selection.needs_only_names();
-            let sight = if source.is_complete() && decided { end.sight(query) } else { Sight::Partial };
-            if !decided {
-                problem(Problem::Undecided { target: target.id.clone(), gvk: query.gvk.clone() });
-            }
-            // Several queries of one kind: what any of them did not see was not seen.
+            let sight = match undecided(target, query, namespaces) && end.namespaced != Some(false) {
+                true => {
+                    problem(Problem::Undecided { target: target.id.clone(), gvk: query.gvk.clone() });
+                    Sight::Partial
+                }
+                false if source.is_complete() => end.sight(only),
+                false => Sight::Partial,
+            };
+            // What any of them did not see was not seen.
             sights
-                .entry((&target.id, &query.gvk))
-                .and_modify(|known| {
+                .entry((&target.id, &query.gvk.group, &query.gvk.kind))
+                .and_modify(|(known, _)| {
                     if *known != sight {
                         *known = Sight::Partial;
                     }
                 })
-                .or_insert(sight);
+                .or_insert((sight, &query.gvk));
         }
     }
-    for ((target, gvk), sight) in sights {
+    for ((target, ..), (sight, gvk)) in sights {
         store.set_sight(target, gvk, sight);
     }
+}
+
+/// Whether namespaces that cannot be listed decide what the target selects. Those that a spec names
+/// are taken to exist; their labels are not known.
+fn undecided(target: &Target, query: &Query, namespaces: &Namespaces) -> bool {
+    !namespaces.complete && (query.scope == Scope::All || !target.selection.needs_only_names())
 }
 
 /// How a query ended.
 #[derive(Default)]
 struct End {
-    /// Whether everything else has been seen, and if so, whether the kind lives in namespaces.
-    synced: Option<bool>,
+    /// Whether the kind lives in namespaces; known when everything that can be seen has been seen.
+    namespaced: Option<bool>,
     blind: Vec<Blindness>,
 }
 
 impl End {
-    fn sight(&self, query: &Query) -> Sight {
-        match (self.synced, &query.scope) {
-            (Some(true), Scope::Namespaces(names)) => {
-                let dark =
-                    |name: &String| self.blind.iter().any(|b| b.namespace.as_ref().is_none_or(|n| n == name));
-                Sight::Namespaces(names.iter().filter(|name| !dark(name)).cloned().collect())
-            }
-            (Some(_), _) if self.blind.is_empty() => Sight::Everything,
+    /// What is known now. That a spec names namespaces is knowledge about all others.
+    fn sight(&self, only: Option<&str>) -> Sight {
+        let dark: Option<BTreeSet<String>> = self.blind.iter().map(|b| b.namespace.clone()).collect();
+        match (self.namespaced, dark, only) {
+            (Some(true), Some(dark), Some(only)) if !dark.contains(only) => Sight::Namespace(only.to_owned()),
+            (Some(true), Some(dark), None) => Sight::AllBut(dark),
+            (Some(false), Some(dark), _) if dark.is_empty() => Sight::Everything,
             _ => Sight::Partial,
         }
     }
@@ -169,7 +192,7 @@ async fn run(
             Event::Delete(metadata) => {
                 targets.iter().for_each(|target| store.remove(&target.id, &metadata.uid));
             }
-            Event::Synced { namespaced } => end.synced = Some(namespaced),
+            Event::Synced { namespaced } => end.namespaced = Some(namespaced),
             Event::Blind(blindness) => {
                 problem(Problem::Blind { gvk: query.gvk.clone(), blindness: blindness.clone() });
                 end.blind.push(blindness);
@@ -189,12 +212,13 @@ fn apply(
     problem: &mut impl FnMut(Problem),
 ) {
     let metadata = &object.metadata;
-    if target.selection.verdict(query, metadata, namespaces).is_err() {
-        store.remove(&target.id, &metadata.uid);
+    // An object that one query's rules leave out may be selected by another's: nothing is removed here.
+    let selected = target.selection.verdict(query, object, namespaces).is_ok();
+    if !selected || !metadata.namespace.is_empty() && undecided(target, query, namespaces) {
         return;
     }
     let place = || place(metadata);
-    match target.profile.extract(&query.gvk, &object.raw) {
+    match target.profile.extract(&query.gvk, &object.raw, namespaces.known.get(&*metadata.namespace)) {
         Ok(extracted) => {
             if !extracted.mismatches.is_empty() {
                 let attributes = extracted.mismatches;
@@ -211,7 +235,6 @@ fn apply(
             store.upsert(Row::new(key, version, metadata.name.clone(), extracted.attributes));
         }
         Err(error) => {
-            store.remove(&target.id, &metadata.uid);
             problem(Problem::Unreadable { target: target.id.clone(), object: place(), error });
         }
     }

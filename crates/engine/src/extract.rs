@@ -1,45 +1,112 @@
-//! From an object to the attributes of its row: a profile, compiled once.
+//! From the bytes of an object to the attributes of its row: a profile, compiled once.
 //!
-//! The command line compiles the profiles of its manifests here, admission will ask the same function.
+//! [`CompiledProfile::compile`] is the only judge of a profile: the command line and admission ask it.
+//! [`CompiledProfile::extract`] runs for every event of every watched object. It reads only the fields
+//! that the profile asks for, never what must stay secret, and every expression has a bound.
 
+mod cel;
+mod helm;
 mod jsonpath;
+mod resource;
+#[cfg(test)]
+mod tests;
+mod types;
+
+use std::{borrow::Cow, cell::OnceCell, collections::BTreeMap};
 
 use kollect_model::{
     SpecError,
     crd::{
-        profile::{Attribute, ExportMode, KollectProfileSpec},
+        profile::{
+            ALLOW_FULL_RESOURCE_EXPORT, ALLOW_SECRET_EXTRACTION, Attribute, ExportMode, KollectProfileSpec,
+        },
         shapes::Gvk,
     },
 };
-use serde_json::{Map, Value, value::RawValue};
+use serde_json::value::RawValue;
 
-use self::jsonpath::Path;
-use crate::scrub::{self, Scrubber};
+pub(crate) use self::cel::{Expression, Scope};
+use self::{
+    helm::{Field, HelmError},
+    jsonpath::{Found, Path},
+    resource::Resource,
+    types::Type,
+};
+use crate::{
+    json::{Json, Map, Projection},
+    scrub::{self, Scrubber},
+    watch::Metadata,
+};
+
+/// What a profile was allowed by its annotations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OptIns {
+    /// `data` of Secrets may be read.
+    pub secret_extraction: bool,
+    /// Whole Secrets may be exported.
+    pub full_resource: bool,
+}
+
+impl OptIns {
+    /// Only exactly `"true"` counts.
+    pub fn of(annotations: &BTreeMap<String, String>) -> Self {
+        let says_true = |key: &str| annotations.get(key).is_some_and(|value| value == "true");
+        Self {
+            secret_extraction: says_true(ALLOW_SECRET_EXTRACTION),
+            full_resource: says_true(ALLOW_FULL_RESOURCE_EXPORT),
+        }
+    }
+}
+
+/// What whoever runs the program adds to every profile.
+#[derive(Clone, Debug, Default)]
+pub struct Policy {
+    /// More keys whose values are redacted.
+    pub scrub_keys: Vec<String>,
+    /// More kinds (group and kind) whose `data` and `stringData` are treated like those of Secrets.
+    pub sensitive_kinds: Vec<(String, String)>,
+}
 
 /// A profile whose expressions are known to be right.
 pub struct CompiledProfile {
     /// The profile's kind.
     pub gvk: Gvk,
+    /// What deserves a look and is no error.
+    pub warnings: Vec<SpecError>,
     attributes: Vec<CompiledAttribute>,
+    resource: Option<Resource>,
+    projection: Projection,
+    helm: Option<Projection>,
+    reads_namespace: bool,
     scrubber: Scrubber,
+    opt_ins: OptIns,
+    sensitive_kinds: Vec<(String, String)>,
 }
 
 struct CompiledAttribute {
     name: String,
-    path: Path,
+    source: Source,
+    /// What the attribute reads of the object.
+    projection: Projection,
     type_: Option<Type>,
     optional: bool,
 }
 
-/// Types that attributes can be declared with.
+enum Source {
+    Path(Path),
+    Cel(Box<Expression>),
+    Helm(Field),
+}
+
+/// How much of an object a profile reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Type {
-    String,
-    Int,
-    Number,
-    Bool,
-    List,
-    Map,
+pub enum Needs {
+    /// Nothing but `metadata`: the watch can ask for metadata only.
+    MetadataOnly,
+    /// Some fields.
+    Fields,
+    /// An expression looks at the object as a whole.
+    Everything,
 }
 
 /// What came out of one object.
@@ -51,203 +118,345 @@ pub struct Extracted {
     pub mismatches: Vec<String>,
 }
 
-/// An object that is not JSON.
+/// What CEL sees of an object's namespace.
+fn namespace_object(metadata: &Metadata) -> Json<'_> {
+    let text = |text: &'_ str| Json::String(Cow::Owned(text.to_owned()));
+    let map = |entries: &BTreeMap<String, String>| {
+        let entries = entries.iter().map(|(key, value)| (Cow::Owned(key.clone()), text(value)));
+        Json::Map(entries.collect())
+    };
+    let entries = [
+        (Cow::Borrowed("name"), text(&metadata.name)),
+        (Cow::Borrowed("labels"), map(&metadata.labels)),
+        (Cow::Borrowed("annotations"), map(&metadata.annotations)),
+    ];
+    let metadata = Json::Map(entries.into_iter().collect());
+    Json::Map([(Cow::Borrowed("metadata"), metadata)].into_iter().collect())
+}
+
+/// Why an object has no row.
 #[derive(Debug, thiserror::Error)]
-#[error("read the object")]
-pub struct ExtractError(#[from] serde_json::Error);
+pub enum ExtractError {
+    /// The object is not a JSON object.
+    #[error("read the object: {0}")]
+    Object(String),
+    /// A required attribute failed.
+    #[error("attribute {name}: {problem}")]
+    Attribute {
+        /// Its name.
+        name: String,
+        /// Why.
+        problem: String,
+    },
+}
 
 impl CompiledProfile {
     /// Compiles a profile, or says everything that is wrong with it.
-    pub fn compile(spec: &KollectProfileSpec) -> Result<Self, Vec<SpecError>> {
+    pub fn compile(
+        spec: &KollectProfileSpec,
+        opt_ins: OptIns,
+        policy: &Policy,
+    ) -> Result<Self, Vec<SpecError>> {
         let mut errors = Vec::new();
+        let mut warnings = Vec::new();
         let mut attributes = Vec::with_capacity(spec.attributes.len());
+        let compiler = Compiler { gvk: &spec.target_gvk, opt_ins };
         for (index, attribute) in spec.attributes.iter().enumerate() {
-            match compile(attribute, &format!("spec.attributes[{index}]")) {
-                Ok(compiled) => attributes.push(compiled),
+            let field = format!("spec.attributes[{index}]");
+            if !attribute.type_.is_empty() && Type::named(&attribute.type_).is_none() {
+                let problem =
+                    "is not enforced; known: string, int, number, bool, list, map, timestamp, quantity";
+                warnings.push(SpecError::new(
+                    format!("{field}.type"),
+                    &attribute.type_.as_str().into(),
+                    problem,
+                ));
+            }
+            match compiler.attribute(attribute, &format!("{field}.path")) {
+                Ok(attribute) => attributes.push(attribute),
                 Err(error) => errors.push(error),
             }
         }
-        let export = spec.export.as_ref();
-        if export.is_some_and(|export| export.mode == ExportMode::Resource) {
-            let problem = "Resource is not available in this build: list the attributes you need";
-            errors.push(SpecError::new("spec.export.mode", &"Resource".into(), problem));
-        }
+        let resource = compiler.resource(spec).unwrap_or_else(|problems| {
+            errors.extend(problems);
+            None
+        });
         if !errors.is_empty() {
             return Err(errors);
         }
-        let extra = export.and_then(|export| export.prune.as_ref()).map(|prune| &*prune.scrub_keys);
-        let scrubber = Scrubber::new(extra.unwrap_or_default());
-        Ok(Self { gvk: spec.target_gvk.clone(), attributes, scrubber })
+        let prune = spec.export.as_ref().and_then(|export| export.prune.as_ref());
+        let keys = policy.scrub_keys.iter().chain(prune.iter().flat_map(|prune| &prune.scrub_keys));
+        let mut profile = Self {
+            gvk: spec.target_gvk.clone(),
+            warnings,
+            reads_namespace: attributes
+                .iter()
+                .any(|a| matches!(&a.source, Source::Cel(e) if e.reads_namespace())),
+            projection: Projection::default(),
+            helm: None,
+            attributes,
+            resource,
+            scrubber: Scrubber::new(keys),
+            opt_ins,
+            sensitive_kinds: policy.sensitive_kinds.clone(),
+        };
+        profile.project();
+        Ok(profile)
     }
 
-    /// The attributes of an object of the kind.
-    pub fn extract(&self, gvk: &Gvk, raw: &RawValue) -> Result<Extracted, ExtractError> {
-        let mut fields: Map<String, Value> = serde_json::from_str(raw.get())?;
-        // Items of a list do not repeat what the list says; a row must not depend on that.
-        fields.insert("apiVersion".into(), gvk.api_version().into());
-        fields.insert("kind".into(), gvk.kind.clone().into());
-        scrub::strip(gvk, &mut fields);
-        let object = Value::Object(fields);
-        let mut attributes = Map::new();
-        let mut mismatches = Vec::new();
+    /// Puts together what is read of objects and of Helm releases.
+    fn project(&mut self) {
         for attribute in &self.attributes {
-            let mut value = attribute.path.find(&object).cloned().unwrap_or(Value::Null);
-            if let Some(type_) = attribute.type_ {
-                value = type_.convert(value).unwrap_or_else(|| {
-                    mismatches.push(attribute.name.clone());
-                    Value::Null
-                });
+            self.projection = self.projection.union(&attribute.projection);
+            if let Source::Helm(field) = &attribute.source {
+                field.project(self.helm.get_or_insert_default());
             }
+        }
+        if let Some(resource) = &self.resource {
+            resource.project(&mut self.projection);
+        }
+        if self.helm.is_some() {
+            self.projection.key("data").key("release").take_all();
+        }
+        scrub::read_names(&mut self.projection);
+    }
+
+    /// How much of an object the profile reads.
+    pub fn needs(&self) -> Needs {
+        if self.projection.is_whole() {
+            Needs::Everything
+        } else if self.projection.reads_only("metadata") {
+            Needs::MetadataOnly
+        } else {
+            Needs::Fields
+        }
+    }
+
+    /// The attributes of an object of the kind, or why it has no row.
+    pub fn extract(
+        &self,
+        gvk: &Gvk,
+        raw: &RawValue,
+        namespace: Option<&Metadata>,
+    ) -> Result<Extracted, ExtractError> {
+        let object =
+            Json::read(raw.get(), &self.projection).map_err(|e| ExtractError::Object(e.to_string()))?;
+        let Json::Map(mut fields) = object else {
+            return Err(ExtractError::Object("it is not a map of fields".into()));
+        };
+        let release = self.release(&fields);
+        scrub::strip(&mut fields, self.hides_data(gvk));
+        // Items of a list do not repeat what the list says; a row must not depend on that.
+        let reads = |key: &str| self.resource.is_some() || self.projection.of_key(key).is_some();
+        if reads("apiVersion") {
+            fields.insert("apiVersion", Json::String(Cow::Owned(gvk.api_version())));
+        }
+        if reads("kind") {
+            fields.insert("kind", Json::String(Cow::Owned(gvk.kind.clone())));
+        }
+        self.scrubber.scrub(&mut fields);
+        let object = Json::Map(fields);
+        let namespace = namespace.filter(|_| self.reads_namespace).map(namespace_object);
+        let mut mismatches = Vec::new();
+        let mut attributes =
+            Reading::new(self, &object, namespace.as_ref(), release.as_ref()).attributes(&mut mismatches)?;
+        if let (Some(resource), Json::Map(fields)) = (&self.resource, object) {
+            attributes.insert(resource.name.clone(), resource.build(fields));
+        }
+        self.scrubber.scrub(&mut attributes);
+        let mut text = String::with_capacity(512);
+        Json::Map(attributes).write(&mut text);
+        let attributes = RawValue::from_string(text).map_err(|e| ExtractError::Object(e.to_string()))?;
+        Ok(Extracted { attributes, mismatches })
+    }
+
+    fn hides_data(&self, gvk: &Gvk) -> bool {
+        let listed = |(group, kind): &(String, String)| *group == gvk.group && *kind == gvk.kind;
+        !self.opt_ins.secret_extraction && (scrub::is_secret(gvk) || self.sensitive_kinds.iter().any(listed))
+    }
+
+    /// The Helm release of a Secret, decoded if the profile reads one.
+    fn release(&self, fields: &Map<'_>) -> Option<Result<String, HelmError>> {
+        self.helm.as_ref().map(|_| {
+            let data = fields.get("data").and_then(|data| data.get("release"));
+            helm::decode(data.and_then(Json::as_str))
+        })
+    }
+}
+
+/// One object on its way to a row. What several attributes share is made once.
+struct Reading<'r, 'a> {
+    profile: &'r CompiledProfile,
+    object: &'r Json<'a>,
+    namespace: Option<&'r Json<'a>>,
+    scope: OnceCell<Scope<'r>>,
+    release: Option<Result<Json<'a>, HelmError>>,
+}
+
+impl<'r, 'a> Reading<'r, 'a> {
+    fn new(
+        profile: &'r CompiledProfile,
+        object: &'r Json<'a>,
+        namespace: Option<&'r Json<'a>>,
+        release: Option<&'a Result<String, HelmError>>,
+    ) -> Self {
+        let read = |text: &'a String| {
+            let projection = profile.helm.as_ref().unwrap_or(&profile.projection);
+            helm::read(text, projection, profile.opt_ins.secret_extraction)
+        };
+        let release = release.map(|text| text.as_ref().map_err(|error| *error).and_then(read));
+        Self { profile, object, namespace, scope: OnceCell::new(), release }
+    }
+
+    fn attributes(&self, mismatches: &mut Vec<String>) -> Result<Map<'a>, ExtractError> {
+        let mut attributes = Map::default();
+        for attribute in &self.profile.attributes {
+            let value = match self.value(attribute) {
+                Ok(value) if !value.is_null() => value,
+                // What was redacted cannot be computed with, or looked into: no fault of the object.
+                Ok(Json::Null) | Err(_) if scrub::reads_marker(&attribute.projection, self.object) => {
+                    scrub::marker()
+                }
+                Ok(value) => value,
+                Err(_) if attribute.optional => Json::Null,
+                Err(problem) => {
+                    return Err(ExtractError::Attribute { name: attribute.name.clone(), problem });
+                }
+            };
+            let value = match attribute.type_ {
+                None => value,
+                Some(type_) => type_.convert(value, attribute.yields_list()).unwrap_or_else(|| {
+                    mismatches.push(attribute.name.clone());
+                    Json::Null
+                }),
+            };
             if !(attribute.optional && value.is_null()) {
                 attributes.insert(attribute.name.clone(), value);
             }
         }
-        self.scrubber.scrub(&mut attributes);
-        // serde_json keeps the keys of its maps sorted: equal attributes are equal bytes.
-        let attributes = serde_json::value::to_raw_value(&attributes)?;
-        Ok(Extracted { attributes, mismatches })
+        Ok(attributes)
     }
-}
 
-fn compile(attribute: &Attribute, field: &str) -> Result<CompiledAttribute, SpecError> {
-    let text = attribute.path.trim();
-    let refuse =
-        |problem: &str| SpecError::new(format!("{field}.path"), &attribute.path.clone().into(), problem);
-    if text.starts_with("cel:") {
-        return Err(refuse("CEL expressions are not available in this build: write a path"));
-    }
-    if text.starts_with("helm:") {
-        return Err(refuse("Helm releases are not available in this build: write a path"));
-    }
-    let path = Path::parse(text).map_err(|error| {
-        let caret = format!("{}^", " ".repeat(error.at));
-        refuse(&format!("{}\n    {text}\n    {caret}", error.problem))
-    })?;
-    Ok(CompiledAttribute {
-        name: attribute.name.clone(),
-        path,
-        type_: Type::named(&attribute.type_, field)?,
-        optional: attribute.optional,
-    })
-}
-
-impl Type {
-    /// An unknown text is documentation and not enforced.
-    fn named(text: &str, field: &str) -> Result<Option<Self>, SpecError> {
-        Ok(match text {
-            "string" => Some(Self::String),
-            "int" => Some(Self::Int),
-            "number" => Some(Self::Number),
-            "bool" => Some(Self::Bool),
-            "list" => Some(Self::List),
-            "map" => Some(Self::Map),
-            "timestamp" | "quantity" => {
-                let problem = "is not available in this build: leave it out";
-                return Err(SpecError::new(format!("{field}.type"), &text.into(), problem));
+    fn value(&self, attribute: &CompiledAttribute) -> Result<Json<'a>, String> {
+        match &attribute.source {
+            Source::Path(path) => Ok(match path.find(self.object) {
+                Found::One(found) => found.cloned().unwrap_or(Json::Null),
+                Found::Many(found) => Json::List(found.into_iter().cloned().collect()),
+            }),
+            Source::Cel(expression) => {
+                let scope = self.scope.get_or_init(|| Scope::new(self.object, self.namespace));
+                expression.evaluate(scope).map_err(|error| error.to_string())
             }
-            _ => None,
-        })
-    }
-
-    /// The value in this type if nothing is lost; null stays null.
-    fn convert(self, value: Value) -> Option<Value> {
-        match (self, value) {
-            (_, Value::Null) => Some(Value::Null),
-            (Self::String, value @ Value::String(_))
-            | (Self::Number, value @ Value::Number(_))
-            | (Self::Bool, value @ Value::Bool(_))
-            | (Self::List, value @ Value::Array(_))
-            | (Self::Map, value @ Value::Object(_)) => Some(value),
-            (Self::String, value @ (Value::Number(_) | Value::Bool(_))) => Some(value.to_string().into()),
-            (Self::Int, Value::Number(n)) if !n.is_f64() => Some(n.into()),
-            (Self::Int, Value::String(s)) => s.parse::<i64>().ok().map(Into::into),
-            (Self::Number, Value::String(s)) => {
-                let number: serde_json::Number = s.parse().ok()?;
-                Some(number.into())
-            }
-            (Self::Bool, Value::String(s)) => s.parse::<bool>().ok().map(Into::into),
-            _ => None,
+            Source::Helm(field) => match &self.release {
+                Some(Ok(release)) => Ok(field.find(release).cloned().unwrap_or(Json::Null)),
+                Some(Err(error)) => Err(error.to_string()),
+                None => Err(HelmError::Missing.to_string()),
+            },
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
+impl CompiledAttribute {
+    fn yields_list(&self) -> bool {
+        matches!(&self.source, Source::Path(path) if !path.is_definite())
+    }
+}
 
-    use super::*;
+/// A rule's CEL over an object: anything but true is no match.
+pub(crate) struct MatchPolicy {
+    expression: Expression,
+    projection: Projection,
+}
 
-    fn gvk() -> Gvk {
-        Gvk { group: "apps".into(), version: "v1".into(), kind: "Deployment".into() }
+impl MatchPolicy {
+    pub(crate) fn compile(text: &str, field: &str) -> Result<Self, SpecError> {
+        let expression =
+            Expression::compile(text).map_err(|error| with_caret(field, text, error.at, &error.problem))?;
+        let mut projection = Projection::default();
+        expression.project(&mut projection);
+        scrub::read_names(&mut projection);
+        Ok(Self { expression, projection })
     }
 
-    fn profile(attributes: Value) -> Result<CompiledProfile, Vec<SpecError>> {
-        let spec = json!({ "targetGVK": { "group": "apps", "version": "v1", "kind": "Deployment" }, "attributes": attributes });
-        CompiledProfile::compile(&serde_json::from_value(spec).unwrap())
+    /// Whether the policy says true. It sees no more than a profile without opt-ins.
+    pub(crate) fn agrees(&self, gvk: &Gvk, raw: &RawValue, namespace: Option<&Metadata>) -> bool {
+        let Ok(Json::Map(mut fields)) = Json::read(raw.get(), &self.projection) else { return false };
+        scrub::strip(&mut fields, scrub::is_secret(gvk));
+        Scrubber::default().scrub(&mut fields);
+        let namespace = namespace.filter(|_| self.expression.reads_namespace()).map(namespace_object);
+        self.expression.is_true(&Scope::new(&Json::Map(fields), namespace.as_ref()))
     }
+}
 
-    fn extract(attributes: Value, object: Value) -> Extracted {
-        let raw = serde_json::value::to_raw_value(&object).unwrap();
-        profile(attributes).unwrap_or_else(|e| unreachable!("{e:?}")).extract(&gvk(), &raw).unwrap()
+impl std::fmt::Debug for MatchPolicy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MatchPolicy").field("projection", &self.projection).finish_non_exhaustive()
     }
+}
 
-    #[test]
-    fn missing_is_null_unless_optional() {
-        let extracted = extract(
-            json!([
-                { "name": "replicas", "path": "$.spec.replicas" },
-                { "name": "gone", "path": "$.spec.gone" },
-                { "name": "maybe", "path": "$.spec.maybe", "optional": true },
-            ]),
-            json!({ "spec": { "replicas": 9_223_372_036_854_775_807_i64 } }),
-        );
-        assert_eq!(extracted.attributes.get(), r#"{"gone":null,"replicas":9223372036854775807}"#);
-    }
+/// Turns the parts of a spec into their compiled form.
+struct Compiler<'a> {
+    gvk: &'a Gvk,
+    opt_ins: OptIns,
+}
 
-    #[test]
-    fn types_convert_what_loses_nothing() {
-        let extracted = extract(
-            json!([
-                { "name": "a", "path": "$.n", "type": "string" },
-                { "name": "b", "path": "$.s", "type": "int" },
-                { "name": "c", "path": "$.f", "type": "int" },
-                { "name": "d", "path": "$.s", "type": "list" },
-                { "name": "e", "path": "$.gone", "type": "int" },
-                { "name": "f", "path": "$.s", "type": "whatever" },
-            ]),
-            json!({ "n": 7, "s": "12", "f": 1.5 }),
-        );
-        assert_eq!(extracted.attributes.get(), r#"{"a":"7","b":12,"c":null,"d":null,"e":null,"f":"12"}"#);
-        assert_eq!(extracted.mismatches, ["c", "d"]);
-    }
-
-    #[test]
-    fn key_order_of_the_input_does_not_matter() {
-        let attributes = json!([{ "name": "l", "path": "$.l" }]);
-        let one = RawValue::from_string(r#"{"l":{"a":1,"b":{"x":1,"y":2}}}"#.into()).unwrap();
-        let two = RawValue::from_string(r#"{"l":{"b":{"y":2,"x":1},"a":1}}"#.into()).unwrap();
-        let profile = profile(attributes).unwrap_or_else(|e| unreachable!("{e:?}"));
-        assert_eq!(
-            profile.extract(&gvk(), &one).unwrap().attributes.get(),
-            profile.extract(&gvk(), &two).unwrap().attributes.get()
-        );
-    }
-
-    #[test]
-    fn every_bad_expression_is_named_with_a_caret() {
-        let Err(errors) = profile(json!([
-            { "name": "a", "path": "cel:object.spec" },
-            { "name": "b", "path": "{.spec.containers[*].image}" },
-            { "name": "c", "path": "$.ok" },
-        ])) else {
-            unreachable!("must not compile")
+impl Compiler<'_> {
+    fn attribute(&self, attribute: &Attribute, field: &str) -> Result<CompiledAttribute, SpecError> {
+        let text = attribute.path.trim();
+        let mut projection = Projection::default();
+        let source = if let Some(expression) = text.strip_prefix("cel:") {
+            let expression = Expression::compile(expression)
+                .map_err(|error| with_caret(field, expression, error.at, &error.problem))?;
+            expression.project(&mut projection);
+            Source::Cel(Box::new(expression))
+        } else if let Some(name) = text.strip_prefix("helm:release.") {
+            if !scrub::is_secret(self.gvk) {
+                let problem = "Helm releases are in Secrets: set targetGVK to version v1, kind Secret";
+                return Err(with_caret(field, text, None, problem));
+            }
+            let helm_field = Field::parse(name, self.opt_ins.secret_extraction)
+                .map_err(|problem| with_caret(field, text, Some("helm:release.".len()), &problem))?;
+            Source::Helm(helm_field)
+        } else {
+            let path =
+                Path::parse(text).map_err(|error| with_caret(field, text, Some(error.at), &error.problem))?;
+            path.project(&mut projection);
+            Source::Path(path)
         };
-        assert_eq!(errors.len(), 2, "{errors:?}");
-        assert_eq!(errors[0].field, "spec.attributes[0].path");
-        assert!(
-            errors[1].problem.ends_with("{.spec.containers[*].image}\n                      ^"),
-            "{}",
-            errors[1]
-        );
+        let reads_data = projection.has_key("data") || projection.has_key("stringData");
+        if scrub::is_secret(self.gvk) && reads_data && !self.opt_ins.secret_extraction {
+            let problem =
+                format!("reads Secret data: annotate the profile with {ALLOW_SECRET_EXTRACTION}: \"true\"");
+            return Err(with_caret(field, text, None, &problem));
+        }
+        Ok(CompiledAttribute {
+            name: attribute.name.clone(),
+            source,
+            projection,
+            type_: Type::named(&attribute.type_),
+            optional: attribute.optional,
+        })
     }
+
+    fn resource(&self, spec: &KollectProfileSpec) -> Result<Option<Resource>, Vec<SpecError>> {
+        let Some(export) = spec.export.as_ref().filter(|export| export.mode == ExportMode::Resource) else {
+            return Ok(None);
+        };
+        if scrub::is_secret(self.gvk) && !self.opt_ins.full_resource {
+            let problem = format!(
+                "exports whole Secrets: annotate the profile with {ALLOW_FULL_RESOURCE_EXPORT}: \"true\""
+            );
+            return Err(vec![SpecError::new("spec.export.mode", &"Resource".into(), problem)]);
+        }
+        Resource::compile(export).map(Some)
+    }
+}
+
+/// An error about a text, with the text and a caret below the place.
+fn with_caret(field: impl Into<String>, text: &str, at: Option<usize>, problem: &str) -> SpecError {
+    let problem = match at {
+        Some(at) => format!("{problem}\n    {}\n    {}^", text.replace(['\n', '\t'], " "), " ".repeat(at)),
+        None => problem.to_owned(),
+    };
+    SpecError::new(field, &text.into(), problem)
 }

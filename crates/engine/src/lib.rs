@@ -14,6 +14,7 @@ pub mod collect;
 pub mod delta;
 pub mod export;
 pub mod extract;
+mod json;
 pub mod scrub;
 pub mod select;
 pub mod store;

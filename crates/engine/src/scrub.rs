@@ -1,11 +1,16 @@
-//! Secrets stay secret: what is removed from an object before anything reads it, and what is redacted
-//! in the finished attributes.
+//! Secrets stay secret: what is removed from an object before anything reads it, and what is redacted.
+//!
+//! Redaction runs twice: on what was read of the object, so that no expression can carry a secret away
+//! under another name, and on the finished attributes, whose own names may be sensitive.
+
+use std::borrow::Cow;
 
 use kollect_model::crd::shapes::Gvk;
-use serde_json::{Map, Value, json};
+
+use crate::json::{Json, Map, Projection};
 
 /// Keys whose values are redacted: equal to one of these, or ending in one, without case.
-const SENSITIVE: [&str; 12] = [
+const SENSITIVE: [&str; 17] = [
     "password",
     "passwd",
     "secret",
@@ -18,41 +23,53 @@ const SENSITIVE: [&str; 12] = [
     "auth",
     "clientsecret",
     "connectionstring",
+    "credentials",
+    "accesskey",
+    "access_key",
+    "secretkey",
+    "secret_key",
 ];
 
 /// A switch that only sounds sensitive.
-const HARMLESS: &str = "automountserviceaccounttoken";
+const HARMLESS: &str = "automountServiceAccountToken";
 
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Removes what no expression may see: the data of Secrets, and kubectl's copy of the whole object,
-/// which repeats everything that is removed or redacted elsewhere.
-pub fn strip(gvk: &Gvk, object: &mut Map<String, Value>) {
-    if gvk.group.is_empty() && gvk.kind == "Secret" {
+/// Whether the kind keeps secrets in `data` and `stringData`.
+pub(crate) fn is_secret(gvk: &Gvk) -> bool {
+    gvk.group.is_empty() && gvk.kind == "Secret"
+}
+
+/// Removes what no expression may see: kubectl's copy of the whole object, which repeats everything
+/// that is removed or redacted elsewhere, and the data of a Secret unless it was opted in.
+pub(crate) fn strip(object: &mut Map<'_>, without_data: bool) {
+    if without_data {
         object.remove("data");
         object.remove("stringData");
     }
-    let annotations = object.get_mut("metadata").and_then(|metadata| metadata.get_mut("annotations"));
-    if let Some(annotations) = annotations.and_then(Value::as_object_mut) {
+    if let Some(Json::Map(metadata)) = object.get_mut("metadata")
+        && let Some(Json::Map(annotations)) = metadata.get_mut("annotations")
+    {
         annotations.remove(LAST_APPLIED);
     }
 }
 
-/// Redacts attributes by their own name and by the keys inside them.
+/// Knows which keys are sensitive.
+#[derive(Clone, Debug, Default)]
 pub struct Scrubber {
     extra: Vec<String>,
 }
 
 impl Scrubber {
     /// A scrubber that knows further keys.
-    pub fn new(extra: &[String]) -> Self {
-        let extra = extra.iter().map(|key| key.trim().to_lowercase()).filter(|key| !key.is_empty());
+    pub fn new<'k>(extra: impl IntoIterator<Item = &'k String>) -> Self {
+        let extra = extra.into_iter().map(|key| key.trim().to_lowercase()).filter(|key| !key.is_empty());
         Self { extra: extra.collect() }
     }
 
-    /// Redacts everything sensitive below.
-    pub fn scrub(&self, attributes: &mut Map<String, Value>) {
-        for (key, value) in attributes.iter_mut() {
+    /// Redacts everything sensitive in a map and below.
+    pub(crate) fn scrub(&self, map: &mut Map<'_>) {
+        for (key, value) in map.iter_mut() {
             if !value.is_null() && self.is_sensitive(key) || is_carrier(key, value) {
                 *value = marker();
             } else {
@@ -60,84 +77,140 @@ impl Scrubber {
             }
         }
         // An environment variable says in `name` what `value` is.
-        let named = attributes.get("name").and_then(Value::as_str).is_some_and(|n| self.is_sensitive(n));
-        if let Some(value) = attributes.get_mut("value").filter(|_| named) {
+        let named = map.get("name").and_then(Json::as_str).is_some_and(|name| self.is_sensitive(name));
+        if named && let Some(value) = map.get_mut("value") {
             *value = marker();
         }
     }
 
-    fn scrub_value(&self, value: &mut Value) {
+    fn scrub_value(&self, value: &mut Json<'_>) {
         match value {
-            Value::Object(fields) => self.scrub(fields),
-            Value::Array(items) => items.iter_mut().for_each(|item| self.scrub_value(item)),
+            Json::Map(map) => self.scrub(map),
+            Json::List(items) => items.iter_mut().for_each(|item| self.scrub_value(item)),
             _ => {}
         }
     }
 
     fn is_sensitive(&self, key: &str) -> bool {
-        let key = key.trim().to_lowercase();
-        let known = SENSITIVE.iter().copied().chain(self.extra.iter().map(String::as_str));
-        key != HARMLESS && known.into_iter().any(|word| key == word || word.len() > 2 && key.ends_with(word))
+        let key = key.trim();
+        let ends_in = |word: &str| {
+            let tail = key.len().checked_sub(word.len()).and_then(|at| key.as_bytes().get(at..));
+            let same = |(a, b): (&u8, u8)| a.eq_ignore_ascii_case(&b) || *a == b'-' && b == b'_';
+            tail.is_some_and(|tail| tail.iter().zip(word.bytes()).all(same))
+                && (word.len() > 2 || key.len() == word.len())
+        };
+        (SENSITIVE.iter().any(|word| ends_in(word)) || self.extra.iter().any(|word| ends_in(word)))
+            && key != HARMLESS
     }
 }
 
-fn is_carrier(key: &str, value: &Value) -> bool {
-    let Value::Object(fields) = value else { return false };
+/// Where a projection enters the `value` of something, its `name` must be known as well.
+pub(crate) fn read_names(projection: &mut Projection) {
+    if projection.has_key("value") {
+        projection.key("name").take_all();
+    }
+    projection.children_mut().for_each(read_names);
+}
+
+fn is_carrier(key: &str, value: &Json<'_>) -> bool {
+    let Json::Map(map) = value else { return false };
     match key {
-        "valueFrom" => fields.contains_key("secretKeyRef"),
+        "valueFrom" => map.get("secretKeyRef").is_some(),
         "secretKeyRef" | "secretRef" => true,
-        "tls" => fields.contains_key("key"),
+        "tls" => map.get("key").is_some(),
         _ => false,
     }
 }
 
-fn marker() -> Value {
-    json!({ "redacted": true, "reason": "sensitive-key" })
+/// What stands in place of a redacted value.
+pub(crate) fn marker() -> Json<'static> {
+    let entries = [
+        (Cow::Borrowed("reason"), Json::String(Cow::Borrowed("sensitive-key"))),
+        (Cow::Borrowed("redacted"), Json::Bool(true)),
+    ];
+    Json::Map(entries.into_iter().collect())
+}
+
+/// Whether a value is the marker.
+pub(crate) fn is_marker(value: &Json<'_>) -> bool {
+    let Json::Map(map) = value else { return false };
+    map.len() == 2
+        && map.get("redacted") == Some(&Json::Bool(true))
+        && map.get("reason").and_then(Json::as_str) == Some("sensitive-key")
+}
+
+/// Whether what the projection reads of a value contains the marker.
+pub(crate) fn reads_marker(projection: &Projection, value: &Json<'_>) -> bool {
+    if is_marker(value) {
+        return true;
+    }
+    match value {
+        Json::Map(map) => map.iter().any(|(key, value)| {
+            projection.of_key(key).is_some_and(|projection| reads_marker(&projection, value))
+        }),
+        Json::List(items) => {
+            let each = projection.of_items();
+            items.iter().any(|item| each.is_some_and(|each| reads_marker(each, item)))
+        }
+        _ => false,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn scrubbed(value: Value) -> Value {
-        let Value::Object(mut fields) = value else { unreachable!("tests pass objects") };
-        Scrubber::new(&["Pin".into()]).scrub(&mut fields);
-        Value::Object(fields)
+    fn scrubbed(text: &str) -> String {
+        let mut value = Json::read(text, &Projection::whole()).unwrap();
+        Scrubber::new(&["Pin".to_owned()]).scrub_value(&mut value);
+        let mut out = String::new();
+        value.write(&mut out);
+        out
     }
 
     #[test]
     fn w37_attribute_names_keys_and_environment_pairs() {
-        let dump = scrubbed(json!({
-            "dbPassword": "hunter2",
-            "pin": "hunter2",
+        let dump = scrubbed(
+            r#"{
+            "dbPassword": "hunter2", "pin": "hunter2", "PIN": 7,
             "env": [
                 { "name": "DB_PASSWORD", "value": "hunter2" },
+                { "value": "hunter2", "name": "API_TOKEN" },
+                { "name": "AWS_SECRET_ACCESS_KEY", "value": "hunter2" },
+                { "name": "x-api-key", "value": "hunter2" },
                 { "name": "TZ", "value": "UTC" },
-                { "name": "KEY", "valueFrom": { "secretKeyRef": { "name": "hunter2" } } },
+                { "name": "KEY", "valueFrom": { "secretKeyRef": { "name": "hunter2" } } }
             ],
-            "nested": { "list": [{ "api_key": "hunter2" }] },
+            "nested": { "list": [[{ "api_key": { "deep": "hunter2" } }]] },
             "tls": { "key": "hunter2" },
             "automountServiceAccountToken": true,
-            "replicas": 3,
-        }))
-        .to_string();
+            "replicas": 3
+        }"#,
+        );
         assert!(!dump.contains("hunter2"), "{dump}");
         for kept in [r#""value":"UTC""#, r#""replicas":3"#, r#""automountServiceAccountToken":true"#] {
             assert!(dump.contains(kept), "{dump}");
         }
+        assert_eq!(dump.matches(r#"{"reason":"sensitive-key","redacted":true}"#).count(), 10, "{dump}");
     }
 
     #[test]
-    fn q11_secret_data_is_gone_before_anything_reads_it() {
-        let gvk = Gvk { version: "v1".into(), kind: "Secret".into(), ..Gvk::default() };
-        let mut secret = json!({
-            "type": "Opaque",
-            "metadata": { "name": "s", "annotations": { LAST_APPLIED: "hunter2", "team": "a" } },
-            "data": { "x": "hunter2" }, "stringData": { "x": "hunter2" },
-        });
-        strip(&gvk, secret.as_object_mut().unwrap());
-        assert!(!secret.to_string().contains("hunter2"), "{secret}");
-        assert_eq!(secret["metadata"]["annotations"]["team"], "a");
-        assert_eq!(secret["type"], "Opaque");
+    fn names_are_read_where_values_are() {
+        let text = r#"{"env":[{"name":"DB_PASSWORD","value":"hunter2","other":1}]}"#;
+        let mut projection = Projection::default();
+        projection.key("env").each().key("value").take_all();
+        read_names(&mut projection);
+        let mut value = Json::read(text, &projection).unwrap();
+        Scrubber::default().scrub_value(&mut value);
+        let mut out = String::new();
+        value.write(&mut out);
+        assert_eq!(
+            out,
+            r#"{"env":[{"name":"DB_PASSWORD","value":{"reason":"sensitive-key","redacted":true}}]}"#
+        );
+        assert!(reads_marker(&projection, &value));
+        let mut names = Projection::default();
+        names.key("env").each().key("name").take_all();
+        assert!(!reads_marker(&names, &value));
     }
 }

@@ -3,18 +3,27 @@
 //! Selection fails closed: an empty set of namespaces selects nothing, and a namespace that is not
 //! known is not selected.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
-use kollect_model::crd::{
-    scope::ScopeCeiling,
-    shapes::{Gvk, LabelSelector, labels_match},
-    target::{
-        CollectionFilter, KollectClusterTargetSpec, KollectTargetSpec, NAMESPACE_WATCH_ANNOTATION,
-        ResourceRule, WATCH_LABEL, WatchMode,
+use kollect_model::{
+    SpecError,
+    crd::{
+        scope::ScopeCeiling,
+        shapes::{Gvk, LabelOperator, LabelSelector},
+        target::{
+            CollectionFilter, KollectClusterTargetSpec, KollectTargetSpec, NAMESPACE_WATCH_ANNOTATION,
+            ResourceRule, WATCH_LABEL, WatchMode,
+        },
     },
 };
 
-use crate::watch::{Metadata, Query, Scope};
+use crate::{
+    extract::MatchPolicy,
+    watch::{Metadata, Object, Query, Scope},
+};
 
 /// What is known about namespaces.
 #[derive(Clone, Debug, Default)]
@@ -44,6 +53,7 @@ struct Rule {
     namespace_selector: Option<LabelSelector>,
     labels: LabelSelector,
     names: BTreeSet<String>,
+    policy: Option<Arc<MatchPolicy>>,
 }
 
 /// Which clause said no.
@@ -57,30 +67,35 @@ pub enum Rejected {
     NamespaceDenied,
     /// The kind is cluster-scoped and the target or its scope is limited to namespaces.
     ClusterScoped,
-    /// No rule matches the object.
+    /// No rule matches the object's name and labels.
     Rules,
+    /// A rule matches, and its policy does not say true.
+    Policy,
     /// The object or its namespace opted out, or did not opt in.
     OptedOut,
 }
 
 impl Selection {
     /// What a KollectTarget selects.
-    pub fn of_target(spec: &KollectTargetSpec, profile: &Gvk, ceiling: Option<&ScopeCeiling>) -> Self {
+    pub fn of_target(
+        spec: &KollectTargetSpec,
+        profile: &Gvk,
+        ceiling: Option<&ScopeCeiling>,
+    ) -> Result<Self, Vec<SpecError>> {
         let own = Rule {
-            gvk: profile.clone(),
             field_selector: spec.field_selector.clone(),
-            namespace_selector: None,
             labels: spec.label_selector.clone().unwrap_or_default(),
             names: spec.names.iter().cloned().collect(),
+            ..Rule::all_of(profile)
         };
-        Self {
+        Ok(Self {
             cluster_target: false,
             namespace_selector: spec.namespace_selector.clone(),
-            rules: rules(&spec.filter.resource_rules, own),
+            rules: rules(&spec.filter.resource_rules, own)?,
             filter: spec.filter.clone(),
             watch_mode: spec.watch_mode,
             ceiling: ceiling.cloned(),
-        }
+        })
     }
 
     /// What a KollectClusterTarget selects.
@@ -88,44 +103,36 @@ impl Selection {
         spec: &KollectClusterTargetSpec,
         profile: &Gvk,
         ceiling: Option<&ScopeCeiling>,
-    ) -> Self {
-        let own = Rule {
-            gvk: profile.clone(),
-            field_selector: None,
-            namespace_selector: None,
-            labels: LabelSelector::default(),
-            names: BTreeSet::new(),
-        };
-        Self {
+    ) -> Result<Self, Vec<SpecError>> {
+        let own = Rule { field_selector: spec.field_selector.clone(), ..Rule::all_of(profile) };
+        Ok(Self {
             cluster_target: true,
             namespace_selector: spec.namespace_selector.clone(),
-            rules: rules(&spec.filter.resource_rules, own),
+            rules: rules(&spec.filter.resource_rules, own)?,
             filter: spec.filter.clone(),
             watch_mode: WatchMode::All,
             ceiling: ceiling.cloned(),
+        })
+    }
+
+    /// Field selectors that only an API server can evaluate.
+    pub fn field_selectors(&self) -> impl Iterator<Item = &str> {
+        self.rules.iter().filter_map(|rule| rule.field_selector.as_deref())
+    }
+
+    /// The namespaces that can be selected at all, as far as names alone tell; `None`: any.
+    fn named_namespaces(&self) -> Option<BTreeSet<String>> {
+        let lists =
+            [Some(&self.filter.included_namespaces), self.ceiling.as_ref().map(|c| &c.allowed_namespaces)];
+        let mut named: Option<BTreeSet<String>> = None;
+        for list in lists.into_iter().flatten().filter(|list| !list.is_empty()) {
+            let list: BTreeSet<String> = list.iter().cloned().collect();
+            named = Some(match named {
+                Some(known) => known.intersection(&list).cloned().collect(),
+                None => list,
+            });
         }
-    }
-
-    /// The kinds that the target reads.
-    pub fn kinds(&self) -> BTreeSet<&Gvk> {
-        self.rules.iter().map(|rule| &rule.gvk).collect()
-    }
-
-    /// What must be watched to see everything that the target selects. `only` restricts a run to one
-    /// namespace.
-    pub fn queries(&self, only: Option<&str>) -> BTreeSet<Query> {
-        let included = &self.filter.included_namespaces;
-        let scope = match only {
-            Some(namespace) => Scope::Namespaces([namespace.to_owned()].into()),
-            None if included.is_empty() => Scope::All,
-            None => Scope::Namespaces(included.iter().cloned().collect()),
-        };
-        let query = |rule: &Rule| Query {
-            gvk: rule.gvk.clone(),
-            scope: scope.clone(),
-            field_selector: rule.field_selector.clone(),
-        };
-        self.rules.iter().map(query).collect()
+        named
     }
 
     /// Whether the selection can be decided with the names of namespaces alone.
@@ -136,21 +143,31 @@ impl Selection {
             && self.rules.iter().all(|rule| rule.namespace_selector.is_none())
     }
 
-    /// Whether an object that `query` returned belongs to the target, or why not.
-    pub fn verdict(&self, query: &Query, object: &Metadata, namespaces: &Namespaces) -> Result<(), Rejected> {
+    /// Whether an object that `query` returned belongs to the target, or which clause said no.
+    pub fn verdict(&self, query: &Query, object: &Object, namespaces: &Namespaces) -> Result<(), Rejected> {
+        let metadata = &object.metadata;
         if self.ceiling.as_ref().is_some_and(|ceiling| !ceiling.allows_kind(&query.gvk)) {
             return Err(Rejected::KindDenied);
         }
-        let namespace = namespaces.known.get(&*object.namespace);
-        if object.namespace.is_empty() {
+        let namespace = namespaces.known.get(&*metadata.namespace);
+        if metadata.namespace.is_empty() {
             self.takes_cluster_scoped()?;
         } else {
-            self.takes_namespace(&object.namespace, namespace)?;
+            self.takes_namespace(&metadata.namespace, namespace)?;
         }
-        if !self.rules.iter().any(|rule| rule.matches(query, object, namespace)) {
+        let mut matching =
+            self.rules.iter().filter(|rule| rule.matches(query, metadata, namespace)).peekable();
+        if matching.peek().is_none() {
             return Err(Rejected::Rules);
         }
-        if self.opted_out(object, namespace) { Err(Rejected::OptedOut) } else { Ok(()) }
+        if self.opted_out(metadata, namespace) {
+            return Err(Rejected::OptedOut);
+        }
+        // Policies come last: they cost the most.
+        let mut agreed = matching.map(|rule| &rule.policy).map(|policy| {
+            policy.as_ref().is_none_or(|policy| policy.agrees(&query.gvk, &object.raw, namespace))
+        });
+        if agreed.any(|agreed| agreed) { Ok(()) } else { Err(Rejected::Policy) }
     }
 
     /// Namespace filters say nothing about cluster-scoped objects. A cluster target takes them; a
@@ -201,24 +218,45 @@ impl Selection {
     }
 }
 
-fn rules(written: &[ResourceRule], own: Rule) -> Vec<Rule> {
+fn rules(written: &[ResourceRule], own: Rule) -> Result<Vec<Rule>, Vec<SpecError>> {
     if written.is_empty() {
-        return vec![own];
+        return Ok(vec![own]);
     }
-    let rule = |rule: &ResourceRule| Rule {
-        gvk: rule.gvk.clone(),
-        field_selector: rule.field_selector.clone(),
-        namespace_selector: rule.namespace_selector.clone(),
-        labels: LabelSelector {
-            match_labels: rule.match_labels.clone(),
-            match_expressions: rule.match_expressions.clone(),
-        },
-        names: BTreeSet::new(),
-    };
-    written.iter().map(rule).collect()
+    let mut rules = Vec::with_capacity(written.len());
+    let mut errors = Vec::new();
+    for (index, rule) in written.iter().enumerate() {
+        let policy = Some(&rule.match_policy).filter(|text| !text.trim().is_empty()).map(|text| {
+            MatchPolicy::compile(text, &format!("spec.resourceRules[{index}].matchPolicy")).map(Arc::new)
+        });
+        match policy.transpose() {
+            Ok(policy) => rules.push(Rule {
+                field_selector: rule.field_selector.clone(),
+                namespace_selector: rule.namespace_selector.clone(),
+                labels: LabelSelector {
+                    match_labels: rule.match_labels.clone(),
+                    match_expressions: rule.match_expressions.clone(),
+                },
+                policy,
+                ..Rule::all_of(&rule.gvk)
+            }),
+            Err(error) => errors.push(error),
+        }
+    }
+    if errors.is_empty() { Ok(rules) } else { Err(errors) }
 }
 
 impl Rule {
+    fn all_of(gvk: &Gvk) -> Self {
+        Self {
+            gvk: gvk.clone(),
+            field_selector: None,
+            namespace_selector: None,
+            labels: LabelSelector::default(),
+            names: BTreeSet::new(),
+            policy: None,
+        }
+    }
+
     fn matches(&self, query: &Query, object: &Metadata, namespace: Option<&Metadata>) -> bool {
         let in_namespace =
             |selector: &LabelSelector| namespace.is_some_and(|namespace| selector.matches(&namespace.labels));
@@ -226,8 +264,64 @@ impl Rule {
             && self.field_selector == query.field_selector
             && self.namespace_selector.as_ref().is_none_or(in_namespace)
             && (self.names.is_empty() || self.names.contains(&*object.name))
-            && labels_match(&self.labels.match_labels, &self.labels.match_expressions, &object.labels)
+            && self.labels.matches(&object.labels)
     }
+}
+
+/// What must be watched so that all of the selections are seen, and nothing that none of them wants:
+/// for each kind and field selector one query, with the selections that it serves. `only` restricts a
+/// run to one namespace.
+pub fn queries(selections: &[&Selection], only: Option<&str>) -> BTreeMap<Query, Vec<usize>> {
+    // Rules with their selections, by what the API server must be asked separately.
+    let mut groups: BTreeMap<_, Vec<(usize, &Rule)>> = BTreeMap::new();
+    for (index, selection) in selections.iter().enumerate() {
+        for rule in &selection.rules {
+            groups.entry((&rule.gvk, &rule.field_selector)).or_default().push((index, rule));
+        }
+    }
+    let mut queries = BTreeMap::new();
+    for ((gvk, field_selector), rules) in groups {
+        let served: BTreeSet<usize> = rules.iter().map(|(index, _)| *index).collect();
+        let query = Query {
+            gvk: gvk.clone(),
+            scope: scope(served.iter().map(|index| selections[*index]), only),
+            label_selector: common_labels(rules.iter().map(|(_, rule)| *rule)),
+            field_selector: field_selector.clone(),
+        };
+        queries.insert(query, served.into_iter().collect());
+    }
+    queries
+}
+
+/// The union of the namespaces; everything as soon as one selection can want any.
+fn scope<'s>(selections: impl Iterator<Item = &'s Selection>, only: Option<&str>) -> Scope {
+    if let Some(namespace) = only {
+        return Scope::Namespaces([namespace.to_owned()].into());
+    }
+    let named: Option<Vec<BTreeSet<String>>> = selections.map(Selection::named_namespaces).collect();
+    named.map_or(Scope::All, |sets| Scope::Namespaces(sets.into_iter().flatten().collect()))
+}
+
+/// A label selector that all rules share, for the API server.
+fn common_labels<'r>(mut rules: impl Iterator<Item = &'r Rule>) -> Option<String> {
+    let first = rules.next()?;
+    let shared = !first.labels.is_empty() && rules.all(|rule| rule.labels == first.labels);
+    shared.then(|| selector_text(&first.labels))
+}
+
+/// A selector in the notation of the API server.
+fn selector_text(selector: &LabelSelector) -> String {
+    let equal = selector.match_labels.iter().map(|(key, value)| format!("{key}={value}"));
+    let terms = selector.match_expressions.iter().map(|term| {
+        let (key, values) = (&term.key, term.values.join(","));
+        match term.operator {
+            LabelOperator::In => format!("{key} in ({values})"),
+            LabelOperator::NotIn => format!("{key} notin ({values})"),
+            LabelOperator::Exists => key.clone(),
+            LabelOperator::DoesNotExist => format!("!{key}"),
+        }
+    });
+    equal.chain(terms).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]
@@ -244,6 +338,19 @@ mod tests {
         serde_json::from_value(value).unwrap()
     }
 
+    fn object(metadata: Value) -> Object {
+        let raw =
+            serde_json::value::to_raw_value(&json!({ "metadata": metadata, "spec": { "replicas": 3 } }))
+                .unwrap();
+        Object::parse(raw, &gvk("Deployment")).unwrap()
+    }
+
+    fn selection(target: &Value, ceiling: Value) -> Selection {
+        let spec: KollectTargetSpec = serde_json::from_value(target.clone()).unwrap();
+        let ceiling: Option<ScopeCeiling> = serde_json::from_value(ceiling).unwrap();
+        Selection::of_target(&spec, &gvk("Deployment"), ceiling.as_ref()).unwrap()
+    }
+
     fn namespaces() -> Namespaces {
         let known = [
             json!({ "name": "a", "labels": { "team": "a" } }),
@@ -257,12 +364,10 @@ mod tests {
         Namespaces { known, complete: true }
     }
 
-    fn verdict(target: Value, ceiling: Value, object: Value) -> Result<(), Rejected> {
-        let spec: KollectTargetSpec = serde_json::from_value(target).unwrap();
-        let ceiling: Option<ScopeCeiling> = serde_json::from_value(ceiling).unwrap();
-        let selection = Selection::of_target(&spec, &gvk("Deployment"), ceiling.as_ref());
-        let query = selection.queries(None).into_iter().next().unwrap();
-        selection.verdict(&query, &metadata(object), &namespaces())
+    fn verdict(target: Value, ceiling: Value, metadata: Value) -> Result<(), Rejected> {
+        let selection = selection(&target, ceiling);
+        let query = queries(&[&selection], None).into_keys().next().unwrap();
+        selection.verdict(&query, &object(metadata), &namespaces())
     }
 
     #[test]
@@ -371,5 +476,57 @@ mod tests {
             verdict(json!({ "profileRef": "p" }), json!({ "allowedNamespaces": ["a"] }), node),
             Err(Rejected::ClusterScoped)
         );
+    }
+
+    /// Kind, namespaces, label selector, field selector and served targets of each query, as text.
+    fn queries_of(targets: &[&Value], only: Option<&str>) -> Vec<String> {
+        let selections: Vec<Selection> =
+            targets.iter().map(|target| selection(target, Value::Null)).collect();
+        let selections: Vec<&Selection> = selections.iter().collect();
+        let text = |(query, served): (Query, Vec<usize>)| {
+            let namespaces = match query.scope {
+                Scope::All => "all".to_owned(),
+                Scope::Namespaces(names) => names.into_iter().collect::<Vec<_>>().join(","),
+            };
+            let labels = query.label_selector.unwrap_or_default();
+            let fields = query.field_selector.unwrap_or_default();
+            format!("{} in {namespaces} with [{labels}] [{fields}] for {served:?}", query.gvk.kind)
+        };
+        queries(&selections, only).into_iter().map(text).collect()
+    }
+
+    #[test]
+    fn queries_are_as_narrow_as_all_targets_allow() {
+        let labels = json!({ "matchLabels": { "app": "web" }, "matchExpressions": [
+            { "key": "tier", "operator": "NotIn", "values": ["x", "y"] },
+            { "key": "a", "operator": "Exists" }, { "key": "b", "operator": "DoesNotExist" },
+        ] });
+        let in_a = json!({ "profileRef": "p", "includedNamespaces": ["a"], "labelSelector": labels });
+        let in_b = json!({ "profileRef": "p", "includedNamespaces": ["b"], "labelSelector": labels });
+        let everywhere = json!({ "profileRef": "p" });
+        let field = json!({ "profileRef": "p", "fieldSelector": "metadata.name=x" });
+        assert_eq!(
+            queries_of(&[&in_a, &in_b], None),
+            ["Deployment in a,b with [app=web,tier notin (x,y),a,!b] [] for [0, 1]"]
+        );
+        assert_eq!(queries_of(&[&in_a, &everywhere], None), ["Deployment in all with [] [] for [0, 1]"]);
+        assert_eq!(queries_of(&[&everywhere], Some("c")), ["Deployment in c with [] [] for [0]"]);
+        // What the API server filters for one target must not be missing for another.
+        assert_eq!(
+            queries_of(&[&everywhere, &field], None),
+            ["Deployment in all with [] [] for [0]", "Deployment in all with [] [metadata.name=x] for [1]"]
+        );
+        let nothing = selection(&in_a, json!({ "allowedNamespaces": ["b"] }));
+        assert_eq!(scope([&nothing].into_iter(), None), Scope::Namespaces(BTreeSet::new()));
+    }
+
+    #[test]
+    fn rules_of_several_kinds_are_each_watched() {
+        let target = json!({ "profileRef": "p", "resourceRules": [
+            { "gvk": { "group": "apps", "version": "v1", "kind": "Deployment" } },
+            { "gvk": { "group": "apps", "version": "v1", "kind": "StatefulSet" } },
+        ] });
+        let expected = ["Deployment in all with [] [] for [0]", "StatefulSet in all with [] [] for [0]"];
+        assert_eq!(queries_of(&[&target], None), expected);
     }
 }

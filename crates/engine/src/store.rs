@@ -20,8 +20,10 @@ pub enum Sight {
     Pending,
     /// Everything: what is absent does not exist.
     Everything,
-    /// Everything in these namespaces.
-    Namespaces(BTreeSet<String>),
+    /// Everything except in these namespaces.
+    AllBut(BTreeSet<String>),
+    /// Everything in this namespace, and cluster-scoped objects not at all.
+    Namespace(String),
     /// Some objects; absence means nothing.
     Partial,
 }
@@ -31,7 +33,8 @@ impl Sight {
     fn covers(&self, key: &RowKey) -> bool {
         match self {
             Self::Everything => true,
-            Self::Namespaces(names) => names.contains(&*key.namespace),
+            Self::AllBut(names) => !names.contains(&*key.namespace),
+            Self::Namespace(name) => **name == *key.namespace,
             Self::Pending | Self::Partial => false,
         }
     }
@@ -100,6 +103,8 @@ pub struct Snapshot {
     /// The rows, in a stable order.
     pub rows: BTreeMap<RowKey, Arc<Row>>,
     sights: BTreeMap<(TargetId, String, String), Sight>,
+    /// Targets of which nothing is known: nobody collects them now.
+    frozen: BTreeSet<TargetId>,
     rest: Sight,
 }
 
@@ -107,18 +112,25 @@ impl Snapshot {
     /// Whether a row that a sink holds and the snapshot does not is known to be gone.
     pub fn knows_gone(&self, key: &RowKey) -> bool {
         let place = (key.target.clone(), key.group.to_string(), key.kind.to_string());
-        !self.rows.contains_key(key) && self.sights.get(&place).unwrap_or(&self.rest).covers(key)
+        !self.rows.contains_key(key)
+            && !self.frozen.contains(&key.target)
+            && self.sights.get(&place).unwrap_or(&self.rest).covers(key)
     }
 }
 
 impl StoreReader {
-    /// The rows of the targets, or nothing while one of their kinds is still pending. `rest` says what
-    /// is known about targets and kinds that are not among them: whether the run looked everywhere.
+    /// The rows of the targets, or nothing while one of their kinds is still pending. A target that
+    /// nobody collects is frozen. `rest` says what is known about targets and kinds that are not among
+    /// them: whether the run looked everywhere.
     pub fn snapshot(&self, targets: &[TargetId], rest: Sight) -> Option<Snapshot> {
         let store = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let mut snapshot = Snapshot { rows: BTreeMap::new(), sights: BTreeMap::new(), rest };
+        let mut snapshot =
+            Snapshot { rows: BTreeMap::new(), sights: BTreeMap::new(), frozen: BTreeSet::new(), rest };
         for id in targets {
-            let Some(target) = store.0.get(id) else { continue };
+            let Some(target) = store.0.get(id) else {
+                snapshot.frozen.insert(id.clone());
+                continue;
+            };
             for ((group, kind), sight) in &target.sights {
                 if *sight == Sight::Pending {
                     return None;

@@ -8,7 +8,7 @@ use std::{
 use async_trait::async_trait;
 use futures::{StreamExt, stream, stream::BoxStream};
 use kollect_model::{
-    batch::{Baseline, Batch, Delivery, InventoryId},
+    batch::{Baseline, Batch, InventoryId},
     crd::{profile::KollectProfileSpec, shapes::Gvk, target::KollectTargetSpec},
     row::TargetId,
     sink::{Sink, SinkError},
@@ -16,9 +16,9 @@ use kollect_model::{
 use serde_json::{Value, json, value::to_raw_value};
 
 use crate::{
-    collect::{Problem, Target, collect, namespaces},
+    collect::{Problem, Target, collect, namespaces, rest},
     export::{Outcome, export},
-    extract::CompiledProfile,
+    extract::{CompiledProfile, OptIns, Policy},
     select::{Namespaces, Selection},
     store::{Sight, StoreReader, store},
     watch::{BlindReason, Blindness, Event, Metadata, Object, Query, Scope, WatchSource},
@@ -68,10 +68,11 @@ impl World {
         }))
         .unwrap();
         let spec: KollectTargetSpec = serde_json::from_value(self.target.clone()).unwrap();
-        let profile = CompiledProfile::compile(&profile).unwrap_or_else(|e| unreachable!("{e:?}"));
+        let profile = CompiledProfile::compile(&profile, OptIns::default(), &Policy::default())
+            .unwrap_or_else(|e| unreachable!("{e:?}"));
         vec![Target {
             id: target_id(),
-            selection: Selection::of_target(&spec, &profile.gvk, None),
+            selection: Selection::of_target(&spec, &profile.gvk, None).unwrap(),
             profile: Arc::new(profile),
         }]
     }
@@ -90,12 +91,7 @@ impl World {
 
     async fn run_in(&mut self, only: Option<&str>) -> Outcome {
         let rows = self.collect(only).await;
-        let rest = match only {
-            _ if !self.complete => Sight::Partial,
-            Some(namespace) => Sight::Namespaces([namespace.to_owned()].into()),
-            None => Sight::Everything,
-        };
-        let snapshot = rows.snapshot(&[target_id()], rest).expect("every kind was listed");
+        let snapshot = rows.snapshot(&[target_id()], rest(self, only)).expect("every kind was listed");
         export(&self.sink, &inventory(), None, &snapshot).await.unwrap()
     }
 
@@ -164,10 +160,6 @@ impl Remembering {
 
 #[async_trait]
 impl Sink for Remembering {
-    fn delivery(&self) -> Delivery {
-        Delivery::Rows
-    }
-
     async fn check(&self) -> Result<(), SinkError> {
         Ok(())
     }
@@ -241,9 +233,43 @@ async fn law_5_unknown_namespaces_delete_nothing() {
     assert!(world.run().await.delta.removed.is_empty(), "labels are not known either");
 
     world.target = json!({ "profileRef": "p", "includedNamespaces": ["a"] });
-    let outcome = world.run().await;
-    assert_eq!(outcome.delta.removed.len(), 1, "a namespace that is named can be judged without its labels");
-    assert_eq!(world.sink.names(), ["b-two"]);
+    world.run().await;
+    assert!(world.sink.names().is_empty(), "names alone decide here: a is empty, b is not selected");
+}
+
+#[tokio::test]
+async fn law_9_an_undecided_target_collects_nothing() {
+    let mut world = World::new();
+    world.blind = vec![("Namespace".into(), None)];
+    world.target = json!({ "profileRef": "p", "includedNamespaces": ["a"], "namespaceExcludeSelector": { "matchLabels": { "team": "a" } } });
+    world.pods([pod("a", "one", "x:1")]).run().await;
+    assert!(world.sink.names().is_empty());
+}
+
+#[tokio::test]
+async fn law_5_a_target_that_nobody_collects_keeps_its_rows() {
+    let mut world = World::new();
+    world.pods([pod("a", "one", "x:1")]).run().await;
+    let (_, reader) = store();
+    let snapshot = reader.snapshot(&[target_id()], Sight::Everything).unwrap();
+    assert!(export(&world.sink, &inventory(), None, &snapshot).await.unwrap().delta.is_empty());
+    let snapshot = reader.snapshot(&[], Sight::Everything).unwrap();
+    export(&world.sink, &inventory(), None, &snapshot).await.unwrap();
+    assert!(world.sink.names().is_empty(), "a target that no longer belongs to the inventory loses its rows");
+}
+
+#[tokio::test]
+async fn rules_are_alternatives_whatever_query_reads_them() {
+    let mut world = World::new();
+    let mut labelled = pod("a", "two", "x:1");
+    labelled["metadata"]["labels"] = json!({ "app": "b" });
+    let pods = json!({ "version": "v1", "kind": "Pod" });
+    world.target = json!({ "profileRef": "p", "resourceRules": [
+        { "gvk": pods, "matchLabels": { "app": "b" } },
+        { "gvk": pods, "matchLabels": { "app": "a" }, "fieldSelector": "spec.nodeName=x" },
+    ] });
+    world.pods([pod("a", "one", "x:1"), labelled]).run().await;
+    assert_eq!(world.sink.names(), ["a-two"]);
 }
 
 #[tokio::test]
@@ -253,6 +279,9 @@ async fn law_9_a_narrowed_selection_removes_what_it_no_longer_selects() {
     world.target = json!({ "profileRef": "p", "namespaceSelector": { "matchLabels": { "team": "a" } } });
     world.run().await;
     assert_eq!(world.sink.names(), ["a-one"]);
+    world.target = json!({ "profileRef": "p", "includedNamespaces": ["b"] });
+    world.run().await;
+    assert_eq!(world.sink.names(), ["b-two"], "names in the spec are knowledge");
 }
 
 #[tokio::test]

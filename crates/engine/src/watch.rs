@@ -19,6 +19,8 @@ pub struct Query {
     pub gvk: Gvk,
     /// Where.
     pub scope: Scope,
+    /// Label selector for the API server; an object that it leaves out is wanted by nobody.
+    pub label_selector: Option<String>,
     /// Field selector for the API server.
     pub field_selector: Option<String>,
 }

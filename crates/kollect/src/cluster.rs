@@ -6,7 +6,7 @@ use anyhow::{Context, anyhow};
 use futures::{SinkExt, StreamExt, channel::mpsc, stream, stream::BoxStream};
 use k8s_openapi::api::core::v1::Namespace;
 use kollect_engine::watch::{BlindReason, Blindness, Event, Object, Query, Scope, WatchSource};
-use kollect_model::crd::shapes::Gvk;
+use kollect_model::crd::shapes::{Gvk, is_namespace_name};
 use kube::{
     Api, Client, Config,
     api::{ApiResource, GroupVersionKind, ListParams},
@@ -16,6 +16,7 @@ use kube::{
 };
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use xxhash_rust::xxh3::Xxh3;
 
 /// Objects per page: what kubectl asks for.
 const PAGE: u32 = 500;
@@ -30,28 +31,28 @@ pub(crate) struct ClusterSource {
 impl ClusterSource {
     /// Connects with a context of the user's kubeconfig. The error names the context.
     pub(crate) async fn connect(kubeconfig: Option<&Path>, context: Option<&str>) -> anyhow::Result<Self> {
-        let named = |what: &str| match context {
-            Some(context) => format!("{what} (context {context})"),
-            None => format!("{what} (current context)"),
+        let kubeconfig = match kubeconfig {
+            Some(file) => Kubeconfig::read_from(file).with_context(|| format!("read {}", file.display()))?,
+            None => Kubeconfig::read().context("read the kubeconfig; name one with --kubeconfig")?,
         };
-        let options = KubeConfigOptions { context: context.map(Into::into), ..Default::default() };
-        let config = match kubeconfig {
-            Some(file) => {
-                let kubeconfig =
-                    Kubeconfig::read_from(file).with_context(|| format!("read {}", file.display()))?;
-                Config::from_custom_kubeconfig(kubeconfig, &options).await
-            }
-            None => Config::from_kubeconfig(&options).await,
-        }
-        .with_context(|| named("find the cluster in the kubeconfig"))?;
-        let server = config.cluster_url.to_string();
-        let client = Client::try_from(config).with_context(|| named("set up the client"))?;
-        client
-            .apiserver_version()
+        let context = context.map(Into::into).or_else(|| kubeconfig.current_context.clone());
+        let name = context.clone().unwrap_or_else(|| "none".into());
+        let options = KubeConfigOptions { context, ..KubeConfigOptions::default() };
+        let config = Config::from_custom_kubeconfig(kubeconfig, &options)
             .await
-            .map_err(plain)
-            .with_context(|| named(&format!("reach the cluster at {server}")))?;
-        let id = identity(&client).await.unwrap_or(server);
+            .with_context(|| format!("find the cluster of context {name} in the kubeconfig"))?;
+        let server = config.cluster_url.to_string();
+        let anonymous = anonymous_identity(&config);
+        let client =
+            Client::try_from(config).with_context(|| format!("set up the client of context {name}"))?;
+        let unreachable = || format!("reach the cluster at {server} (context {name})");
+        client.apiserver_version().await.map_err(plain).with_context(unreachable)?;
+        let id = match Api::<Namespace>::all(client.clone()).get("kube-system").await {
+            // Every cluster has this namespace, and nobody can recreate it.
+            Ok(namespace) => namespace.metadata.uid.unwrap_or(anonymous),
+            Err(kube::Error::Api(status)) if status.code == 403 => anonymous,
+            Err(error) => return Err(plain(error)).with_context(unreachable),
+        };
         Ok(Self { client, id })
     }
 
@@ -89,10 +90,18 @@ impl ClusterSource {
         let blind = |error| blindness(resource, namespace, error);
         let mut params = ListParams {
             limit: Some(PAGE),
+            label_selector: query.label_selector.clone(),
             field_selector: query.field_selector.clone(),
-            ..Default::default()
+            ..ListParams::default()
         };
-        let url = url_path(resource, namespace);
+        let Some(url) = url_path(resource, namespace) else {
+            let message = format!("{} is not the name of a namespace", namespace.unwrap_or_default());
+            return Err(Blindness {
+                namespace: namespace.map(Into::into),
+                reason: BlindReason::Failed,
+                message,
+            });
+        };
         loop {
             let request =
                 Request::new(&url).list(&params).map_err(kube::Error::BuildRequest).map_err(blind)?;
@@ -123,16 +132,25 @@ struct PageMetadata {
     continue_token: Option<String>,
 }
 
-/// The UID of the namespace that every cluster has and nobody can recreate.
-async fn identity(client: &Client) -> Option<String> {
-    let namespaces: Api<Namespace> = Api::all(client.clone());
-    namespaces.get("kube-system").await.ok()?.metadata.uid
+/// Tells clusters apart for those who may not see kube-system: two clusters may have one address, but
+/// hardly one certificate authority.
+fn anonymous_identity(config: &Config) -> String {
+    let authority = config.root_cert.iter().flatten().fold(Xxh3::new(), |mut hash, certificate| {
+        hash.update(certificate);
+        hash
+    });
+    format!("{} {:032x}", config.cluster_url, authority.digest128())
 }
 
-fn url_path(resource: &ApiResource, namespace: Option<&str>) -> String {
+fn url_path(resource: &ApiResource, namespace: Option<&str>) -> Option<String> {
     let root = if resource.group.is_empty() { "api" } else { "apis" };
-    let namespace = namespace.map(|name| format!("namespaces/{name}/")).unwrap_or_default();
-    format!("/{root}/{}/{namespace}{}", resource.api_version, resource.plural)
+    let namespace = match namespace {
+        // A name from a manifest must not become another path.
+        Some(name) if !is_namespace_name(name) => return None,
+        Some(name) => format!("namespaces/{name}/"),
+        None => String::new(),
+    };
+    Some(format!("/{root}/{}/{namespace}{}", resource.api_version, resource.plural))
 }
 
 fn not_served(gvk: &Gvk, error: kube::Error) -> Blindness {

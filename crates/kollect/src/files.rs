@@ -7,89 +7,115 @@ use std::{
     path::PathBuf,
 };
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use futures::{StreamExt, stream, stream::BoxStream};
-use kollect_engine::watch::{Event, Metadata, Object, Query, WatchSource};
+use kollect_engine::watch::{Event, Object, Query, WatchSource};
 use kollect_model::crd::shapes::Gvk;
-use serde_json::{Value, json, value::to_raw_value};
+use serde_json::{
+    Value, json,
+    value::{RawValue, to_raw_value},
+};
 
 use crate::cli::yaml;
 
 /// The objects of some files.
 pub(crate) struct FileSource {
-    objects: BTreeMap<Gvk, Vec<Value>>,
+    objects: BTreeMap<Gvk, Vec<Box<RawValue>>>,
+    namespaces: BTreeSet<String>,
+    /// Objects without a namespace, by kind: nothing tells whether they should have one.
+    pub(crate) without_namespace: BTreeMap<Gvk, usize>,
 }
 
 impl FileSource {
-    /// Reads all files. Lists are taken apart.
-    pub(crate) fn read(paths: &[PathBuf]) -> anyhow::Result<Self> {
-        let mut source = Self { objects: BTreeMap::new() };
+    /// Reads all files, or says everything that is wrong with them.
+    pub(crate) fn read(paths: &[PathBuf]) -> Result<Self, Vec<String>> {
+        let mut source = Self {
+            objects: BTreeMap::new(),
+            namespaces: BTreeSet::new(),
+            without_namespace: BTreeMap::new(),
+        };
+        let mut problems = Vec::new();
         for path in paths {
             let stdin = path.as_os_str() == "-";
-            let files = if stdin { vec![path.clone()] } else { yaml::files(path)? };
-            for file in files {
-                for (number, document) in yaml::documents(&file)? {
-                    let place = || format!("{}: document {number}", file.display());
-                    source.add(document).with_context(place)?;
+            let files = if stdin { Ok(vec![path.clone()]) } else { yaml::files(path) };
+            for file in files.unwrap_or_else(|error| {
+                problems.push(format!("{error:#}"));
+                Vec::new()
+            }) {
+                match yaml::documents(&file) {
+                    Ok(documents) => source.add_all(&file.display().to_string(), documents, &mut problems),
+                    Err(error) => problems.push(format!("{error:#}")),
                 }
             }
         }
         source.imply_namespaces();
-        Ok(source)
+        if problems.is_empty() { Ok(source) } else { Err(problems) }
     }
 
-    fn add(&mut self, mut document: Value) -> anyhow::Result<()> {
-        let text = |value: &Value, key: &str| value[key].as_str().unwrap_or_default().to_owned();
-        let (api_version, kind) = (text(&document, "apiVersion"), text(&document, "kind"));
-        if let (Some(item_kind), Value::Array(items)) = (kind.strip_suffix("List"), &mut document["items"]) {
-            for mut item in items.drain(..) {
-                // Items of a typed list do not repeat what the list says.
-                if !item_kind.is_empty() && item.is_object() && item["kind"].is_null() {
-                    item["kind"] = item_kind.into();
-                    item["apiVersion"] = api_version.clone().into();
+    fn add_all(&mut self, file: &str, documents: Vec<yaml::Document>, problems: &mut Vec<String>) {
+        for (number, document) in documents {
+            let mut problem = |error: String| problems.push(format!("{file}: document {number}: {error}"));
+            match document {
+                Ok(document) => {
+                    for object in yaml::unpack(document) {
+                        if let Err(error) = self.add(object) {
+                            problem(format!("{error:#}"));
+                        }
+                    }
                 }
-                self.add(item)?;
+                Err(error) => problem(error),
             }
-            return Ok(());
         }
-        anyhow::ensure!(
+    }
+
+    fn add(&mut self, object: Value) -> anyhow::Result<()> {
+        let text = |key: &str| object[key].as_str().unwrap_or_default().to_owned();
+        let (api_version, kind) = (text("apiVersion"), text("kind"));
+        ensure!(
             !api_version.is_empty() && !kind.is_empty(),
             "apiVersion and kind are needed: this is not a Kubernetes object"
         );
-        let name = document["metadata"]["name"].as_str().unwrap_or_default();
-        anyhow::ensure!(!name.is_empty(), "metadata.name is needed in {kind}");
         let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
         let gvk = Gvk { group: group.into(), version: version.into(), kind };
-        self.objects.entry(gvk).or_default().push(document);
+        let raw = to_raw_value(&object).context("keep the object")?;
+        let parsed = Object::parse(raw, &gvk).with_context(|| format!("{gvk}: read its metadata"))?;
+        let metadata = &parsed.metadata;
+        ensure!(!metadata.name.is_empty(), "metadata.name is needed in {}", gvk.kind);
+        if !metadata.namespace.is_empty() {
+            self.namespaces.insert(metadata.namespace.to_string());
+        } else if gvk != namespace_kind() {
+            *self.without_namespace.entry(gvk.clone()).or_default() += 1;
+        }
+        self.objects.entry(gvk).or_default().push(parsed.raw);
         Ok(())
     }
 
     /// A namespace that an object is in exists, even if no file shows it.
     fn imply_namespaces(&mut self) {
-        let gvk = Gvk { group: String::new(), version: "v1".into(), kind: "Namespace".into() };
-        let names = |objects: &[Value], field: &str| -> BTreeSet<String> {
-            objects.iter().filter_map(|o| Some(o["metadata"][field].as_str()?.to_owned())).collect()
-        };
-        let used: BTreeSet<String> =
-            self.objects.values().flat_map(|objects| names(objects, "namespace")).collect();
-        let namespaces = self.objects.entry(gvk).or_default();
-        let shown = names(namespaces, "name");
-        for name in used.difference(&shown) {
-            namespaces.push(json!({
+        let gvk = namespace_kind();
+        let known = self.objects.entry(gvk.clone()).or_default();
+        let name = |raw: Box<RawValue>| Some(Object::parse(raw, &gvk).ok()?.metadata.name.to_string());
+        let shown: BTreeSet<String> = known.iter().cloned().filter_map(name).collect();
+        for name in self.namespaces.difference(&shown) {
+            let namespace = json!({
                 "apiVersion": "v1", "kind": "Namespace",
                 "metadata": { "name": name, "labels": { "kubernetes.io/metadata.name": name } },
-            }));
+            });
+            known.extend(to_raw_value(&namespace));
         }
     }
+}
+
+fn namespace_kind() -> Gvk {
+    Gvk { group: String::new(), version: "v1".into(), kind: "Namespace".into() }
 }
 
 impl WatchSource for FileSource {
     fn watch(&self, query: Query) -> BoxStream<'_, Event> {
         let objects = self.objects.get(&query.gvk).map(Vec::as_slice).unwrap_or_default();
-        let events = objects.iter().filter_map(move |value| {
-            let raw = to_raw_value(value).ok()?;
-            let object = Object::parse(raw, &query.gvk).ok()?;
-            let Metadata { namespace, .. } = &object.metadata;
+        let events = objects.iter().filter_map(move |raw| {
+            let object = Object::parse(raw.clone(), &query.gvk).expect("it was parsed when it was added");
+            let namespace = &object.metadata.namespace;
             let wanted = namespace.is_empty() || query.scope.contains(namespace);
             wanted.then_some(Event::Apply(object))
         });

@@ -63,14 +63,3 @@ pub struct Batch<'a> {
     /// What to change.
     pub delta: &'a Delta,
 }
-
-/// How a sink takes an inventory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Delivery {
-    /// Whole documents.
-    Documents,
-    /// Single rows that can be changed and removed.
-    Rows,
-    /// Events about rows.
-    Events,
-}

@@ -61,6 +61,9 @@ pub fn yaml(crd: &Value) -> String {
     format!("---\n{body}")
 }
 
+/// The kinds whose schema has always demanded metadata.
+const METADATA_REQUIRED: [&str; 3] = ["KollectScope", "KollectClusterScope", "KollectConnectionTest"];
+
 fn definition(crd: &CustomResourceDefinition) -> Value {
     let mut value = json!(crd);
     let version = &mut value["spec"]["versions"][0];
@@ -69,6 +72,9 @@ fn definition(crd: &CustomResourceDefinition) -> Value {
     root["apiVersion"] = json!({ "type": "string", "description": "Group and version of the kind." });
     root["kind"] = json!({ "type": "string", "description": "The kind." });
     root["metadata"] = json!({ "type": "object" });
+    if METADATA_REQUIRED.contains(&&*crd.spec.names.kind) {
+        version["schema"]["openAPIV3Schema"]["required"] = json!(["metadata", "spec"]);
+    }
     value
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock};
 use cel::{Context, Program};
 use serde_json::{Map, Value};
 
-use crate::{SpecError, crd};
+use crate::{SpecError, crd, crd::shapes::is_namespace_name};
 
 /// A kind and its schema.
 pub struct Kind {
@@ -41,8 +41,38 @@ impl Kind {
     /// Fills in defaults and returns everything that the schema refuses.
     pub fn check(&self, object: &mut Value) -> Vec<SpecError> {
         let mut errors = Vec::new();
+        metadata(&object["metadata"], &mut errors);
         walk(&self.schema, object, &mut String::new(), &mut errors);
         errors
+    }
+}
+
+/// The schemas leave metadata to the API server, which knows these rules.
+fn metadata(metadata: &Value, errors: &mut Vec<SpecError>) {
+    let name = &metadata["name"];
+    let label = |part: &str| {
+        let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+        !part.is_empty() && part.bytes().all(inner) && !part.starts_with('-') && !part.ends_with('-')
+    };
+    match name {
+        Value::Null => errors.push(SpecError::absent("metadata.name", "is required")),
+        Value::String(text) if text.len() <= 253 && text.split('.').all(label) => {}
+        _ => {
+            let problem = "must be a name: lower-case letters, digits, - and ., at most 253 characters";
+            errors.push(SpecError::new("metadata.name", name, problem));
+        }
+    }
+    let namespace = &metadata["namespace"];
+    if !namespace.is_null() && !namespace.as_str().is_some_and(is_namespace_name) {
+        let problem = "must be the name of a namespace: lower-case letters, digits and -";
+        errors.push(SpecError::new("metadata.namespace", namespace, problem));
+    }
+    for field in ["labels", "annotations"] {
+        for (key, value) in metadata[field].as_object().into_iter().flatten().filter(|(_, v)| !v.is_string())
+        {
+            let problem = "must be a string: put it in quotes";
+            errors.push(SpecError::new(format!("metadata.{field}.{key}"), value, problem));
+        }
     }
 }
 
@@ -115,7 +145,8 @@ fn walk_fields(
             None => {
                 let known: Vec<_> = properties.keys().map(String::as_str).collect();
                 let problem = format!("is not a known field; known here: {}", known.join(", "));
-                errors.push(SpecError::new(path.clone(), value, problem));
+                // Nobody knows what the value is; it may be a password.
+                errors.push(SpecError::absent(path.clone(), problem));
             }
         });
     }
@@ -176,7 +207,8 @@ fn outside_bounds(schema: &Value, value: &Value) -> Option<String> {
     if let Some(min) = schema["minimum"].as_f64().filter(|min| number < *min) {
         return Some(format!("must be at least {min}"));
     }
-    let max = schema["maximum"].as_f64().filter(|max| number > *max)?;
+    let int32 = (schema["format"] == "int32").then_some(f64::from(i32::MAX));
+    let max = schema["maximum"].as_f64().or(int32).filter(|max| number > *max)?;
     Some(format!("must be at most {max}"))
 }
 

@@ -7,7 +7,7 @@ use std::error::Error;
 use async_trait::async_trait;
 
 use crate::{
-    batch::{Baseline, Batch, Delivery, InventoryId},
+    batch::{Baseline, Batch, InventoryId},
     crd::{
         shapes::SecretReference,
         sinks::{KollectDatabaseSinkSpec, KollectEventSinkSpec, KollectSnapshotSinkSpec, SinkCommon},
@@ -17,9 +17,6 @@ use crate::{
 /// A destination for rows, connected.
 #[async_trait]
 pub trait Sink: Send + Sync {
-    /// How the sink takes an inventory.
-    fn delivery(&self) -> Delivery;
-
     /// Whether the destination can be reached and used, with the client that also writes.
     async fn check(&self) -> Result<(), SinkError>;
 

@@ -5,9 +5,10 @@
 
 use kollect_model::{
     SpecError,
+    crd::sinks::{DatabaseSinkType, EventSinkType, SnapshotSinkType},
     sink::{Sink, SinkError, SinkSpec},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 #[cfg(not(feature = "sqlite"))]
 compile_error!("select at least one sink, such as --features sqlite");
@@ -26,13 +27,38 @@ pub enum Plan {
 /// Turns a spec into a plan, or says what is wrong with it. Touches nothing outside.
 pub fn plan(spec: &SinkSpec) -> Result<Plan, Vec<SpecError>> {
     match spec {
+        SinkSpec::Snapshot(spec) => match spec.type_ {
+            SnapshotSinkType::Git
+            | SnapshotSinkType::Gitlab
+            | SnapshotSinkType::S3
+            | SnapshotSinkType::Gcs
+            | SnapshotSinkType::Azureblob
+            | SnapshotSinkType::Filesystem => Err(not_available(json!(spec.type_))),
+        },
+        SinkSpec::Database(spec) => match spec.type_ {
+            #[cfg(feature = "sqlite")]
+            DatabaseSinkType::Sqlite => sqlite::Config::plan(spec).map(Plan::Sqlite),
+            #[cfg(not(feature = "sqlite"))]
+            DatabaseSinkType::Sqlite => Err(not_available(json!(spec.type_))),
+            DatabaseSinkType::Postgres | DatabaseSinkType::Bigquery | DatabaseSinkType::Mongodb => {
+                Err(not_available(json!(spec.type_)))
+            }
+        },
+        SinkSpec::Event(spec) => match spec.type_ {
+            EventSinkType::Nats | EventSinkType::Kafka => Err(not_available(json!(spec.type_))),
+        },
+    }
+}
+
+/// The plan of a destination on a command line, such as `sqlite:inventory.db`.
+pub fn plan_destination(text: &str) -> Result<Plan, String> {
+    match text.split_once(':') {
         #[cfg(feature = "sqlite")]
-        SinkSpec::Database(spec) if spec.type_ == kollect_model::crd::sinks::DatabaseSinkType::Sqlite => {
-            sqlite::Config::plan(spec).map(Plan::Sqlite)
+        Some(("sqlite", file)) => sqlite::Config::file(file).map(Plan::Sqlite),
+        Some((scheme, rest)) if !rest.is_empty() => {
+            Err(format!("{scheme} is not available in this build; write sqlite:FILE"))
         }
-        SinkSpec::Snapshot(spec) => Err(not_available(serde_json::json!(spec.type_))),
-        SinkSpec::Database(spec) => Err(not_available(serde_json::json!(spec.type_))),
-        SinkSpec::Event(spec) => Err(not_available(serde_json::json!(spec.type_))),
+        _ => Err("is not a destination; write sqlite:FILE".into()),
     }
 }
 

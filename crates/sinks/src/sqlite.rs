@@ -12,7 +12,7 @@ use std::{
 use async_trait::async_trait;
 use kollect_model::{
     SpecError,
-    batch::{Baseline, Batch, Delivery, InventoryId},
+    batch::{Baseline, Batch, InventoryId},
     crd::sinks::{KollectDatabaseSinkSpec, ProvisioningMode},
     row::{Row, RowKey, TargetId},
     sink::{Sink, SinkError, SinkReason},
@@ -51,8 +51,12 @@ CREATE TABLE IF NOT EXISTS kollect_owners (
     owner               TEXT NOT NULL,
     PRIMARY KEY (cluster, inventory_namespace, inventory_name)
 );
+PRAGMA application_id = 1263488108;
 PRAGMA user_version = 1;
 ";
+
+/// "Koll": tells our files from those of other programs.
+const APPLICATION_ID: i64 = 1_263_488_108;
 
 const UPSERT: &str = "
 INSERT INTO inventory (
@@ -83,8 +87,12 @@ pub struct Config {
 
 impl Config {
     /// A file that is created when it is missing.
-    pub fn file(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), create: true }
+    pub fn file(path: &str) -> Result<Self, String> {
+        // SQLite gives these names a meaning of their own, and nothing would be kept.
+        if path.is_empty() || path == ":memory:" {
+            return Err("is not a file: write a path such as inventory.db".into());
+        }
+        Ok(Self { path: path.into(), create: true })
     }
 
     /// The plan of a sink of type sqlite.
@@ -92,8 +100,11 @@ impl Config {
         let Some(sqlite) = &spec.sqlite else {
             return Err(vec![SpecError::absent("spec.sqlite.path", "is required for type sqlite")]);
         };
+        let file = Self::file(&sqlite.path).map_err(|problem| {
+            vec![SpecError::new("spec.sqlite.path", &sqlite.path.as_str().into(), problem)]
+        })?;
         let mode = spec.common.provisioning.as_ref().and_then(|p| p.mode).unwrap_or_default();
-        Ok(Self { path: (&sqlite.path).into(), create: mode == ProvisioningMode::Ensure })
+        Ok(Self { create: mode == ProvisioningMode::Ensure, ..file })
     }
 }
 
@@ -158,20 +169,28 @@ fn connect(config: &Config) -> Result<Connection, SinkError> {
     let failed = |error| sqlite_error(format!("open {path}"), error);
     let connection = Connection::open_with_flags(&config.path, flags).map_err(failed)?;
     connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
-    let version: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(failed)?;
-    match version {
-        SCHEMA_VERSION => {}
-        0 if config.create => connection.execute_batch(SCHEMA).map_err(failed)?,
-        0 => {
-            let attempt = format!("{path} has no Kollect tables and provisioning.mode is existing");
-            return Err(SinkError::new(SinkReason::Missing, attempt));
-        }
-        other => {
+    let pragma = |name: &str| connection.query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, i64>(0));
+    let application = pragma("application_id").map_err(failed)?;
+    let version = pragma("user_version").map_err(failed)?;
+    let tables: i64 =
+        connection.query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get(0)).map_err(failed)?;
+    match (application, version) {
+        (APPLICATION_ID, SCHEMA_VERSION) => {}
+        (APPLICATION_ID, other) => {
             let attempt = format!(
                 "{path} has tables of version {other}, this build knows version {SCHEMA_VERSION}: \
                  use another file or another build"
             );
             return Err(SinkError::new(SinkReason::Incompatible, attempt));
+        }
+        _ if application != 0 || version != 0 || tables > 0 => {
+            let attempt = format!("{path} is the database of another program: use another file");
+            return Err(SinkError::new(SinkReason::Incompatible, attempt));
+        }
+        _ if config.create => connection.execute_batch(SCHEMA).map_err(failed)?,
+        _ => {
+            let attempt = format!("{path} has no Kollect tables and provisioning.mode is existing");
+            return Err(SinkError::new(SinkReason::Missing, attempt));
         }
     }
     Ok(connection)
@@ -190,10 +209,6 @@ fn sqlite_error(attempt: String, error: rusqlite::Error) -> SinkError {
 
 #[async_trait]
 impl Sink for SqliteSink {
-    fn delivery(&self) -> Delivery {
-        Delivery::Rows
-    }
-
     async fn check(&self) -> Result<(), SinkError> {
         self.with("read", |connection| {
             Ok(connection.query_row("SELECT count(*) FROM kollect_owners", [], |_| Ok(()))?)

@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use crate::{ControlPlane, Error};
+use crate::{ControlPlane, Error, Programs};
 
 const WORKLOADS: &str = include_str!("../demo/workloads.yaml");
 const MANIFESTS: &str = "docs/examples/deployments";
@@ -29,6 +29,7 @@ pub fn run(kollect: &Path, database: &Path, out: &mut dyn Write) -> Result<(), E
     screen.say(
         "Starting a throw-away Kubernetes control plane: etcd, kube-apiserver, kube-controller-manager",
     )?;
+    Programs::find_or_build()?;
     let started = Instant::now();
     let plane = ControlPlane::start()?;
     let ready = format!("{} is ready after {:.1} s", plane.url(), started.elapsed().as_secs_f32());

@@ -13,15 +13,17 @@ use anyhow::{Context, anyhow};
 use kollect_engine::{
     collect::{self, Problem},
     export::{Outcome, export},
-    select::Namespaces,
+    extract::Policy,
+    select::{Namespaces, Selection, queries},
     store::{Sight, Snapshot, StoreReader, store},
     watch::{BlindReason, Metadata, Scope, WatchSource},
 };
 use kollect_model::{
     batch::InventoryId,
+    crd::shapes::is_namespace_name,
     row::{Row, TargetId},
 };
-use kollect_sinks::Plan;
+use kollect_sinks::{Plan, plan_destination};
 
 use super::{
     manifests::{self, Inventory},
@@ -55,7 +57,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Look at one namespace only; nothing else is touched in a sink.
-    #[arg(long, short = 'n')]
+    #[arg(long, short = 'n', value_parser = namespace_name)]
     namespace: Option<String>,
     /// Print the rows and write to no sink.
     #[arg(short = 'o', long, value_name = "FORMAT", conflicts_with = "out")]
@@ -66,6 +68,17 @@ pub(crate) struct Args {
     /// Name of the cluster in --out, so that several clusters can share it.
     #[arg(long, default_value = "", requires = "out", value_name = "NAME", hide_default_value = true)]
     cluster: String,
+    /// More keys whose values are redacted, separated by commas.
+    #[arg(long, value_name = "KEY,…", value_delimiter = ',')]
+    scrub_keys: Vec<String>,
+    /// More kinds whose data and stringData are treated like those of Secrets, as GROUP/KIND or KIND.
+    #[arg(long, value_name = "KIND,…", value_delimiter = ',')]
+    sensitive_kinds: Vec<String>,
+}
+
+fn namespace_name(text: &str) -> Result<String, String> {
+    let known = is_namespace_name(text).then(|| text.to_owned());
+    known.ok_or_else(|| "must be the name of a namespace: lower-case letters, digits and -".into())
 }
 
 /// `kollect collect`
@@ -128,10 +141,32 @@ struct Run {
 impl Run {
     /// Everything that can be checked before anything is read.
     fn prepare(args: Args) -> Result<Self, Vec<String>> {
-        let work = manifests::load(&args.manifests)?;
-        let out = args.out.as_deref().map(destination).transpose().map_err(|problem| vec![problem])?;
+        let group_kind = |text: &String| match text.split_once('/') {
+            Some((group, kind)) => (group.to_owned(), kind.to_owned()),
+            None => (String::new(), text.clone()),
+        };
+        let sensitive_kinds = args.sensitive_kinds.iter().map(group_kind).collect();
+        let policy = Policy { scrub_keys: args.scrub_keys.clone(), sensitive_kinds };
+        let out =
+            args.out.as_deref().map(|text| plan_destination(text).map_err(|e| format!("--out {text}: {e}")));
+        let (out, mut problems) = match out.transpose() {
+            Ok(out) => (out, Vec::new()),
+            Err(problem) => (None, vec![problem]),
+        };
+        let work = match manifests::load(&args.manifests, &policy) {
+            Ok(work) => work,
+            Err(found) => return Err(problems.into_iter().chain(found).collect()),
+        };
         work.notes.iter().for_each(|note| eprintln!("note: {note}"));
-        let mut problems = Vec::new();
+        if !args.from.is_empty() {
+            let selectors = work.targets.iter().flat_map(|target| target.selection.field_selectors());
+            let refuse = |selector: &str| {
+                format!(
+                    "fieldSelector {selector}: only an API server can evaluate it: remove it, or read a cluster"
+                )
+            };
+            problems.extend(selectors.map(refuse));
+        }
         let mut inventories = Vec::new();
         for inventory in work.inventories {
             let mut sinks = Vec::new();
@@ -162,16 +197,19 @@ impl Run {
             (Box::new(source), Some(owner))
         } else {
             match FileSource::read(&self.args.from) {
-                Ok(source) => (Box::new(source), None),
-                Err(error) => return Ok(refuse(&[told_once(error.as_ref())])),
+                Ok(source) => {
+                    for (gvk, count) in &source.without_namespace {
+                        eprintln!(
+                            "note: {count} {gvk} without metadata.namespace: taken to be cluster-scoped"
+                        );
+                    }
+                    (Box::new(source), None)
+                }
+                Err(problems) => return Ok(refuse(&problems)),
             }
         };
         let rows = self.collect(&*source).await;
-        let rest = match &self.args.namespace {
-            _ if !source.is_complete() => Sight::Partial,
-            Some(namespace) => Sight::Namespaces([namespace.clone()].into()),
-            None => Sight::Everything,
-        };
+        let rest = collect::rest(&*source, self.args.namespace.as_deref());
         if self.inventories.iter().all(|bound| bound.sinks.is_empty()) {
             self.print(&rows, &rest)?;
         } else {
@@ -197,8 +235,8 @@ impl Run {
         let only = self.args.namespace.as_deref();
         collect::namespaces(source).await.unwrap_or_else(|blindness| {
             eprintln!("warning: {}; their labels are not known", blindness.message);
-            let scopes =
-                self.targets.iter().flat_map(|target| target.selection.queries(only)).map(|q| q.scope);
+            let selections: Vec<&Selection> = self.targets.iter().map(|target| &target.selection).collect();
+            let scopes = queries(&selections, only).into_keys().map(|query| query.scope);
             let named = scopes.filter_map(|scope| match scope {
                 Scope::Namespaces(names) => Some(names),
                 Scope::All => None,
@@ -240,8 +278,12 @@ impl Run {
     async fn write(&self, rows: &StoreReader, rest: &Sight, owner: Option<&str>) -> anyhow::Result<()> {
         let headers = ["INVENTORY", "SINK", "ROWS", "ADDED", "CHANGED", "REMOVED", "UNCHANGED", "LEFT ALONE"];
         let mut lines = vec![headers.map(ToOwned::to_owned).to_vec()];
+        let mut changed = Vec::new();
         let mut failed = 0;
         for Bound { inventory, sinks } in &self.inventories {
+            if sinks.is_empty() {
+                eprintln!("note: inventory {} has no sink and was not written", inventory.name);
+            }
             let snapshot = Self::snapshot(rows, inventory, rest)?;
             for Destination { name, cluster, plan } in sinks {
                 let id = InventoryId {
@@ -251,7 +293,7 @@ impl Run {
                 };
                 match deliver(plan, &id, owner, &snapshot).await {
                     Ok(outcome) => {
-                        changes(&outcome, &snapshot);
+                        changed.extend(changes(&outcome, &snapshot));
                         lines.push(summary(&id, name, &snapshot, &outcome));
                     }
                     Err(error) => {
@@ -261,28 +303,17 @@ impl Run {
                 }
             }
         }
+        // Printed last: whoever reads may go away, and must not stop a write.
+        let mut stdout = io::stdout().lock();
+        changed.iter().try_for_each(|line| writeln!(stdout, "{line}")).context("print the changes")?;
         if lines.len() > 1 {
-            print::aligned(&mut io::stdout().lock(), &lines).context("print the summary")?;
+            print::aligned(&mut stdout, &lines).context("print the summary")?;
         }
         if failed > 0 {
             Err(anyhow!("{failed} of {} writes failed", lines.len() - 1 + failed))
         } else {
             Ok(())
         }
-    }
-}
-
-/// What `--out` names.
-fn destination(text: &str) -> Result<Plan, String> {
-    match text.split_once(':') {
-        #[cfg(feature = "sqlite")]
-        Some(("sqlite", file)) if !file.is_empty() => {
-            Ok(Plan::Sqlite(kollect_sinks::sqlite::Config::file(file)))
-        }
-        Some((scheme, rest)) if !rest.is_empty() => {
-            Err(format!("--out {text}: {scheme} is not available in this build; write sqlite:FILE"))
-        }
-        _ => Err(format!("--out {text}: is not a destination; write sqlite:FILE")),
     }
 }
 
@@ -348,20 +379,18 @@ fn order(row: &Row) -> (&TargetId, &str, &str, &str, &str) {
 const NAMED_CHANGES: usize = 20;
 
 /// Names what changed, in the manner of a diff. A first fill is not a change.
-fn changes(outcome: &Outcome, snapshot: &Snapshot) {
+fn changes(outcome: &Outcome, snapshot: &Snapshot) -> Vec<String> {
     let delta = &outcome.delta;
     if delta.added.len() == snapshot.rows.len() && delta.removed.is_empty() {
-        return;
+        return Vec::new();
     }
     let place = |row: &Row| format!("{} {}/{}", row.key.kind, row.key.namespace, row.name);
     let added = delta.added.iter().map(|row| format!("+ {}", place(row)));
     let changed = delta.changed.iter().map(|row| format!("~ {}", place(row)));
     let removed = delta.removed.iter().map(|key| format!("- {} {}/{}", key.kind, key.namespace, key.uid));
-    let lines: Vec<String> = added.chain(changed).chain(removed).collect();
-    lines.iter().take(NAMED_CHANGES).for_each(|line| println!("{line}"));
-    if lines.len() > NAMED_CHANGES {
-        println!("… and {} more", lines.len() - NAMED_CHANGES);
-    }
+    let total = delta.added.len() + delta.changed.len() + delta.removed.len();
+    let more = (total > NAMED_CHANGES).then(|| format!("… and {} more", total - NAMED_CHANGES));
+    added.chain(changed).chain(removed).take(NAMED_CHANGES).chain(more).collect()
 }
 
 fn summary(id: &InventoryId, sink: &str, snapshot: &Snapshot, outcome: &Outcome) -> Vec<String> {

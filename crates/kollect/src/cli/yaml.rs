@@ -31,35 +31,107 @@ pub(crate) fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The documents of a file, with their numbers from 1; empty documents are left out. `-` is the
-/// standard input.
-pub(crate) fn documents(file: &Path) -> anyhow::Result<Vec<(usize, Value)>> {
+/// A document and its number in the file, from 1.
+pub(crate) type Document = (usize, Result<Value, String>);
+
+/// The documents of a file; empty ones are counted and left out. `-` is the standard input.
+pub(crate) fn documents(file: &Path) -> anyhow::Result<Vec<Document>> {
     let mut text = String::new();
     if file == Path::new("-") {
         std::io::stdin().read_to_string(&mut text).context("standard input")?;
     } else {
         text = fs::read_to_string(file).with_context(|| format!("{}", file.display()))?;
     }
-    let documents = parse(&text).with_context(|| format!("{}", file.display()))?;
-    let numbered = documents.into_iter().enumerate().map(|(index, value)| (index + 1, value));
-    Ok(numbered.filter(|(_, value)| !value.is_null()).collect())
+    if text.trim_start().starts_with(['{', '['])
+        && let Ok(values) =
+            serde_json::Deserializer::from_str(&text).into_iter().collect::<Result<Vec<Value>, _>>()
+    {
+        return Ok(values.into_iter().enumerate().map(|(index, value)| (index + 1, Ok(value))).collect());
+    }
+    let parsed = split(&text).into_iter().map(|(number, text)| (number, parse(&text)));
+    Ok(parsed.filter(|(_, value)| !matches!(value, Ok(Value::Null))).collect())
 }
 
-fn parse(text: &str) -> anyhow::Result<Vec<Value>> {
-    if text.trim_start().starts_with(['{', '[']) {
-        let documents = serde_json::Deserializer::from_str(text).into_iter();
-        return Ok(documents.collect::<Result<_, _>>()?);
+/// Cuts a stream at its document markers. A line that starts with three dashes is one wherever it
+/// stands, so a document that does not parse does not hide the others.
+fn split(text: &str) -> Vec<(usize, String)> {
+    let blank = |text: &str| text.lines().all(|line| line.trim().is_empty() || line.starts_with(['#', '%']));
+    let mut documents = Vec::new();
+    let (mut current, mut started) = (String::new(), false);
+    for line in text.split_inclusive('\n') {
+        let marker =
+            line.strip_prefix("---").filter(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace));
+        match marker {
+            // The marker in front of the first document ends nothing.
+            Some(rest) if !started && blank(&current) => current.push_str(rest),
+            Some(rest) => documents.push(std::mem::replace(&mut current, rest.to_owned())),
+            None => current.push_str(line),
+        }
+        started |= marker.is_some();
     }
+    documents.push(current);
+    documents.into_iter().enumerate().map(|(index, text)| (index + 1, text)).collect()
+}
+
+fn parse(text: &str) -> Result<Value, String> {
     // These are the user's own files: a dump of a whole cluster is welcome, a bomb of aliases is not.
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
             max_events: usize::MAX,
             max_nodes: usize::MAX,
-            max_documents: usize::MAX,
             max_depth: 256,
             max_total_scalar_bytes: usize::MAX,
         },
         with_snippet: false,
     };
-    Ok(serde_saphyr::from_multiple_with_options(text, options)?)
+    if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
+        return Ok(Value::Null);
+    }
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string().replace('\n', " "))
+}
+
+/// Takes lists apart: `kind: List`, and typed lists, whose items do not repeat their kind.
+pub(crate) fn unpack(document: Value) -> Vec<Value> {
+    let is_list =
+        document["kind"].as_str().is_some_and(|kind| kind.ends_with("List")) && document["items"].is_array();
+    let Value::Object(mut list) = document else { return vec![document] };
+    if !is_list {
+        return vec![Value::Object(list)];
+    }
+    let kind =
+        list.get("kind").and_then(Value::as_str).unwrap_or_default().trim_end_matches("List").to_owned();
+    let api_version = list.get("apiVersion").cloned().unwrap_or_default();
+    let Some(Value::Array(items)) = list.remove("items") else { return Vec::new() };
+    let complete = |mut item: Value| {
+        if let Value::Object(fields) = &mut item
+            && !kind.is_empty()
+            && !fields.contains_key("kind")
+        {
+            fields.insert("kind".into(), kind.clone().into());
+            fields.insert("apiVersion".into(), api_version.clone());
+        }
+        unpack(item)
+    };
+    items.into_iter().flat_map(complete).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_keep_their_numbers() {
+        let numbers = |text: &str| -> Vec<usize> {
+            let documents = split(text).into_iter().map(|(number, text)| (number, parse(&text)));
+            documents
+                .filter(|(_, value)| !matches!(value, Ok(Value::Null)))
+                .map(|(number, _)| number)
+                .collect()
+        };
+        assert_eq!(numbers("a: 1\n---\nb: 2\n"), [1, 2]);
+        assert_eq!(numbers("# comment\n---\na: 1\n---\nb: 2\n"), [1, 2]);
+        assert_eq!(numbers("---\na: 1\n---\n---\nb: 2\n--- \nc: |\n  x\n"), [1, 3, 4]);
+        assert_eq!(numbers("---\n---\nb: 2\n"), [2], "an empty document counts");
+        assert_eq!(numbers("a: [1\n---\nb: 2\n"), [1, 2], "a broken document hides no other");
+    }
 }

@@ -305,7 +305,6 @@ spec:
   attributes:
     - { name: type, path: $.type }
     - { name: whole, path: '{.}' }
-    - { name: value, path: $.data.harmless }
     - { name: annotations, path: $.metadata.annotations }
 ---
 apiVersion: kollect.dev/v1alpha1
@@ -329,4 +328,43 @@ spec: { profileRef: secrets, names: [s] }
     assert!(json.contains("\"type\":\"Opaque\""), "{json}");
     assert!(json.contains("\"kind\":\"Secret\""), "the item of a list knows its kind: {json}");
     assert!(!json.contains("hunter2") && !json.contains("aHVudGVyMg"), "{json}");
+}
+
+#[test]
+fn a_suspended_target_keeps_its_rows() {
+    let world = World::new();
+    let manifests = world.dir.path().join("all.yaml");
+    let example = std::fs::read_to_string(root().join("docs/examples/deployments/kollect.yaml")).unwrap();
+    let inventory = "
+---
+apiVersion: kollect.dev/v1alpha1
+kind: KollectInventory
+metadata: { name: all }
+";
+    let out = format!("sqlite:{}", world.database().display());
+    let kubeconfig = world.plane.kubeconfig().to_str().unwrap();
+    let run = |text: &str| {
+        std::fs::write(&manifests, format!("{text}{inventory}spec: {{}}\n")).unwrap();
+        kollect([
+            "collect",
+            "-f",
+            manifests.to_str().unwrap(),
+            "--kubeconfig",
+            kubeconfig,
+            "-n",
+            &world.namespace,
+            "--out",
+            &out,
+        ])
+    };
+    run(&example).ok();
+    assert_eq!(world.rows().len(), 2);
+    let finished =
+        run(&example.replace("profileRef: deployments", "profileRef: deployments\n  suspend: true"));
+    assert!(
+        finished.stderr.contains("is suspended: it was not collected, its rows stay"),
+        "{}",
+        finished.stderr
+    );
+    assert_eq!(world.rows().len(), 2);
 }

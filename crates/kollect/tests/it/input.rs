@@ -55,7 +55,7 @@ fn every_problem_at_once_with_its_place() {
         (
             "g.yaml",
             &PROFILE
-                .replace("$.spec.nodeName", "\"{.spec.containers[*].image}\"")
+                .replace("$.spec.nodeName", "\"{.spec.containers[*.image}\"")
                 .replace("name: pods", "name: list"),
         ),
         ("h.yaml", &PROFILE.replace("version: v1", "version: 1").replace("name: pods", "name: typed")),
@@ -65,12 +65,12 @@ fn every_problem_at_once_with_its_place() {
     assert_eq!(finished.stdout, "");
     for expected in [
         "a.yaml: document 3: KollectProfile pods: metadata.name: is defined twice, first in ",
-        "b.yaml: document 1: KollectProfile other: spec.targetKind = \"Pod\": is not a known field; known here: attributes, export, metrics, targetGVK",
+        "b.yaml: document 1: KollectProfile other: spec.targetKind: is not a known field; known here: attributes, export, metrics, targetGVK",
         "c.yaml: document 1: KollectTarget two: spec.profileRef = \"podz\": no KollectProfile podz in namespace default",
-        "d.yaml: document 1: ?: apiVersion, kind: are needed",
-        "e.yaml: document 1: KollectTarge: kind = \"kollect.dev/v1alpha1 KollectTarge\": is unknown; known in kollect.dev/v1alpha1: KollectClusterInventory",
-        "f.yaml",
-        "g.yaml: document 1: KollectProfile list: spec.attributes[0].path = \"{.spec.containers[*].image}\": wildcards are not available in this build",
+        "d.yaml: document 1: apiVersion and kind are needed",
+        "e.yaml: document 1: kind = \"kollect.dev/v1alpha1 KollectTarge\": is unknown; known in kollect.dev/v1alpha1: KollectClusterInventory",
+        "f.yaml: document 1: ",
+        "g.yaml: document 1: KollectProfile list: spec.attributes[0].path = \"{.spec.containers[*.image}\": ",
         "h.yaml: document 1: KollectProfile typed: spec.targetGVK.version = 1: must be a string: put it in quotes",
         "8 problems; nothing was collected",
     ] {
@@ -117,9 +117,7 @@ spec: { allowedGVKs: [{ version: v1, kind: Service }] }
     let finished = files.collect();
     assert_eq!(finished.code, 2);
     assert!(
-        finished
-            .stderr
-            .contains("spec.profileRef = \"v1 Pod\": KollectScope only-services does not allow this kind"),
+        finished.stderr.contains("spec.profileRef: KollectScope only-services does not allow kind v1 Pod"),
         "{}",
         finished.stderr
     );
@@ -163,7 +161,8 @@ fn destinations_that_do_not_exist_are_refused() {
     let files = Files::new(&[("a.yaml", &format!("{PROFILE}---{TARGET}"))]);
     for (out, expected) in [
         ("postgres://x", "--out postgres://x: postgres is not available in this build; write sqlite:FILE"),
-        ("sqlite:", "is not a destination; write sqlite:FILE"),
+        ("sqlite:", "--out sqlite:: is not a file"),
+        ("sqlite::memory:", "--out sqlite::memory:: is not a file"),
         ("x.db", "is not a destination; write sqlite:FILE"),
     ] {
         let finished = kollect([
@@ -187,7 +186,7 @@ fn objects_that_are_none_are_refused() {
     for (input, expected) in [
         ("{\"a\": 1}", "-: document 1: apiVersion and kind are needed"),
         ("apiVersion: v1\nkind: Pod\nmetadata: {}\n", "-: document 1: metadata.name is needed in Pod"),
-        ("{", "-: EOF while parsing"),
+        ("{", "-: document 1: "),
     ] {
         let finished =
             kollect_with_input(["collect", "-f", manifests.to_str().unwrap(), "--from", "-"], input);
@@ -235,5 +234,96 @@ users: [{ name: u, user: {} }]
     );
     let finished = run("unknown");
     assert_eq!(finished.code, 1);
-    assert!(finished.stderr.contains("(context unknown)"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("context unknown"), "{}", finished.stderr);
+}
+
+#[test]
+fn references_to_wrong_manifests_are_not_called_dangling() {
+    let wrong = PROFILE.replace("spec: {", "spec: { nope: 1,");
+    let files = Files::new(&[("a.yaml", &format!("{wrong}---{TARGET}"))]);
+    let finished = files.collect();
+    assert_eq!(finished.code, 2);
+    assert!(finished.stderr.contains("1 problem;"), "{}", finished.stderr);
+}
+
+#[test]
+fn values_of_unknown_fields_and_paths_in_names_go_nowhere() {
+    let sink = "
+apiVersion: kollect.dev/v1alpha1
+kind: KollectDatabaseSink
+metadata: { name: db }
+spec: { type: postgres, postgres: { databaseRef: { name: x }, table: t, dsn: 'postgres://u:hunter2@h/db' } }
+";
+    let sneaky = TARGET
+        .replace("profileRef: pods", "profileRef: pods, includedNamespaces: ['kube-system/secrets?a=']");
+    let files = Files::new(&[("a.yaml", &format!("{PROFILE}---{sneaky}---{sink}"))]);
+    let finished = files.collect();
+    assert_eq!(finished.code, 2);
+    assert!(finished.stderr.contains("spec.postgres.dsn: is not a known field"), "{}", finished.stderr);
+    assert!(!finished.stderr.contains("hunter2"), "{}", finished.stderr);
+    assert!(
+        finished.stderr.contains("spec.includedNamespaces[0] = \"kube-system/secrets?a=\": must match"),
+        "{}",
+        finished.stderr
+    );
+}
+
+#[test]
+fn lists_are_taken_apart_and_nothing_to_do_is_said() {
+    let list = format!(
+        "apiVersion: v1\nkind: List\nitems:\n- {}\n- {}\n",
+        "{apiVersion: kollect.dev/v1alpha1, kind: KollectProfile, metadata: {name: pods}, spec: {targetGVK: {version: v1, kind: Pod}}}",
+        "{apiVersion: kollect.dev/v1alpha1, kind: KollectTarget, metadata: {name: pods}, spec: {profileRef: pods}}",
+    );
+    let files = Files::new(&[("a.yaml", &list)]);
+    assert_eq!(files.collect().code, 0);
+    let files = Files::new(&[("a.yaml", PROFILE)]);
+    let finished = files.collect();
+    assert_eq!(finished.code, 2);
+    assert!(finished.stderr.contains("hold no KollectTarget"), "{}", finished.stderr);
+}
+
+#[test]
+fn what_files_cannot_answer_is_refused_or_noted() {
+    let selector =
+        TARGET.replace("profileRef: pods", "profileRef: pods, fieldSelector: status.phase=Running");
+    let files = Files::new(&[("a.yaml", &format!("{PROFILE}---{selector}"))]);
+    let finished = files.collect();
+    assert_eq!(finished.code, 2);
+    assert!(
+        finished.stderr.contains("fieldSelector status.phase=Running: only an API server"),
+        "{}",
+        finished.stderr
+    );
+
+    let files = Files::new(&[("a.yaml", &format!("{PROFILE}---{TARGET}"))]);
+    let input = "{apiVersion: v1, kind: Pod, metadata: {name: x}}";
+    let finished =
+        kollect_with_input(["collect", "-f", files.path("a.yaml").to_str().unwrap(), "--from", "-"], input);
+    assert!(finished.stderr.contains("1 v1 Pod without metadata.namespace"), "{}", finished.stderr);
+    let input = "{apiVersion: v1, kind: Pod, metadata: {name: x, labels: {version: 1}}}";
+    let finished =
+        kollect_with_input(["collect", "-f", files.path("a.yaml").to_str().unwrap(), "--from", "-"], input);
+    assert_eq!(finished.code, 2, "an object is never dropped silently: {}", finished.stderr);
+}
+
+#[test]
+fn scopes_limit_where_cluster_targets_take_profiles_from() {
+    let scope = "
+apiVersion: kollect.dev/v1alpha1
+kind: KollectClusterScope
+metadata: { name: platform }
+spec: { allowedStaticRefNamespaces: [kollect-system] }
+";
+    let target = "
+apiVersion: kollect.dev/v1alpha1
+kind: KollectClusterTarget
+metadata: { name: pods }
+spec: { profileRef: { name: pods, namespace: default }, namespaceSelector: { matchLabels: { a: b } } }
+";
+    let files = Files::new(&[("a.yaml", &format!("{PROFILE}---{target}---{scope}"))]);
+    let finished = files.collect();
+    assert_eq!(finished.code, 2);
+    let expected = "spec.profileRef.namespace: KollectClusterScope platform does not allow profiles of namespace default";
+    assert!(finished.stderr.contains(expected), "{}", finished.stderr);
 }

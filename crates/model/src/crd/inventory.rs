@@ -10,13 +10,11 @@ use serde_json::Value;
 
 use super::{
     each, rules,
-    shapes::{Condition, GoDuration, LabelSelector, NamespacedRef},
+    shapes::{Condition, GoDuration, LabelSelector, NamespacedRef, is_namespace_name},
     target::local_name,
 };
 use crate::SpecError;
 
-/// Annotation that makes an inventory audit its sinks now.
-pub const REQUESTED_AT: &str = "kollect.dev/requestedAt";
 /// Sink refs that one inventory may have in all three lists together.
 pub const MAX_SINK_REFS: usize = 20;
 
@@ -357,23 +355,25 @@ impl SinkRefs {
         self.0.is_empty()
     }
 
-    /// The references, or everything that is wrong with them. `field` is the path of the list;
-    /// `namespaced` refuses `namespace`, because namespaced inventories use sinks of their own namespace.
-    pub fn decode(&self, field: &str, namespaced: bool) -> Result<Vec<SinkRef>, Vec<SpecError>> {
+    /// The references that are right, with their places in the list, and everything that is wrong with
+    /// the others. `field` is the path of the list; `namespaced` refuses `namespace`, because namespaced
+    /// inventories use sinks of their own namespace.
+    pub fn decode(&self, field: &str, namespaced: bool) -> (Vec<(usize, SinkRef)>, Vec<SpecError>) {
         let mut refs = Vec::with_capacity(self.0.len());
         let mut errors = Vec::new();
         let mut seen = BTreeSet::new();
         for (index, item) in self.0.iter().enumerate() {
             let at = format!("{field}[{index}]");
             match decode_ref(item, &at, namespaced) {
-                Ok(sink_ref) if !seen.insert((sink_ref.namespace.clone(), sink_ref.name.clone())) => {
+                // The status keeps sinks apart by name, so the namespace does not tell them apart.
+                Ok(sink_ref) if !seen.insert(sink_ref.name.clone()) => {
                     errors.push(SpecError::new(at, item, "is named twice: remove one of them"));
                 }
-                Ok(sink_ref) => refs.push(sink_ref),
+                Ok(sink_ref) => refs.push((index, sink_ref)),
                 Err(error) => errors.push(error),
             }
         }
-        if errors.is_empty() { Ok(refs) } else { Err(errors) }
+        (refs, errors)
     }
 }
 
@@ -392,6 +392,10 @@ fn decode_ref(item: &Value, at: &str, namespaced: bool) -> Result<SinkRef, SpecE
     if namespaced && sink_ref.namespace.is_some() {
         let problem = "is not allowed here: an inventory uses sinks of its own namespace; remove it";
         return Err(SpecError::new(format!("{at}.namespace"), item, problem));
+    }
+    if let Some(namespace) = sink_ref.namespace.as_deref().filter(|name| !is_namespace_name(name)) {
+        let problem = "must be the name of a namespace: lower-case letters, digits and -";
+        return Err(SpecError::new(format!("{at}.namespace"), &namespace.into(), problem));
     }
     for (name, interval) in [
         ("exportMinInterval", sink_ref.export_min_interval),
@@ -415,27 +419,28 @@ mod tests {
 
     use super::*;
 
-    fn decode(items: Value, namespaced: bool) -> Result<Vec<SinkRef>, Vec<String>> {
+    fn decode(items: Value, namespaced: bool) -> (Vec<SinkRef>, Vec<String>) {
         let refs: SinkRefs = serde_json::from_value(items).unwrap();
-        refs.decode("spec.databaseSinkRefs", namespaced)
-            .map_err(|errors| errors.iter().map(ToString::to_string).collect())
+        let (refs, errors) = refs.decode("spec.databaseSinkRefs", namespaced);
+        (refs.into_iter().map(|(_, r)| r).collect(), errors.iter().map(ToString::to_string).collect())
     }
 
     #[test]
     fn names_and_objects_mix() {
-        let refs = decode(json!(["a", { "name": "b", "exportMinInterval": "5m" }]), true).unwrap();
+        let (refs, errors) = decode(json!(["a", { "name": "b", "exportMinInterval": "5m" }]), true);
+        assert!(errors.is_empty(), "{errors:?}");
         assert_eq!(refs[0].name, "a");
         assert_eq!(refs[1].export_min_interval.unwrap().to_string(), "5m0s");
     }
 
     #[test]
     fn every_bad_item_is_named() {
-        let errors = decode(
+        let (refs, errors) = decode(
             json!(["ok", 7, { "nam": "x" }, "ok", "ns/x", { "name": "y", "namespace": "other" },
                    { "name": "z", "auditInterval": "25h" }, { "name": "w", "maxExportBytes": 0 }, { "name": "v", "auditInterval": "soon" }]),
             true,
-        )
-        .unwrap_err();
+        );
+        assert_eq!(refs.len(), 1, "what is right is kept");
         let expected = [
             "spec.databaseSinkRefs[1] = 7: must be a name, or an object with name",
             "spec.databaseSinkRefs[2] = {\"nam\":\"x\"}: unknown field `nam`",
@@ -454,7 +459,13 @@ mod tests {
 
     #[test]
     fn cluster_inventories_may_name_a_namespace() {
-        let refs = json!([{ "name": "a", "namespace": "one" }, { "name": "a", "namespace": "two" }]);
-        assert_eq!(decode(refs, false).unwrap().len(), 2);
+        let (refs, errors) =
+            decode(json!([{ "name": "a", "namespace": "one" }, { "name": "b", "namespace": "two" }]), false);
+        assert_eq!((refs.len(), errors.len()), (2, 0));
+        let (_, errors) =
+            decode(json!([{ "name": "a", "namespace": "one" }, { "name": "a", "namespace": "two" }]), false);
+        assert!(errors[0].contains("is named twice"), "{errors:?}");
+        let (_, errors) = decode(json!([{ "name": "a", "namespace": "x/secrets?y=" }]), false);
+        assert!(errors[0].contains("must be the name of a namespace"), "{errors:?}");
     }
 }

@@ -93,7 +93,7 @@ pub struct Attribute {
     #[serde(rename = "type", default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 63))]
     pub type_: String,
-    /// A missing or failed value leaves the key out instead of failing the row.
+    /// A missing or failed value leaves the key out. Otherwise a missing value is null, and a failed one fails the row.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub optional: bool,
 }
@@ -143,7 +143,7 @@ pub enum ExportSections {
     SpecOnly,
     /// status
     StatusOnly,
-    /// metadata, spec and status
+    /// spec and status
     #[default]
     SpecAndStatus,
     /// Every section, also data, rules and the like.

@@ -45,7 +45,7 @@ pub struct KollectClusterScopeSpec {
     pub ceiling: ScopeCeiling,
     /// Namespaces from which cluster kinds may take profiles and sinks; empty: any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 1024), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "set"))]
+    #[schemars(length(max = 1024), inner(length(max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")), extend("x-kubernetes-list-type" = "set"))]
     pub allowed_static_ref_namespaces: Vec<String>,
 }
 
@@ -59,11 +59,11 @@ pub struct ScopeCeiling {
     pub allowed_gvks: Vec<Gvk>,
     /// Namespaces that may be collected from; empty: any.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 1024), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "set"))]
+    #[schemars(length(max = 1024), inner(length(max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")), extend("x-kubernetes-list-type" = "set"))]
     pub allowed_namespaces: Vec<String>,
     /// Namespaces that may not be collected from, whatever else says.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 1024), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "set"))]
+    #[schemars(length(max = 1024), inner(length(max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")), extend("x-kubernetes-list-type" = "set"))]
     pub denied_namespaces: Vec<String>,
     /// Floor of exportMinInterval; 0s counts as below.
     #[serde(skip_serializing_if = "Option::is_none")]

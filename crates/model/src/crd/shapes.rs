@@ -121,7 +121,7 @@ pub struct SecretReference {
     pub name: String,
     /// Namespace of the Secret; absent: that of the sink. Another namespace needs the operator's allow-list.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 63))]
+    #[schemars(length(max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub namespace: Option<String>,
 }
 
@@ -184,6 +184,15 @@ pub enum ConditionStatus {
     False,
     /// It cannot be told.
     Unknown,
+}
+
+/// Whether a text can be the name of a namespace. What is put into a URL must have passed this.
+pub fn is_namespace_name(text: &str) -> bool {
+    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    (1..=63).contains(&text.len())
+        && text.bytes().all(inner)
+        && !text.starts_with('-')
+        && !text.ends_with('-')
 }
 
 /// The longest interval that a manifest may ask for.
@@ -274,11 +283,11 @@ impl JsonSchema for GoDuration {
             "maxLength": 64,
             "x-kubernetes-validations": rules(&[
                 (
-                    "self.matches('^(0|([0-9]+([.][0-9]+)?(ns|us|µs|ms|s|m|h))+)$')",
+                    "self.matches('^(0|([0-9]+([.][0-9]+)?(ns|us|ms|s|m|h))+)$')",
                     "must be a duration without sign, such as 30s, 5m or 1h30m",
                 ),
                 (
-                    "!self.matches('^(0|([0-9]+([.][0-9]+)?(ns|us|µs|ms|s|m|h))+)$') || duration(self) <= duration('24h')",
+                    "!self.matches('^(0|([0-9]+([.][0-9]+)?(ns|us|ms|s|m|h))+)$') || duration(self) <= duration('24h')",
                     "must be at most 24h",
                 ),
             ]),

@@ -35,11 +35,6 @@ pub use nats::Nats;
 pub use object_store::{ObjectFormat, ObjectStore};
 pub use postgres::Postgres;
 
-/// Annotation that probes a sink now.
-pub const TEST_CONNECTION: &str = "kollect.dev/test-connection";
-/// Annotation that renders `status.preview`.
-pub const PREVIEW: &str = "kollect.dev/preview";
-
 /// Snapshots as files: Git, object stores, directories.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
@@ -89,6 +84,10 @@ pub const PREVIEW: &str = "kollect.dev/preview";
     (
         "!has(self.serialization) || !has(self.serialization.compression) || self.serialization.compression == 'none' || !(self.type in ['git', 'gitlab'])",
         "serialization.compression has no effect in Git: remove it",
+    ),
+    (
+        "!has(self.serialization) || !has(self.serialization.compression) || self.serialization.compression != 'snappy' || (has(self.serialization.format) && self.serialization.format == 'parquet') || (has(self.objectStore) && has(self.objectStore.format) && self.objectStore.format == 'parquet')",
+        "compression snappy is only for format parquet",
     ),
 ])))]
 pub struct KollectSnapshotSinkSpec {
@@ -143,6 +142,7 @@ pub struct KollectSnapshotSinkSpec {
         "!has(self.secretRef) || self.type == 'bigquery'",
         "secretRef has no effect for this type: credentials are in the Secret of databaseRef",
     ),
+    ("self.type != 'sqlite' || !has(self.tls)", "tls has no effect for type sqlite: remove it"),
 ])))]
 pub struct KollectDatabaseSinkSpec {
     /// Which database.
@@ -189,6 +189,10 @@ pub struct KollectDatabaseSinkSpec {
     (
         "self.type != 'nats' || has(self.endpoint) || (has(self.nats) && has(self.nats.url))",
         "the address of the server is missing: set nats.url",
+    ),
+    (
+        "!has(self.endpoint) || !has(self.nats) || !has(self.nats.url)",
+        "endpoint has no effect next to nats.url: remove one of them",
     ),
     ("self.type != 'kafka' || !has(self.endpoint)", "endpoint has no effect for kafka: use kafka.brokers"),
 ])))]
@@ -348,12 +352,6 @@ pub struct Tls {
 
 /// Format of files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[schemars(extend("x-kubernetes-validations" = rules(&[
-    (
-        "!has(self.compression) || self.compression != 'snappy' || (has(self.format) && self.format == 'parquet')",
-        "compression snappy is only for format parquet",
-    ),
-])))]
 pub struct Serialization {
     /// Format. Default: yaml in Git, else json.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -88,6 +88,10 @@ pub struct KollectTargetSpec {
         "has(self.namespaceSelector) && ((has(self.namespaceSelector.matchLabels) && size(self.namespaceSelector.matchLabels) > 0) || (has(self.namespaceSelector.matchExpressions) && size(self.namespaceSelector.matchExpressions) > 0))",
         "namespaceSelector needs at least one term: a cluster target never means every namespace by accident",
     ),
+    (
+        "!has(self.resourceRules) || size(self.resourceRules) == 0 || !has(self.fieldSelector)",
+        "fieldSelector has no effect next to resourceRules: move it into the rules",
+    ),
 ])))]
 pub struct KollectClusterTargetSpec {
     /// KollectProfile, with its namespace.
@@ -98,6 +102,10 @@ pub struct KollectClusterTargetSpec {
     /// Which namespaces and objects.
     #[serde(flatten)]
     pub filter: CollectionFilter,
+    /// Objects to collect, by a field selector that the API server evaluates, such as `status.phase=Running`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 1024))]
+    pub field_selector: Option<String>,
     /// Stop collecting. Rows stay as they are.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspend: bool,
@@ -109,11 +117,11 @@ pub struct KollectClusterTargetSpec {
 pub struct CollectionFilter {
     /// Only these namespaces; together with namespaceSelector both must hold. Empty: the operator's default list.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 1024), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "set"))]
+    #[schemars(length(max = 1024), inner(length(max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")), extend("x-kubernetes-list-type" = "set"))]
     pub included_namespaces: Vec<String>,
     /// Never these namespaces; the operator's own list comes on top.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 1024), inner(length(min = 1, max = 63)), extend("x-kubernetes-list-type" = "set"))]
+    #[schemars(length(max = 1024), inner(length(max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")), extend("x-kubernetes-list-type" = "set"))]
     pub excluded_namespaces: Vec<String>,
     /// Never namespaces with these labels.
     #[serde(skip_serializing_if = "Option::is_none")]

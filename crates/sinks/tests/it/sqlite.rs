@@ -113,10 +113,16 @@ async fn what_cannot_be_used_is_said() {
     let text = dir.path().join("text.db");
     std::fs::write(&text, "this is not a database, it is a text file of some length").unwrap();
     let newer = dir.path().join("newer.db");
-    rusqlite::Connection::open(&newer).unwrap().execute_batch("PRAGMA user_version = 99").unwrap();
+    rusqlite::Connection::open(&newer)
+        .unwrap()
+        .execute_batch("PRAGMA application_id = 1263488108; PRAGMA user_version = 99")
+        .unwrap();
+    let foreign = dir.path().join("foreign.db");
+    rusqlite::Connection::open(&foreign).unwrap().execute_batch("CREATE TABLE precious (x)").unwrap();
     for (file, mode, reason) in [
         (text.as_path(), "ensure", SinkReason::Incompatible),
         (&newer, "ensure", SinkReason::Incompatible),
+        (&foreign, "ensure", SinkReason::Incompatible),
         (&dir.path().join("absent.db"), "existing", SinkReason::Missing),
         (&dir.path().join("no/such/dir/x.db"), "ensure", SinkReason::Missing),
     ] {
@@ -127,4 +133,5 @@ async fn what_cannot_be_used_is_said() {
         assert!(error.to_string().contains(file.to_str().unwrap()), "{error}");
     }
     assert!(!dir.path().join("absent.db").exists(), "existing never creates");
+    assert!(plan(&spec(Path::new(":memory:"), "ensure")).is_err(), "nothing would be kept");
 }

@@ -1,0 +1,206 @@
+//! From text to the condition of a filter: `||` binds less than `&&`, `&&` less than `!` and comparisons.
+
+use std::borrow::Cow;
+
+use super::{FUNCTION, Parser, PathError, Select, is_plain, refuse};
+use crate::{
+    extract::jsonpath::condition::{Comparison, Condition, Operand, Origin, Query},
+    json::Json,
+};
+
+impl Parser {
+    /// The parser stands at the question mark.
+    pub(super) fn filter(&mut self) -> Result<Select, PathError> {
+        self.at += 1;
+        self.spaces();
+        if self.peek() != Some('(') {
+            return self.fail("a filter stands in parentheses, as in [?(@.x == 'y')]");
+        }
+        let around = self.deep_around;
+        self.deep_around |= self.deep;
+        let condition = self.group()?;
+        self.deep_around = around;
+        self.spaces();
+        match self.peek() {
+            Some(']') | None => Ok(Select::Where(condition)),
+            Some(_) => self.fail("a condition stands in one pair of parentheses, as in [?(@.a && @.b)]"),
+        }
+    }
+
+    fn group(&mut self) -> Result<Condition, PathError> {
+        self.open()?;
+        let condition = self.condition()?;
+        self.spaces();
+        match self.peek() {
+            Some(')') | None => {}
+            Some(_) => return self.fail("expected a comparison, &&, || or ) here"),
+        }
+        self.close(')')?;
+        Ok(condition)
+    }
+
+    fn condition(&mut self) -> Result<Condition, PathError> {
+        let mut any = vec![self.all()?];
+        while self.joined_by('|')? {
+            any.push(self.all()?);
+        }
+        Ok(if any.len() == 1 { any.swap_remove(0) } else { Condition::Any(any) })
+    }
+
+    fn all(&mut self) -> Result<Condition, PathError> {
+        let mut all = vec![self.term()?];
+        while self.joined_by('&')? {
+            all.push(self.term()?);
+        }
+        Ok(if all.len() == 1 { all.swap_remove(0) } else { Condition::All(all) })
+    }
+
+    fn joined_by(&mut self, sign: char) -> Result<bool, PathError> {
+        self.spaces();
+        let start = self.at;
+        match (self.eat(sign), self.eat(sign)) {
+            (false, _) => Ok(false),
+            (true, true) => Ok(true),
+            (true, false) => refuse(start, &format!("write {sign}{sign}")),
+        }
+    }
+
+    fn term(&mut self) -> Result<Condition, PathError> {
+        self.spaces();
+        if !self.eat('!') {
+            return if self.peek() == Some('(') { self.group() } else { self.comparison() };
+        }
+        self.spaces();
+        let start = self.at;
+        let inner = match self.peek() {
+            Some('(') => self.group()?,
+            Some('!') => return self.fail("one ! is enough"),
+            _ => match self.operand()? {
+                Operand::Query(query) => Condition::Exists(query),
+                Operand::Literal(_) => return refuse(start, "! stands before a path or parentheses"),
+            },
+        };
+        self.spaces();
+        if self.peek().is_some_and(is_sign) {
+            return self.fail("put what is negated into parentheses, as in !(@.x == 'y')");
+        }
+        Ok(Condition::Not(Box::new(inner)))
+    }
+
+    fn comparison(&mut self) -> Result<Condition, PathError> {
+        let start = self.at;
+        let left = self.operand()?;
+        self.spaces();
+        let sign_at = self.at;
+        let Some(comparison) = self.sign()? else {
+            return match left {
+                Operand::Query(query) => Ok(Condition::Exists(query)),
+                Operand::Literal(_) => refuse(start, "compare this with a path, as in @.x == 'y'"),
+            };
+        };
+        self.spaces();
+        let right = self.operand()?;
+        self.spaces();
+        if self.peek().is_some_and(is_sign) {
+            return self.fail("compare two values at a time, as in @.x > 1 && @.x < 5");
+        }
+        if left.is_many() && right.is_many() {
+            return refuse(sign_at, "only one side can be many values: name one value on the other");
+        }
+        if let (Operand::Literal(_), Operand::Literal(_)) = (&left, &right) {
+            return refuse(start, "one side of a comparison is a path, as in @.x == 'y'");
+        }
+        Ok(Condition::Compare(left, comparison, right))
+    }
+
+    fn sign(&mut self) -> Result<Option<Comparison>, PathError> {
+        let start = self.at;
+        while self.peek().is_some_and(is_sign) {
+            self.at += 1;
+        }
+        let sign: String = self.chars.iter().take(self.at).skip(start).collect();
+        let problem = match &*sign {
+            "" => return Ok(None),
+            "==" => return Ok(Some(Comparison::Equal)),
+            "!=" => return Ok(Some(Comparison::NotEqual)),
+            "<" => return Ok(Some(Comparison::Less)),
+            "<=" => return Ok(Some(Comparison::LessOrEqual)),
+            ">" => return Ok(Some(Comparison::Greater)),
+            ">=" => return Ok(Some(Comparison::GreaterOrEqual)),
+            "=" => "write == to compare",
+            "=~" => {
+                "=~ is not available in a path: compare with ==, or use a cel: expression for the attribute"
+            }
+            "<>" => "write != for values that differ",
+            _ => "no such comparison: write one of == != < <= > >=",
+        };
+        refuse(start, problem)
+    }
+
+    fn operand(&mut self) -> Result<Operand, PathError> {
+        let start = self.at;
+        let origin = match self.peek() {
+            Some('\'' | '"') => {
+                let text = self.quoted(escaped)?.text;
+                return Ok(Operand::Literal(Json::String(Cow::Owned(text))));
+            }
+            Some('@' | '.' | '[') => Origin::Item,
+            Some('$') => Origin::Root,
+            _ => return self.word(),
+        };
+        if let Some('@' | '$') = self.peek() {
+            self.at += 1;
+            if self.peek().is_some_and(|c| c != '.' && is_plain(c)) {
+                return self.fail("expected a dot or [ here");
+            }
+        }
+        let steps = self.steps()?;
+        if self.peek() == Some('(') {
+            return self.fail(FUNCTION);
+        }
+        if origin == Origin::Root && !steps.are_definite() {
+            return refuse(start, "a path from $ in a filter names one value, such as $.spec.x");
+        }
+        Ok(Operand::Query(Query { origin, steps }))
+    }
+
+    /// A literal without quotes.
+    fn word(&mut self) -> Result<Operand, PathError> {
+        let start = self.at;
+        while self.peek().is_some_and(is_plain) {
+            self.at += 1;
+        }
+        let word: String = self.chars.iter().take(self.at).skip(start).collect();
+        let value = match &*word {
+            "" => return self.fail("expected a path or a value here, such as @.x or 'y'"),
+            "true" => Json::Bool(true),
+            "false" => Json::Bool(false),
+            "null" => Json::Null,
+            _ if self.peek() == Some('(') => return refuse(start, FUNCTION),
+            word if is_number(word) => Json::Number(Cow::Owned(word.to_owned())),
+            _ => return refuse(start, "quote text, as in 'y', and start a path with @, as in @.x"),
+        };
+        Ok(Operand::Literal(value))
+    }
+}
+
+/// What a character after a backslash stands for in a literal.
+fn escaped(c: char) -> Option<char> {
+    match c {
+        'n' => Some('\n'),
+        'r' => Some('\r'),
+        't' => Some('\t'),
+        c => Some(c).filter(|c| !c.is_alphanumeric()),
+    }
+}
+
+fn is_sign(c: char) -> bool {
+    matches!(c, '=' | '!' | '<' | '>' | '~')
+}
+
+fn is_number(word: &str) -> bool {
+    let digits = word.strip_prefix('-').unwrap_or(word);
+    digits.starts_with(|c: char| c.is_ascii_digit())
+        && digits.ends_with(|c: char| c.is_ascii_digit())
+        && word.parse::<f64>().is_ok_and(f64::is_finite)
+}

@@ -1,0 +1,248 @@
+//! Profiles as a whole: compiled once, strict, and without secrets.
+
+use kollect_model::crd::profile::KollectProfileSpec;
+use serde_json::{Value, json, value::to_raw_value};
+
+use super::*;
+
+fn spec(kind: &str, attributes: Value) -> KollectProfileSpec {
+    let group = if kind == "Secret" || kind == "Pod" { "" } else { "apps" };
+    let spec =
+        json!({ "targetGVK": { "group": group, "version": "v1", "kind": kind }, "attributes": attributes });
+    serde_json::from_value(spec).unwrap()
+}
+
+fn compile(spec: &KollectProfileSpec, opt_ins: OptIns) -> Result<CompiledProfile, Vec<SpecError>> {
+    CompiledProfile::compile(spec, opt_ins, &Policy::default())
+}
+
+fn compiled(spec: &KollectProfileSpec) -> CompiledProfile {
+    compile(spec, OptIns::default()).unwrap_or_else(|errors| unreachable!("{errors:?}"))
+}
+
+fn extract(spec: &KollectProfileSpec, object: Value) -> String {
+    let profile = compiled(spec);
+    let raw = to_raw_value(&object).unwrap();
+    profile.extract(&profile.gvk, &raw, None).unwrap().attributes.get().to_owned()
+}
+
+#[test]
+fn missing_is_null_unless_optional() {
+    let spec = spec(
+        "Deployment",
+        json!([
+            { "name": "replicas", "path": "$.spec.replicas" },
+            { "name": "gone", "path": "$.spec.gone" },
+            { "name": "maybe", "path": "$.spec.maybe", "optional": true },
+        ]),
+    );
+    let object = json!({ "spec": { "replicas": 9_223_372_036_854_775_807_i64 } });
+    assert_eq!(extract(&spec, object), r#"{"gone":null,"replicas":9223372036854775807}"#);
+}
+
+#[test]
+fn w30_a_wildcard_is_a_list_whatever_it_finds() {
+    let spec = spec(
+        "Deployment",
+        json!([
+            { "name": "images", "path": "{.spec.containers[*].image}" },
+            { "name": "one", "path": "{.spec.containers[*].image}", "type": "string" },
+        ]),
+    );
+    let containers = |images: &[&str]| {
+        let containers: Vec<Value> =
+            images.iter().map(|image| json!({ "image": image, "other": 1 })).collect();
+        json!({ "spec": { "containers": containers } })
+    };
+    assert_eq!(extract(&spec, containers(&[])), r#"{"images":[],"one":null}"#);
+    assert_eq!(extract(&spec, containers(&["a"])), r#"{"images":["a"],"one":"a"}"#);
+    let profile = compiled(&spec);
+    let raw = to_raw_value(&containers(&["a", "b"])).unwrap();
+    let extracted = profile.extract(&profile.gvk, &raw, None).unwrap();
+    assert_eq!(extracted.attributes.get(), r#"{"images":["a","b"],"one":null}"#);
+    assert_eq!(extracted.mismatches, ["one"], "two images are not one string");
+}
+
+#[test]
+fn w33_numbers_survive() {
+    let spec = spec(
+        "Deployment",
+        json!([{ "name": "n", "path": "$.n" }, { "name": "s", "path": "$.n[0]", "type": "string" }]),
+    );
+    let raw = RawValue::from_string(
+        r#"{"n":[12345678901234567890.12345678901234567890,1.10,18446744073709551616]}"#.into(),
+    );
+    let profile = compiled(&spec);
+    let extracted = profile.extract(&profile.gvk, &raw.unwrap(), None).unwrap();
+    assert_eq!(
+        extracted.attributes.get(),
+        r#"{"n":[12345678901234567890.12345678901234567890,1.10,18446744073709551616],"s":"12345678901234567890.12345678901234567890"}"#
+    );
+}
+
+#[test]
+fn key_order_of_the_input_does_not_matter() {
+    let profile = compiled(&spec("Deployment", json!([{ "name": "l", "path": "$.l" }])));
+    let extract = |text: &str| {
+        let raw = RawValue::from_string(text.into()).unwrap();
+        profile.extract(&profile.gvk, &raw, None).unwrap().attributes.get().to_owned()
+    };
+    assert_eq!(
+        extract(r#"{"l":{"a":1,"b":{"x":1,"y":2}}}"#),
+        extract(r#"{"z":0,"l":{"b":{"y":2,"x":1},"a":1}}"#)
+    );
+}
+
+#[test]
+fn every_bad_expression_is_named_with_a_caret() {
+    let spec = spec(
+        "Deployment",
+        json!([
+            { "name": "a", "path": "spec.replicas" },
+            { "name": "b", "path": "{.spec.containers[}" },
+            { "name": "c", "path": "$.ok" },
+            { "name": "d", "path": "helm:release.chartVersion" },
+        ]),
+    );
+    let Err(errors) = compile(&spec, OptIns::default()) else { unreachable!("must not compile") };
+    let fields: Vec<&str> = errors.iter().map(|error| error.field.as_str()).collect();
+    assert_eq!(fields, ["spec.attributes[0].path", "spec.attributes[1].path", "spec.attributes[3].path"]);
+    assert!(errors[0].problem.ends_with("\n    spec.replicas\n    ^"), "{}", errors[0]);
+    assert!(errors[2].problem.contains("kind Secret"), "{}", errors[2]);
+}
+
+#[test]
+fn unknown_types_warn_and_are_not_enforced() {
+    let spec = spec("Deployment", json!([{ "name": "a", "path": "$.s", "type": "integer" }]));
+    assert_eq!(compiled(&spec).warnings[0].field, "spec.attributes[0].type");
+    assert_eq!(extract(&spec, json!({ "s": "x" })), r#"{"a":"x"}"#);
+}
+
+#[test]
+fn w37_secrets_do_not_escape_under_another_name() {
+    let spec = spec(
+        "Pod",
+        json!([
+            { "name": "harmless", "path": "$.spec.containers[0].env[0].value" },
+            { "name": "all", "path": "{.spec.containers[*].env[*].value}" },
+            { "name": "filtered", "path": "{.spec.containers[0].env[?(@.name=='DB_PASSWORD')].value}" },
+            { "name": "nested", "path": "$.spec.auth.password" },
+            { "name": "typed", "path": "$.spec.auth.password", "type": "int" },
+            { "name": "token", "path": "$.spec.plain" },
+            { "name": "kept", "path": "$.spec.containers[0].env[1].value" },
+        ]),
+    );
+    let object = json!({ "spec": {
+        "auth": { "password": "hunter2" }, "plain": "hunter2",
+        "containers": [{ "env": [{ "name": "DB_PASSWORD", "value": "hunter2" }, { "name": "TZ", "value": "UTC" }] }],
+    } });
+    let attributes = extract(&spec, object);
+    assert!(!attributes.contains("hunter2"), "{attributes}");
+    assert!(attributes.contains(r#""kept":"UTC""#), "{attributes}");
+    let parsed: Value = serde_json::from_str(&attributes).unwrap();
+    for name in ["harmless", "nested", "typed", "token"] {
+        assert_eq!(parsed[name]["redacted"], true, "{name}: {attributes}");
+    }
+}
+
+#[test]
+fn q11_secret_data_needs_the_opt_in() {
+    let data = spec("Secret", json!([{ "name": "x", "path": "$['data']['x']" }]));
+    let Err(errors) = compile(&data, OptIns::default()) else { unreachable!("must not compile") };
+    assert!(errors[0].problem.contains("kollect.dev/allow-secret-extraction"), "{}", errors[0]);
+    let object = json!({ "data": { "x": "aHVudGVyMg==" }, "stringData": { "y": "hunter2" }, "type": "Opaque",
+        "metadata": { "annotations": { "kubectl.kubernetes.io/last-applied-configuration": "hunter2" } } });
+    let whole =
+        spec("Secret", json!([{ "name": "all", "path": "{.}" }, { "name": "deep", "path": "{..x}" }]));
+    let attributes = extract(&whole, object.clone());
+    assert!(!attributes.contains("hunter2") && !attributes.contains("aHVudGVyMg"), "{attributes}");
+    assert!(attributes.contains(r#""kind":"Secret""#), "the item of a list knows its kind: {attributes}");
+    let opted_in = OptIns { secret_extraction: true, ..OptIns::default() };
+    let profile = compile(&data, opted_in).unwrap_or_else(|e| unreachable!("{e:?}"));
+    let raw = to_raw_value(&object).unwrap();
+    let extracted = profile.extract(&profile.gvk, &raw, None).unwrap();
+    assert_eq!(extracted.attributes.get(), r#"{"x":"aHVudGVyMg=="}"#);
+}
+
+#[test]
+fn sensitive_kinds_are_treated_like_secrets() {
+    let spec = spec("Deployment", json!([{ "name": "all", "path": "{.}" }]));
+    let policy = Policy { sensitive_kinds: vec![("apps".into(), "Deployment".into())], ..Policy::default() };
+    let profile =
+        CompiledProfile::compile(&spec, OptIns::default(), &policy).unwrap_or_else(|e| unreachable!("{e:?}"));
+    let raw = to_raw_value(&json!({ "data": { "a": 1 }, "spec": {} })).unwrap();
+    let attributes = profile.extract(&profile.gvk, &raw, None).unwrap().attributes;
+    assert_eq!(attributes.get(), r#"{"all":{"apiVersion":"apps/v1","kind":"Deployment","spec":{}}}"#);
+}
+
+fn exported(export: Value, object: Value) -> String {
+    let mut spec = spec("Deployment", json!([]));
+    spec.export = Some(serde_json::from_value(export).unwrap());
+    extract(&spec, object)
+}
+
+fn object() -> Value {
+    json!({
+        "metadata": { "name": "web", "namespace": "shop", "uid": "u", "generation": 3, "labels": { "a": "b" },
+            "managedFields": [1], "annotations": { "argocd.argoproj.io/tracking-id": "x", "kept": "y" } },
+        "spec": { "replicas": 3, "list": [{ "n": 1, "drop": 1 }, { "n": 2, "drop": 2 }], "dbPassword": "hunter2" },
+        "status": { "ready": 3 }, "data": { "k": "v" },
+    })
+}
+
+#[test]
+fn whole_objects_are_pruned_in_the_documented_order() {
+    assert_eq!(
+        exported(json!({ "mode": "Resource" }), object()),
+        r#"{"resource":{"apiVersion":"apps/v1","kind":"Deployment","spec":{"dbPassword":{"reason":"sensitive-key","redacted":true},"list":[{"drop":1,"n":1},{"drop":2,"n":2}],"replicas":3},"status":{"ready":3}}}"#
+    );
+    assert_eq!(
+        exported(json!({ "mode": "Resource", "include": "MetadataOnly", "as": "object" }), object()),
+        r#"{"object":{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"annotations":{"kept":"y"},"labels":{"a":"b"}}}}"#
+    );
+    let everything = exported(
+        json!({ "mode": "Resource", "include": "All", "dedupeIdentity": false, "prune": { "defaults": false,
+            "jsonPointers": ["/spec/list/0", "/metadata/annotations/argocd.argoproj.io~1tracking-id", "/status"],
+            "jsonPaths": ["$.spec.list[*].drop", "{.spec.list[?(@.n==2)].n}", ".metadata.managedFields"] } }),
+        object(),
+    );
+    assert_eq!(
+        everything,
+        r#"{"resource":{"apiVersion":"apps/v1","data":{"k":"v"},"kind":"Deployment","metadata":{"annotations":{"kept":"y"},"generation":3,"labels":{"a":"b"},"name":"web","namespace":"shop","uid":"u"},"spec":{"dbPassword":{"reason":"sensitive-key","redacted":true},"list":[null,{}],"replicas":3}}}"#
+    );
+}
+
+#[test]
+fn whole_secrets_need_the_opt_in_and_stay_without_data() {
+    let mut spec = spec("Secret", json!([]));
+    spec.export = Some(serde_json::from_value(json!({ "mode": "Resource", "include": "All" })).unwrap());
+    let Err(errors) = compile(&spec, OptIns::default()) else { unreachable!("must not compile") };
+    assert!(errors[0].problem.contains("allow-full-resource-export"), "{}", errors[0]);
+    let opted_in = OptIns { full_resource: true, ..OptIns::default() };
+    let profile = compile(&spec, opted_in).unwrap_or_else(|e| unreachable!("{e:?}"));
+    let raw = to_raw_value(&json!({ "type": "Opaque", "data": { "x": "hunter2" } })).unwrap();
+    let attributes = profile.extract(&profile.gvk, &raw, None).unwrap().attributes;
+    assert_eq!(
+        attributes.get(),
+        r#"{"resource":{"apiVersion":"v1","kind":"Secret","type":"Opaque"}}"#,
+        "w38"
+    );
+}
+
+#[test]
+fn profiles_know_how_much_they_read() {
+    let needs = |path: &str| compiled(&spec("Pod", json!([{ "name": "a", "path": path }]))).needs();
+    assert_eq!(needs("$.metadata.labels.app"), Needs::MetadataOnly);
+    assert_eq!(needs("$.spec.nodeName"), Needs::Fields);
+    assert_eq!(needs("{..image}"), Needs::Everything);
+    assert_eq!(needs("{.}"), Needs::Everything);
+}
+
+#[test]
+fn objects_that_are_none_are_errors() {
+    let profile = compiled(&spec("Pod", json!([{ "name": "a", "path": "$.a" }])));
+    for text in ["[1]", "7", &format!("{{\"a\":{}1{}}}", "[".repeat(1000), "]".repeat(1000))] {
+        let Ok(raw) = RawValue::from_string(text.to_owned()) else { continue };
+        assert!(profile.extract(&profile.gvk, &raw, None).is_err(), "{text:.20}");
+    }
+}

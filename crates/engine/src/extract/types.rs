@@ -1,0 +1,180 @@
+//! Declared types of attributes: what converts without loss, and what does not.
+
+use std::borrow::Cow;
+
+use crate::{extract::cel::is_quantity, json::Json, scrub::is_marker};
+
+/// Types that an attribute can be declared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Type {
+    String,
+    Int,
+    Number,
+    Bool,
+    List,
+    Map,
+    Timestamp,
+    Quantity,
+}
+
+impl Type {
+    /// The type of that name. Any other text is documentation and is not enforced.
+    pub(crate) fn named(text: &str) -> Option<Self> {
+        Some(match text {
+            "string" => Self::String,
+            "int" => Self::Int,
+            "number" => Self::Number,
+            "bool" => Self::Bool,
+            "list" => Self::List,
+            "map" => Self::Map,
+            "timestamp" => Self::Timestamp,
+            "quantity" => Self::Quantity,
+            _ => return None,
+        })
+    }
+
+    /// The value in this type, or `None` if something would be lost. Null has every type, and so has
+    /// the mark of a redaction. A path that yields a list stands for its only item.
+    pub(crate) fn convert(self, value: Json<'_>, from_list_path: bool) -> Option<Json<'_>> {
+        if value.is_null() || is_marker(&value) {
+            return Some(value);
+        }
+        match value {
+            Json::List(mut items) if from_list_path && self != Self::List => match items.len() {
+                0 => Some(Json::Null),
+                1 => self.convert(items.remove(0), false),
+                _ => None,
+            },
+            value => self.convert_one(value),
+        }
+    }
+
+    fn convert_one(self, value: Json<'_>) -> Option<Json<'_>> {
+        match (self, value) {
+            (Self::String, value @ Json::String(_))
+            | (Self::Number, value @ Json::Number(_))
+            | (Self::Bool, value @ Json::Bool(_))
+            | (Self::List, value @ Json::List(_))
+            | (Self::Map, value @ Json::Map(_)) => Some(value),
+            (Self::String | Self::Quantity, Json::Number(text)) => Some(Json::String(text)),
+            (Self::String, Json::Bool(b)) => Some(Json::String(if b { "true" } else { "false" }.into())),
+            (Self::Int, Json::Number(text) | Json::String(text)) => integer(text).map(Json::Number),
+            (Self::Number, Json::String(text)) => is_number(&text).then_some(Json::Number(text)),
+            (Self::Bool, Json::String(text)) => text.parse().ok().map(Json::Bool),
+            (Self::Timestamp, Json::String(text)) => is_timestamp(&text).then_some(Json::String(text)),
+            (Self::Quantity, Json::String(text)) => is_quantity(&text).then_some(Json::String(text)),
+            _ => None,
+        }
+    }
+}
+
+/// The text of an integer of any size; a fraction of zeros is none.
+fn integer(text: Cow<'_, str>) -> Option<Cow<'_, str>> {
+    let whole = match text.split_once('.') {
+        Some((whole, zeros)) if !zeros.is_empty() && zeros.bytes().all(|b| b == b'0') => whole.len(),
+        Some(_) => return None,
+        None => text.len(),
+    };
+    let text = match text {
+        Cow::Borrowed(text) => Cow::Borrowed(text.get(..whole)?),
+        Cow::Owned(mut text) => {
+            text.truncate(whole);
+            Cow::Owned(text)
+        }
+    };
+    let digits = text.strip_prefix('-').unwrap_or(&text);
+    let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+    let leading_zero = digits.len() > 1 && digits.starts_with('0');
+    (plain && !leading_zero).then_some(text)
+}
+
+/// Whether a text is a number as JSON writes it.
+fn is_number(text: &str) -> bool {
+    let first = text.strip_prefix('-').unwrap_or(text).bytes().next();
+    first.is_some_and(|b| b.is_ascii_digit()) && serde_json::from_str::<serde_json::Number>(text).is_ok()
+}
+
+/// Whether a text is a point in time as RFC 3339 writes it.
+fn is_timestamp(text: &str) -> bool {
+    // Kubernetes writes a T and an offset; other notations of the same parser are not RFC 3339.
+    text.as_bytes().get(10) == Some(&b'T') && !text.contains('[') && text.parse::<jiff::Timestamp>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::json::Projection;
+
+    fn convert(type_: &str, text: &str, from_list_path: bool) -> Option<String> {
+        let value = Json::read(text, &Projection::whole()).unwrap();
+        let converted = Type::named(type_).unwrap().convert(value, from_list_path)?;
+        let mut out = String::new();
+        converted.write(&mut out);
+        Some(out)
+    }
+
+    #[test]
+    fn what_loses_nothing_converts() {
+        for (type_, from, to) in [
+            ("string", "7", r#""7""#),
+            ("string", "1.10", r#""1.10""#),
+            ("string", "true", r#""true""#),
+            ("int", "9223372036854775808", "9223372036854775808"),
+            ("int", r#""12""#, "12"),
+            ("int", "2.0", "2"),
+            ("int", "-0", "-0"),
+            ("number", "12345678901234567890.5", "12345678901234567890.5"),
+            ("number", r#""1e3""#, "1e3"),
+            ("bool", r#""false""#, "false"),
+            ("list", "[1]", "[1]"),
+            ("map", "{}", "{}"),
+            ("timestamp", r#""2026-11-15T10:00:00Z""#, r#""2026-11-15T10:00:00Z""#),
+            ("timestamp", r#""2026-11-15T10:00:00.123456+02:00""#, r#""2026-11-15T10:00:00.123456+02:00""#),
+            ("quantity", r#""100m""#, r#""100m""#),
+            ("quantity", r#""1.5Gi""#, r#""1.5Gi""#),
+            ("quantity", "2", r#""2""#),
+            ("int", "null", "null"),
+            (
+                "int",
+                r#"{"reason":"sensitive-key","redacted":true}"#,
+                r#"{"reason":"sensitive-key","redacted":true}"#,
+            ),
+        ] {
+            assert_eq!(convert(type_, from, false).as_deref(), Some(to), "{from} as {type_}");
+        }
+    }
+
+    #[test]
+    fn what_would_lose_something_does_not() {
+        for (type_, from) in [
+            ("string", "[]"),
+            ("string", "{}"),
+            ("int", "1.5"),
+            ("int", r#""0x10""#),
+            ("int", r#""007""#),
+            ("int", "true"),
+            ("number", r#""NaN""#),
+            ("number", r#"" 1""#),
+            ("bool", r#""yes""#),
+            ("bool", "1"),
+            ("list", r#""a""#),
+            ("map", "[]"),
+            ("timestamp", r#""2026-11-15""#),
+            ("timestamp", r#""2026-13-15T10:00:00Z""#),
+            ("timestamp", "7"),
+            ("quantity", r#""100 m""#),
+            ("quantity", r#""ten""#),
+        ] {
+            assert_eq!(convert(type_, from, false), None, "{from} as {type_}");
+        }
+    }
+
+    #[test]
+    fn a_list_path_stands_for_its_only_item() {
+        assert_eq!(convert("string", r#"["a"]"#, true).as_deref(), Some(r#""a""#));
+        assert_eq!(convert("string", "[]", true).as_deref(), Some("null"));
+        assert_eq!(convert("string", r#"["a","b"]"#, true), None);
+        assert_eq!(convert("list", r#"["a"]"#, true).as_deref(), Some(r#"["a"]"#));
+        assert_eq!(convert("string", r#"["a"]"#, false), None, "a list is not its item");
+    }
+}
