@@ -7,6 +7,8 @@
 mod cel;
 mod helm;
 mod jsonpath;
+#[cfg(test)]
+mod properties;
 mod resource;
 #[cfg(test)]
 mod tests;
@@ -76,6 +78,8 @@ pub struct CompiledProfile {
     attributes: Vec<CompiledAttribute>,
     resource: Option<Resource>,
     projection: Projection,
+    /// What expressions read of objects, and fields of releases.
+    cel: Projection,
     helm: Option<Projection>,
     reads_namespace: bool,
     scrubber: Scrubber,
@@ -193,6 +197,7 @@ impl CompiledProfile {
                 .iter()
                 .any(|a| matches!(&a.source, Source::Cel(e) if e.reads_namespace())),
             projection: Projection::default(),
+            cel: Projection::default(),
             helm: None,
             attributes,
             resource,
@@ -208,8 +213,10 @@ impl CompiledProfile {
     fn project(&mut self) {
         for attribute in &self.attributes {
             self.projection = self.projection.union(&attribute.projection);
-            if let Source::Helm(field) = &attribute.source {
-                field.project(self.helm.get_or_insert_default());
+            match &attribute.source {
+                Source::Path(_) => {}
+                Source::Cel(_) => self.cel = self.cel.union(&attribute.projection),
+                Source::Helm(field) => field.project(self.helm.get_or_insert_default()),
             }
         }
         if let Some(resource) = &self.resource {
@@ -261,7 +268,7 @@ impl CompiledProfile {
         let mut attributes =
             Reading::new(self, &object, namespace.as_ref(), release.as_ref()).attributes(&mut mismatches)?;
         if let (Some(resource), Json::Map(fields)) = (&self.resource, object) {
-            attributes.insert(resource.name.clone(), resource.build(fields));
+            attributes.insert(&*resource.name, resource.build(fields));
         }
         self.scrubber.scrub(&mut attributes);
         let mut text = String::with_capacity(512);
@@ -286,7 +293,7 @@ impl CompiledProfile {
 
 /// One object on its way to a row. What several attributes share is made once.
 struct Reading<'r, 'a> {
-    profile: &'r CompiledProfile,
+    profile: &'a CompiledProfile,
     object: &'r Json<'a>,
     namespace: Option<&'r Json<'a>>,
     scope: OnceCell<Scope<'r>>,
@@ -295,7 +302,7 @@ struct Reading<'r, 'a> {
 
 impl<'r, 'a> Reading<'r, 'a> {
     fn new(
-        profile: &'r CompiledProfile,
+        profile: &'a CompiledProfile,
         object: &'r Json<'a>,
         namespace: Option<&'r Json<'a>>,
         release: Option<&'a Result<String, HelmError>>,
@@ -309,7 +316,7 @@ impl<'r, 'a> Reading<'r, 'a> {
     }
 
     fn attributes(&self, mismatches: &mut Vec<String>) -> Result<Map<'a>, ExtractError> {
-        let mut attributes = Map::default();
+        let mut attributes = Map::with_capacity(self.profile.attributes.len() + 1);
         for attribute in &self.profile.attributes {
             let value = match self.value(attribute) {
                 Ok(value) if !value.is_null() => value,
@@ -331,7 +338,7 @@ impl<'r, 'a> Reading<'r, 'a> {
                 }),
             };
             if !(attribute.optional && value.is_null()) {
-                attributes.insert(attribute.name.clone(), value);
+                attributes.insert(&*attribute.name, value);
             }
         }
         Ok(attributes)
@@ -344,7 +351,8 @@ impl<'r, 'a> Reading<'r, 'a> {
                 Found::Many(found) => Json::List(found.into_iter().cloned().collect()),
             }),
             Source::Cel(expression) => {
-                let scope = self.scope.get_or_init(|| Scope::new(self.object, self.namespace));
+                let scope =
+                    self.scope.get_or_init(|| Scope::new(self.object, &self.profile.cel, self.namespace));
                 expression.evaluate(scope).map_err(|error| error.to_string())
             }
             Source::Helm(field) => match &self.release {
@@ -384,7 +392,7 @@ impl MatchPolicy {
         scrub::strip(&mut fields, scrub::is_secret(gvk));
         Scrubber::default().scrub(&mut fields);
         let namespace = namespace.filter(|_| self.expression.reads_namespace()).map(namespace_object);
-        self.expression.is_true(&Scope::new(&Json::Map(fields), namespace.as_ref()))
+        self.expression.is_true(&Scope::new(&Json::Map(fields), &self.projection, namespace.as_ref()))
     }
 }
 

@@ -26,6 +26,10 @@ pub(crate) enum Json<'a> {
 pub(crate) struct Map<'a>(Vec<(Cow<'a, str>, Json<'a>)>);
 
 impl<'a> Map<'a> {
+    pub(crate) fn with_capacity(entries: usize) -> Self {
+        Self(Vec::with_capacity(entries))
+    }
+
     pub(crate) fn get(&self, key: &str) -> Option<&Json<'a>> {
         // Most maps are small: looking at each key beats a binary search.
         self.0.iter().find(|(known, _)| known == key).map(|(_, value)| value)

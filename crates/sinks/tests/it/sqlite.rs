@@ -135,3 +135,14 @@ async fn what_cannot_be_used_is_said() {
     assert!(!dir.path().join("absent.db").exists(), "existing never creates");
     assert!(plan(&spec(Path::new(":memory:"), "ensure")).is_err(), "nothing would be kept");
 }
+
+#[tokio::test]
+async fn q5_there_is_no_limit_on_rows_or_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let sink = open_file(&dir.path().join("x.db")).await;
+    let attributes = format!(r#"{{"text":"{}"}}"#, "x".repeat(200));
+    let mut added: Vec<_> = (0..50_000).map(|i| row(&format!("u{i}"), &attributes)).collect();
+    added.push(row("large", &format!(r#"{{"text":"{}"}}"#, "x".repeat(2 << 20))));
+    write(&*sink, "", None, &Delta { added, ..Delta::default() }).await.unwrap();
+    assert_eq!(sink.baseline(&inventory("")).await.unwrap().len(), 50_001);
+}

@@ -1,0 +1,97 @@
+//! Why an evaluation gave no value, in one line.
+//!
+//! The interpreter's errors print values, which can be large and come in random order: only their
+//! types are named here.
+
+use cel::ExecutionError;
+
+use super::{
+    meter::{Bound, MAX_STEPS, MAX_TEXT, MAX_WORK},
+    value::MAX_RESULT,
+};
+
+/// The longest message of a function that is repeated.
+const MAX_MESSAGE: usize = 200;
+
+/// Why an evaluation gave no value.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum EvalError {
+    /// A field or key is missing.
+    #[error("no such key: {0}")]
+    NoSuchKey(String),
+    /// A list is shorter.
+    #[error("index out of bounds: {0}")]
+    NoSuchIndex(String),
+    /// Too many rounds of loops.
+    #[error("budget exceeded: the loops of the expression take more than {MAX_STEPS} steps")]
+    BudgetExceeded,
+    /// Too much is visited, copied, compared or built.
+    #[error("work exceeded: the expression does more than {MAX_WORK} units of work")]
+    WorkExceeded,
+    /// A text grew too long on the way.
+    #[error("text too long: the expression builds a text of more than {MAX_TEXT} bytes")]
+    TextTooLong,
+    /// The result is too large.
+    #[error("result too large: it has more than {MAX_RESULT} bytes of JSON")]
+    ResultTooLarge,
+    /// The result has no JSON.
+    #[error("the result is not JSON: {0}")]
+    NotJson(String),
+    /// Anything else, such as a type that an operator does not take.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl From<Bound> for EvalError {
+    fn from(bound: Bound) -> Self {
+        match bound {
+            Bound::Steps => Self::BudgetExceeded,
+            Bound::Work => Self::WorkExceeded,
+            Bound::Text => Self::TextTooLong,
+        }
+    }
+}
+
+impl From<ExecutionError> for EvalError {
+    fn from(error: ExecutionError) -> Self {
+        match error {
+            ExecutionError::NoSuchKey(key) => Self::NoSuchKey(one_line(&key)),
+            ExecutionError::IndexOutOfBounds(index) => Self::NoSuchIndex(match index {
+                cel::Value::Int(index) => index.to_string(),
+                cel::Value::UInt(index) => index.to_string(),
+                _ => "index".into(),
+            }),
+            ExecutionError::NoSuchOverload(overload) => {
+                let types = overload.argument_types().join(", ");
+                Self::Failed(format!("no overload of {} for ({types})", plain_name(overload.function())))
+            }
+            ExecutionError::UnexpectedType { got, want } => {
+                Self::Failed(format!("expected {want}, got {got}"))
+            }
+            ExecutionError::FunctionError { function, message } => {
+                Self::Failed(format!("{}: {}", plain_name(&function), one_line(&message)))
+            }
+            ExecutionError::DivisionByZero(_) => Self::Failed("division by zero".into()),
+            ExecutionError::RemainderByZero(_) => Self::Failed("modulo by zero".into()),
+            ExecutionError::Overflow(operator, ..) => Self::Failed(format!("overflow in {operator}")),
+            ExecutionError::DuplicateKey(_) => Self::Failed("a key of a map is repeated".into()),
+            ExecutionError::UndeclaredReference(name) => Self::Failed(format!("there is no {name}")),
+            ExecutionError::UnsupportedKeyType(_) => Self::Failed("the value cannot be a key".into()),
+            _ => Self::Failed("the values do not fit the operator".into()),
+        }
+    }
+}
+
+/// `_+_` is how the interpreter calls `+`.
+fn plain_name(name: &str) -> &str {
+    match name {
+        "_[_]" | "_[?_]" => "[]",
+        "_._" | "_?._" => ".",
+        "_?_:_" => "?:",
+        name => name.trim_start_matches(['@', '_']).trim_end_matches('_'),
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_MESSAGE).collect()
+}

@@ -1,0 +1,293 @@
+//! Kubernetes quantities: `quantity('1.5Gi')`, `isQuantity()` and what can be done with one.
+//!
+//! `functions` declares them. A quantity is exact: a decimal number of up to 38 digits and the kind of
+//! suffix it was written with. Finer than nano is rounded away from zero, and a binary quantity ends at
+//! 2^63-1, as `resource.Quantity` of Kubernetes has it. Unlike there, `isInteger` and `asInteger` depend
+//! on the value alone: 1.5Gi and 1000m are integers.
+
+use std::{any::Any, cmp::Ordering};
+
+use cel::{
+    ExecutionError,
+    common::{
+        types::{CelBool, CelDouble, CelInt, Type},
+        value::{CowVal, StaticVal, Val},
+    },
+};
+
+use super::operators::{Answer, Args, mismatch, text_at};
+
+/// The type's name, as `type(x)` has it.
+pub(super) static QUANTITY: Type = Type::new_unspecified_type("kubernetes.Quantity");
+
+/// No quantity is finer.
+const NANO: i32 = -9;
+
+/// `quantity('1e99999')` is a typo or an attack.
+const MAX_EXPONENT: i32 = 1000;
+
+const DECIMAL: [(&str, i32); 10] =
+    [("n", -9), ("u", -6), ("m", -3), ("", 0), ("k", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15), ("E", 18)];
+
+const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+
+/// How a quantity is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    Decimal,
+    Exponent,
+    Binary,
+}
+
+/// `mantissa` times ten to the `exponent`; the mantissa does not end in zero, unless it is zero.
+#[derive(Clone, Debug)]
+pub(super) struct Quantity {
+    mantissa: i128,
+    exponent: i32,
+    format: Format,
+}
+
+impl Quantity {
+    fn new(mut mantissa: i128, mut exponent: i32, format: Format) -> Self {
+        if mantissa == 0 {
+            exponent = 0;
+        }
+        while mantissa != 0 && mantissa % 10 == 0 {
+            mantissa /= 10;
+            exponent += 1;
+        }
+        Self { mantissa, exponent, format }
+    }
+
+    fn parse(text: &str) -> Result<Self, &'static str> {
+        const NUMBER: &str = "a quantity is a number with a suffix, such as 500m, 2, 1.5Gi or 12e6";
+        let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
+        let end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(unsigned.len());
+        let (number, suffix) = unsigned.split_at(end);
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        let digits = format!("{whole}{fraction}");
+        if digits.is_empty() || fraction.contains('.') {
+            return Err(NUMBER);
+        }
+        let too_long = "the quantity has more than 38 digits";
+        let mut mantissa: i128 = digits.parse().map_err(|_| too_long)?;
+        let mut exponent = -i32::try_from(fraction.len()).map_err(|_| too_long)?;
+        let mut format = Format::Decimal;
+        if let Some(power) = BINARY.iter().skip(1).position(|known| *known == suffix) {
+            mantissa = mantissa.checked_mul(1024_i128.pow(1 + narrow(power))).ok_or(too_long)?;
+            format = Format::Binary;
+        } else if let Some((_, power)) = DECIMAL.iter().find(|(known, _)| *known == suffix) {
+            exponent += power;
+        } else if let Some(power) = suffix.strip_prefix(['e', 'E']) {
+            let power: i32 = power.parse().map_err(|_| NUMBER)?;
+            if power.abs() > MAX_EXPONENT {
+                return Err("the exponent of the quantity is too large");
+            }
+            exponent += power;
+            format = Format::Exponent;
+        } else {
+            return Err(
+                "unable to parse quantity's suffix: it is one of n u m k M G T P E Ki Mi Gi Ti Pi Ei",
+            );
+        }
+        let quantity = Self::new(mantissa, exponent, format).rounded().capped();
+        Ok(if text.starts_with('-') { quantity.negated() } else { quantity })
+    }
+
+    /// Nothing finer than nano, away from zero.
+    fn rounded(self) -> Self {
+        let Ok(digits) = u32::try_from(NANO - self.exponent) else { return self };
+        let unit = 10_i128.checked_pow(digits).unwrap_or(i128::MAX);
+        let up = i128::from(self.mantissa % unit != 0);
+        Self::new(self.mantissa / unit + up, NANO, self.format)
+    }
+
+    fn capped(self) -> Self {
+        let limit = Self::new(i128::from(i64::MAX), 0, Format::Binary);
+        let one = Self::new(1, 0, Format::Binary);
+        match self.format {
+            Format::Binary if self.compare(&limit) == Ordering::Greater => limit,
+            Format::Binary if self.compare(&one) == Ordering::Less => {
+                Self { format: Format::Decimal, ..self }
+            }
+            _ => self,
+        }
+    }
+
+    fn negated(self) -> Self {
+        Self { mantissa: -self.mantissa, ..self }
+    }
+
+    fn compare(&self, other: &Self) -> Ordering {
+        let sign = self.mantissa.signum();
+        if sign != other.mantissa.signum() {
+            return sign.cmp(&other.mantissa.signum());
+        }
+        // Same sign: the one with more digits before the point is larger, else the digits decide.
+        let (a, b) = (self.mantissa.unsigned_abs().to_string(), other.mantissa.unsigned_abs().to_string());
+        let order = (narrow(a.len()).cast_signed() + self.exponent)
+            .cmp(&(narrow(b.len()).cast_signed() + other.exponent))
+            .then_with(|| a.cmp(&b));
+        if sign < 0 { order.reverse() } else { order }
+    }
+
+    /// The sum; it is written like the first one, unless that is zero.
+    fn plus(&self, other: &Self) -> Option<Self> {
+        let exponent = self.exponent.min(other.exponent);
+        let scaled = |quantity: &Self| {
+            let zeros = u32::try_from(quantity.exponent - exponent).ok()?;
+            if quantity.mantissa == 0 {
+                return Some(0);
+            }
+            quantity.mantissa.checked_mul(10_i128.checked_pow(zeros)?)
+        };
+        let format = if self.mantissa == 0 { other.format } else { self.format };
+        Some(Self::new(scaled(self)?.checked_add(scaled(other)?)?, exponent, format))
+    }
+
+    fn integer(&self) -> Option<i64> {
+        let zeros = u32::try_from(self.exponent).ok()?;
+        i64::try_from(self.mantissa.checked_mul(10_i128.checked_pow(zeros)?)?).ok()
+    }
+
+    fn float(&self) -> f64 {
+        format!("{}e{}", self.mantissa, self.exponent).parse().unwrap_or(f64::NAN)
+    }
+
+    /// The text that Kubernetes writes: no fraction, the largest suffix.
+    pub(super) fn canonical(&self) -> String {
+        if self.format == Format::Binary
+            && let Some(mut number) = self.integer().filter(|number| number.unsigned_abs() >= 1024)
+        {
+            let mut power = 0;
+            while number % 1024 == 0 && power + 1 < BINARY.len() {
+                number /= 1024;
+                power += 1;
+            }
+            return format!("{number}{}", BINARY[power]);
+        }
+        let thousands = self.exponent.div_euclid(3) * 3;
+        let zeros = usize::try_from(self.exponent - thousands).unwrap_or_default();
+        let number = format!("{}{}", self.mantissa, "0".repeat(zeros));
+        let suffix = DECIMAL.iter().find(|(_, power)| *power == thousands);
+        match suffix {
+            _ if thousands == 0 => number,
+            Some((suffix, _)) if self.format != Format::Exponent => format!("{number}{suffix}"),
+            _ => format!("{number}e{thousands}"),
+        }
+    }
+}
+
+fn narrow(count: usize) -> u32 {
+    u32::try_from(count).expect("digits and suffixes are few")
+}
+
+impl Val for Quantity {
+    fn get_type(&self) -> &Type {
+        &QUANTITY
+    }
+
+    fn cel_type() -> &'static Type {
+        &QUANTITY
+    }
+
+    fn equals(&self, other: &dyn Val) -> bool {
+        other.downcast_ref::<Self>().is_some_and(|other| self.compare(other) == Ordering::Equal)
+    }
+
+    fn clone_as_boxed<'v>(&self) -> Box<dyn Val + 'v> {
+        Box::new(self.clone())
+    }
+
+    fn as_any(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+}
+
+impl StaticVal for Quantity {}
+
+pub(super) fn quantity<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+    match Quantity::parse(text_at(&args, 0).unwrap_or_default()) {
+        Ok(quantity) => Ok(CowVal::owned(quantity)),
+        Err(problem) => Err(ExecutionError::function_error("quantity", problem)),
+    }
+}
+
+/// Whether a text is a quantity.
+pub(crate) fn is_valid(text: &str) -> bool {
+    Quantity::parse(text).is_ok()
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "the signature of a function of CEL")]
+pub(super) fn is_quantity<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+    Ok(CowVal::owned(CelBool::from(Quantity::parse(text_at(&args, 0).unwrap_or_default()).is_ok())))
+}
+
+/// The quantity a function is called on; overloads are only found for one.
+fn receiver<'a>(args: &'a [CowVal<'_, '_>], function: &str) -> Result<&'a Quantity, ExecutionError> {
+    args.first().and_then(|value| value.downcast_ref::<Quantity>()).ok_or_else(|| mismatch(function, args))
+}
+
+/// The other quantity, or the integer that stands for one.
+fn operand(args: &[CowVal<'_, '_>], function: &str) -> Result<Quantity, ExecutionError> {
+    let other = args.get(1).ok_or_else(|| mismatch(function, args))?;
+    match (other.downcast_ref::<Quantity>(), other.downcast_ref::<CelInt>()) {
+        (Some(quantity), _) => Ok(quantity.clone()),
+        (None, Some(int)) => Ok(Quantity::new(i128::from(*int.inner()), 0, Format::Exponent)),
+        (None, None) => Err(mismatch(function, args)),
+    }
+}
+
+pub(super) fn is_integer<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+    Ok(CowVal::owned(CelBool::from(receiver(&args, "isInteger")?.integer().is_some())))
+}
+
+pub(super) fn as_integer<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+    let integer = receiver(&args, "asInteger")?.integer();
+    let failed = || ExecutionError::function_error("asInteger", "cannot convert value to integer");
+    Ok(CowVal::owned(CelInt::from(integer.ok_or_else(failed)?)))
+}
+
+pub(super) fn as_approximate_float<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+    Ok(CowVal::owned(CelDouble::from(receiver(&args, "asApproximateFloat")?.float())))
+}
+
+pub(super) fn sign<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+    let sign = receiver(&args, "sign")?.mantissa.signum();
+    Ok(CowVal::owned(CelInt::from(i64::try_from(sign).expect("a sign is small"))))
+}
+
+pub(super) fn add<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+    sum(&args, "add", |other| other)
+}
+
+pub(super) fn sub<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+    sum(&args, "sub", Quantity::negated)
+}
+
+fn sum<'b, 'v>(
+    args: &[CowVal<'_, '_>],
+    function: &str,
+    signed: impl Fn(Quantity) -> Quantity,
+) -> Answer<'b, 'v> {
+    let sum = receiver(args, function)?.plus(&signed(operand(args, function)?));
+    let failed = || ExecutionError::function_error(function, "the quantity has more than 38 digits");
+    Ok(CowVal::owned(sum.ok_or_else(failed)?))
+}
+
+fn order(args: &[CowVal<'_, '_>], function: &str) -> Result<Ordering, ExecutionError> {
+    let other = args.get(1).and_then(|other| other.downcast_ref::<Quantity>());
+    Ok(receiver(args, function)?.compare(other.ok_or_else(|| mismatch(function, args))?))
+}
+
+pub(super) fn compare_to<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+    Ok(CowVal::owned(CelInt::from(order(&args, "compareTo")? as i64)))
+}
+
+pub(super) fn is_greater_than<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+    Ok(CowVal::owned(CelBool::from(order(&args, "isGreaterThan")? == Ordering::Greater)))
+}
+
+pub(super) fn is_less_than<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
+    Ok(CowVal::owned(CelBool::from(order(&args, "isLessThan")? == Ordering::Less)))
+}

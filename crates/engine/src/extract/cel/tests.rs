@@ -1,0 +1,70 @@
+//! Tables of expressions from the specifications, bombs, and what must hold for any expression.
+
+mod bombs;
+mod language;
+mod libraries;
+mod properties;
+mod random;
+mod refused;
+
+use super::*;
+
+/// Where a rule is from, an expression, and the JSON it gives on [`OBJECT`]; or `!` and a part of the error.
+type Row = (&'static str, &'static str, &'static str);
+
+const OBJECT: &str = r#"{
+    "apiVersion": "apps/v1", "kind": "Deployment",
+    "metadata": {"name": "web", "namespace": "shop", "labels": {"tier": "front", "app": "web"},
+        "annotations": {"a.b/c": "x"}, "creationTimestamp": "2026-01-02T03:04:05Z"},
+    "spec": {"replicas": 3, "paused": false, "ratio": 0.5, "nothing": null,
+        "big": 9223372036854775808, "max": 9223372036854775807,
+        "containers": [
+            {"name": "app", "image": "nginx:1.27", "ports": [{"containerPort": 80}, {"containerPort": 443}],
+                "resources": {"limits": {"cpu": "500m", "memory": "1Gi"}}},
+            {"name": "log", "image": "fluentd"}],
+        "tags": ["b", "a", "c", "a"], "numbers": [3, 1, 2], "empty": [], "nested": [[1, [2, 3]], [4]]},
+    "status": {"conditions": [{"type": "Available", "status": "True"}, {"type": "Progressing", "status": "False"}]},
+    "data": {"b": "2", "a": "1"}}"#;
+
+const NAMESPACE: &str = r#"{"metadata": {"name": "shop", "labels": {"team": "x"}, "annotations": {}}}"#;
+
+fn compile(text: &str) -> Expression {
+    Expression::compile(text).unwrap_or_else(|error| unreachable!("{text}: {error:?}"))
+}
+
+fn read<'a>(text: &'a str, projection: &Projection) -> Json<'a> {
+    Json::read(text, projection).unwrap_or_else(|error| unreachable!("{error}"))
+}
+
+/// The JSON that an expression gives, or `!` and the error.
+fn outcome(expression: &Expression, object: &Json<'_>) -> String {
+    let namespace = read(NAMESPACE, &Projection::whole());
+    match expression.evaluate(&Scope::new(object, &crate::json::Projection::whole(), Some(&namespace))) {
+        Ok(json) => {
+            let mut out = String::new();
+            json.write(&mut out);
+            out
+        }
+        Err(error) => format!("! {error}"),
+    }
+}
+
+#[test]
+fn expressions_give_what_the_specifications_say() {
+    let object = read(OBJECT, &Projection::whole());
+    let mut wrong = Vec::new();
+    for (source, text, expected) in language::ROWS.iter().chain(libraries::ROWS) {
+        let found = match Expression::compile(text) {
+            Ok(expression) => outcome(&expression, &object),
+            Err(error) => format!("{error:?}"),
+        };
+        let fits = match expected.strip_prefix("! ") {
+            Some(part) => found.starts_with("! ") && found.contains(part),
+            None => found == *expected,
+        };
+        if !fits {
+            wrong.push(format!("{source}: {text}\n    expected {expected}\n    found    {found}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -1,0 +1,155 @@
+//! Expressions that would take forever, or all memory: they end soon, with a name for why.
+
+use std::time::{Duration, Instant};
+
+use super::{
+    super::{EvalError, Scope},
+    compile, read,
+};
+use crate::json::Projection;
+
+/// Without optimisation, on a busy machine.
+const SOON: Duration = Duration::from_millis(200);
+
+fn bombs() -> Vec<(String, EvalError)> {
+    use EvalError::{BudgetExceeded, ResultTooLarge, TextTooLong, WorkExceeded};
+    let literals = format!("[{}]", ["1"; 32].join(","));
+    let nested = |macro_: &str, innermost: &str| {
+        (0..5).rev().fold(innermost.to_owned(), |inner, i| format!("{literals}.{macro_}(x{i}, {inner})"))
+    };
+    let grown = |start: &str, step: &str| {
+        let binds = (0..12).fold(String::from("a"), |inner, _| format!("cel.bind(a, {step}, {inner})"));
+        format!("cel.bind(a, {start}, {binds})")
+    };
+    let scopes =
+        |inner: &str| (0..90).fold(inner.to_owned(), |inner, i| format!("cel.bind(v{i}, 1, {inner})"));
+    let many = |text: &str, count: usize| vec![text; count].join(",");
+    let wide = format!("[{}]", ["i"; 400].join(","));
+    [
+        (nested("all", "x4 > 0"), BudgetExceeded),
+        (nested("exists", "x4 > 1"), BudgetExceeded),
+        (nested("exists_one", "x4 > 0"), BudgetExceeded),
+        (nested("map", "x4"), BudgetExceeded),
+        (nested("filter", "true").replace(", [1", ", [] == [1"), BudgetExceeded),
+        (format!("{{'a': {}}}", nested("all", "x4 > 0")), BudgetExceeded),
+        (format!("{{{}: 1}}", nested("all", "x4 > 0")), BudgetExceeded),
+        (format!("true || {0} || {0}", nested("all", "x4 > 0")).replace("true || ", "false || "), BudgetExceeded),
+        (format!("{} || true", nested("all", "x4 > 0")), BudgetExceeded),
+        (format!("[1].sortBy(y, {})", nested("all", "x4 > 0")), BudgetExceeded),
+        (format!("optional.of(1).optMap(y, {})", nested("all", "x4 > 0")), BudgetExceeded),
+        (format!("lists.range(5000).map(i, {wide})"), WorkExceeded),
+        (format!("lists.range(5000).map(i, {wide}.size())"), WorkExceeded),
+        ("lists.range(5000).map(i, {'a': i, 'b': i, 'c': i, 'd': [i, i, i, i, i, i, i, i, i, i, i, i, i, i, i, i, i]})".into(), WorkExceeded),
+        (scopes(&format!("lists.range(9000).map(i, [{}].size())", many("object.a.a.a.a", 60))), WorkExceeded),
+        (scopes("lists.range(9000).all(i, i >= 0)"), WorkExceeded),
+        (format!("lists.range(9000).map(i, '{}')", "x".repeat(7000)), WorkExceeded),
+        ("lists.range(1000000000)".into(), WorkExceeded),
+        ("lists.range(9223372036854775807)".into(), WorkExceeded),
+        ("lists.range(9999).map(x, lists.range(9999))".into(), WorkExceeded),
+        ("lists.range(100).map(x, lists.range(100).map(y, x))".into(), BudgetExceeded),
+        (grown("'xxxxxxxx'", "a + a + a + a"), TextTooLong),
+        (grown("b'xxxxxxxx'", "a + a + a + a"), TextTooLong),
+        (grown("'xx'", "a.replace('x', 'xxxx')"), TextTooLong),
+        (grown("'x'", "[a, a, a, a].join(a)"), TextTooLong),
+        (grown("'x'", "'%s%s%s%s'.format([a, a, a, a])"), TextTooLong),
+        (grown("'\"'", "strings.quote(strings.quote(a))"), TextTooLong),
+        (grown("'x'", "base64.encode(bytes(a + a + a))"), TextTooLong),
+        (grown("[1]", "a + a + a + a"), WorkExceeded),
+        (grown("[1]", "[a, a, a, a]"), WorkExceeded),
+        (grown("[1]", "{'a': a, 'b': a, 'c': a, 'd': a}"), WorkExceeded),
+        (grown("[1]", "[a, a, a, a].flatten()"), WorkExceeded),
+        (grown("[1, 1, 1, 1]", "a.map(x, a)"), WorkExceeded),
+        (grown("optional.of([1])", "optional.of([a, a, a, a])"), WorkExceeded),
+        ("lists.range(300).map(x, lists.range(100)).flatten().flatten(9).sort().reverse().distinct()".into(), WorkExceeded),
+        ("object.text.split('')".into(), WorkExceeded),
+        ("object.text.matches('(a+)+[bc]')".into(), WorkExceeded),
+        ("object.text.substring(0, 30000).findAll('a*b|a')".into(), WorkExceeded),
+        ("lists.range(9000).exists(i, object.text.matches('(a+)+' + string(i)))".into(), WorkExceeded),
+        ("lists.range(9000).exists(i, 'a'.matches('(' + string(i)))".into(), WorkExceeded),
+        ("lists.range(9000).exists(i, 'a'.matches('(x{500}){500}' + string(i)))".into(), WorkExceeded),
+        ("lists.range(9000).all(i, object.text.contains('b') || true)".into(), WorkExceeded),
+        ("lists.range(9000).all(i, object.text.size() > 1)".into(), WorkExceeded),
+        ("lists.range(9000).all(i, object.text == object.text)".into(), WorkExceeded),
+        ("lists.range(9000).all(i, object.items == object.items)".into(), WorkExceeded),
+        ("lists.range(9000).all(i, object.items in [object.items])".into(), WorkExceeded),
+        ("lists.range(9000).all(i, object.?items.hasValue())".into(), WorkExceeded),
+        ("cel.bind(o, optional.of(object), lists.range(9000).all(i, o.items.hasValue()))".into(), WorkExceeded),
+        ("cel.bind(o, optional.of(object), lists.range(9000).all(i, o[?'items'].hasValue()))".into(), WorkExceeded),
+        ("cel.bind(o, optional.of(object.items), lists.range(9000).all(i, o[i % 2].hasValue()))".into(), WorkExceeded),
+        ("lists.range(9000).map(i, [object])".into(), WorkExceeded),
+        ("lists.range(9000).map(i, object)".into(), WorkExceeded),
+        ("lists.range(9000).map(i, cel.bind(x, object, 1))".into(), WorkExceeded),
+        ("lists.range(9000).map(i, object.items.exists(x, true))".into(), WorkExceeded),
+        ("lists.range(9000).map(i, '%s'.format([object]).size())".into(), WorkExceeded),
+        ("object.text + object.text".into(), TextTooLong),
+        ("[object.text, object.text]".into(), ResultTooLarge),
+        ("bytes(object.text)".into(), ResultTooLarge),
+        ("[object.text.replace('a', '\\n'), object.text.substring(0, 70000)]".into(), ResultTooLarge),
+        (".matches(object.text, '(a+)+[bc]')".into(), WorkExceeded),
+        (".lists.range(1000000000)".into(), WorkExceeded),
+        ("lists.range(9000).all(i, .size(object.text) > 1)".into(), WorkExceeded),
+    ]
+    .into()
+}
+
+#[test]
+fn bombs_end_soon_with_their_name() {
+    let items = vec![r#"{"a":{"b":[1,2,{"c":"x"}]}}"#; 2000].join(",");
+    let text =
+        format!(r#"{{"text":"{}","items":[{items}],"a":{{"a":{{"a":{{"a":1}}}}}}}}"#, "a".repeat(900_000));
+    let object = read(&text, &Projection::whole());
+    let scope = Scope::new(&object, &crate::json::Projection::whole(), None);
+    for (text, expected) in bombs() {
+        let expression = compile(&text);
+        let started = Instant::now();
+        let found = expression.evaluate(&scope);
+        let took = started.elapsed();
+        assert_eq!(found, Err(expected), "{text:.200}");
+        assert!(took < SOON, "{text:.200} took {took:?}");
+    }
+}
+
+#[test]
+fn operands_that_do_not_fit_are_not_copied_into_errors() {
+    let items = vec![r#"{"a":{"b":[1,2,{"c":"x"}]}}"#; 5000].join(",");
+    let text = format!(r#"{{"text":"{}","items":[{items}]}}"#, "a".repeat(500_000));
+    let object = read(&text, &Projection::whole());
+    let scope = Scope::new(&object, &crate::json::Projection::whole(), None);
+    for wrong in [
+        "object + 1",
+        "1 + object",
+        "object - 1",
+        "1 - object",
+        "object * object",
+        "1 / object",
+        "object % 2",
+        "object < 1",
+        "1 < object",
+        "object.text < 1",
+        "1 < object.text",
+        "object.text - 1",
+        "-object",
+        "!object",
+        "object.items[1.5]",
+        "object.items[object]",
+        "object[object]",
+        "{object: 1}",
+        "object in {'a': 1}",
+        "1 in object.text",
+        "1 == object",
+        "object == 1 && 1 + object.text",
+        "object ? 1 : 2",
+        "object && true",
+        "object.items + object",
+        "object.items.x",
+        "object.text.x",
+        "object.startsWith('a')",
+        "size(1)",
+    ] {
+        let expression = compile(&format!("lists.range(3000).exists(i, [{wrong}] == [i])"));
+        let started = Instant::now();
+        drop(expression.evaluate(&scope));
+        let took = started.elapsed();
+        assert!(took < SOON, "{wrong} took {took:?}");
+    }
+}
