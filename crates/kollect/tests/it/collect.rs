@@ -368,3 +368,38 @@ metadata: { name: all }
     );
     assert_eq!(world.rows().len(), 2);
 }
+
+#[test]
+fn expressions_work_on_live_objects() {
+    let world = World::new();
+    let namespace = &world.namespace;
+    world.plane.kubectl(&["label", "namespace", namespace, "team=shop"]).unwrap();
+    let pod = format!(
+        "
+apiVersion: v1
+kind: Pod
+metadata: {{ name: web, namespace: {namespace} }}
+spec:
+  containers:
+    - {{ name: a, image: 'web:1', resources: {{ limits: {{ memory: 1.5Gi }} }} }}
+    - {{ name: b, image: 'web:1' }}
+"
+    );
+    world.plane.apply(&pod).unwrap();
+    let kubeconfig = world.plane.kubeconfig().to_str().unwrap();
+    let json = kollect([
+        "collect",
+        "-f",
+        "docs/examples/pods.yaml",
+        "--kubeconfig",
+        kubeconfig,
+        "-n",
+        namespace,
+        "-o",
+        "ndjson",
+    ])
+    .ok();
+    let expected =
+        r#""attributes":{"images":["web:1"],"memory":1610612736,"ready":null,"restarts":0,"team":"shop"}"#;
+    assert!(json.contains(expected), "{json}");
+}

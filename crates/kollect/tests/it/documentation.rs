@@ -9,7 +9,10 @@ use std::{
 
 use kollect_testbed::{ControlPlane, demo};
 
-use crate::{crds::with_kinds, program::root};
+use crate::{
+    crds::with_kinds,
+    program::{kollect, root},
+};
 
 fn pages() -> Vec<PathBuf> {
     let docs = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
@@ -98,4 +101,27 @@ fn the_demo_shows_the_changed_row() {
         line.first() == Some(&"default/deployments") && line[2..] == ["8", "0", "1", "0", "7", "0"]
     };
     assert!(lines.iter().any(counts), "{screen}");
+}
+
+#[test]
+fn yaml_in_the_documentation_and_the_examples_is_accepted() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut count = 0;
+    for page in pages() {
+        let text = fs::read_to_string(&page).unwrap();
+        for block in text.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()) {
+            count += 1;
+            // A list of attributes is shown without the profile around it.
+            let attributes: String = block.lines().map(|line| format!("  {line}\n")).collect();
+            let profile = "apiVersion: kollect.dev/v1alpha1\nkind: KollectProfile\nmetadata: {name: p}\nspec:\n  targetGVK: {group: apps, version: v1, kind: Deployment}\n";
+            let target = "---\napiVersion: kollect.dev/v1alpha1\nkind: KollectTarget\nmetadata: {name: t}\nspec: {profileRef: p}\n";
+            let file = dir.path().join("block.yaml");
+            fs::write(&file, format!("{profile}{attributes}{target}")).unwrap();
+            kollect(["collect", "-f", file.to_str().unwrap(), "--from", "/dev/null"]).ok();
+        }
+    }
+    assert!(count > 0, "there is YAML in the documentation");
+    for entry in fs::read_dir(root().join("docs/examples")).unwrap() {
+        kollect(["collect", "-f", entry.unwrap().path().to_str().unwrap(), "--from", "/dev/null"]).ok();
+    }
 }
