@@ -14,7 +14,11 @@ mod resource;
 mod tests;
 mod types;
 
-use std::{borrow::Cow, cell::OnceCell, collections::BTreeMap};
+use std::{
+    borrow::Cow,
+    cell::{OnceCell, RefCell},
+    collections::BTreeMap,
+};
 
 use kollect_model::{
     SpecError,
@@ -30,7 +34,7 @@ use serde_json::value::RawValue;
 pub(crate) use self::cel::{Expression, Scope};
 use self::{
     helm::{Field, HelmError},
-    jsonpath::{Found, Path},
+    jsonpath::Path,
     resource::Resource,
     types::Type,
 };
@@ -120,6 +124,20 @@ pub struct Extracted {
     pub attributes: Box<RawValue>,
     /// Attributes that have another type than declared; they are null.
     pub mismatches: Vec<String>,
+}
+
+/// A value as text that takes no more memory than it needs; the buffer is used again.
+fn in_one_piece(value: &Json<'_>) -> Result<Box<RawValue>, ExtractError> {
+    thread_local! {
+        static BUFFER: RefCell<String> = const { RefCell::new(String::new()) };
+    }
+    BUFFER.with_borrow_mut(|buffer| {
+        buffer.clear();
+        value.write(buffer);
+        let raw = serde_json::from_str::<&RawValue>(buffer).map(RawValue::to_owned);
+        buffer.shrink_to(64 << 10);
+        raw.map_err(|error| ExtractError::Object(error.to_string()))
+    })
 }
 
 /// What CEL sees of an object's namespace.
@@ -271,9 +289,7 @@ impl CompiledProfile {
             attributes.insert(&*resource.name, resource.build(fields));
         }
         self.scrubber.scrub(&mut attributes);
-        let mut text = String::with_capacity(512);
-        Json::Map(attributes).write(&mut text);
-        let attributes = RawValue::from_string(text).map_err(|e| ExtractError::Object(e.to_string()))?;
+        let attributes = in_one_piece(&Json::Map(attributes))?;
         Ok(Extracted { attributes, mismatches })
     }
 
@@ -346,10 +362,7 @@ impl<'r, 'a> Reading<'r, 'a> {
 
     fn value(&self, attribute: &CompiledAttribute) -> Result<Json<'a>, String> {
         match &attribute.source {
-            Source::Path(path) => Ok(match path.find(self.object) {
-                Found::One(found) => found.cloned().unwrap_or(Json::Null),
-                Found::Many(found) => Json::List(found.into_iter().cloned().collect()),
-            }),
+            Source::Path(path) => Ok(path.value(self.object)),
             Source::Cel(expression) => {
                 let scope =
                     self.scope.get_or_init(|| Scope::new(self.object, &self.profile.cel, self.namespace));

@@ -35,8 +35,9 @@ use cel::{
     Context, IdedExpr, Value,
     common::{
         types::{CelBool, CelNull},
-        value::CowVal,
+        value::{CowVal, Val},
     },
+    context::VariableResolver,
 };
 
 pub(crate) use failure::EvalError;
@@ -64,7 +65,8 @@ pub(crate) struct CelError {
 
 /// What expressions see of one object; it can serve many expressions.
 pub(crate) struct Scope<'a> {
-    context: Context<'a, 'a>,
+    object: Box<dyn Val + 'a>,
+    namespace: Box<dyn Val + 'a>,
 }
 
 impl<'a> Scope<'a> {
@@ -74,14 +76,27 @@ impl<'a> Scope<'a> {
         projection: &Projection,
         namespace: Option<&'a Json<'_>>,
     ) -> Self {
-        let mut context = Context::with_env(Arc::clone(functions::env()));
-        context.add_variable_as_val(names::OBJECT, value::from_json(object, projection));
         let namespace = match namespace {
             Some(namespace) => value::from_json(namespace, &Projection::whole()),
             None => Box::new(CelNull),
         };
-        context.add_variable_as_val(names::NAMESPACE, namespace);
-        Self { context }
+        Self { object: value::from_json(object, projection), namespace }
+    }
+
+    fn context(&self) -> Context<'_, '_> {
+        let mut context = Context::with_env(Arc::clone(functions::env()));
+        context.set_variable_resolver(self);
+        context
+    }
+}
+
+impl VariableResolver for Scope<'_> {
+    fn resolve<'b>(&'b self, variable: &str) -> Option<CowVal<'b, 'b>> {
+        match variable {
+            names::OBJECT => Some(CowVal::Borrowed(self.object.as_ref())),
+            names::NAMESPACE => Some(CowVal::Borrowed(self.namespace.as_ref())),
+            _ => None,
+        }
     }
 }
 
@@ -109,22 +124,25 @@ impl Expression {
 
     /// The value of the expression as plain JSON.
     pub(crate) fn evaluate(&self, scope: &Scope<'_>) -> Result<Json<'static>, EvalError> {
-        value::to_json(self.run(scope)?.as_ref())
+        self.run(scope, value::to_json)?
     }
 
     /// Whether the value is `true`; an error is not.
     pub(crate) fn is_true(&self, scope: &Scope<'_>) -> bool {
-        self.run(scope).is_ok_and(|value| value.downcast_ref::<CelBool>() == Some(&CelBool::TRUE))
+        let is_true = |value: &dyn Val| value.downcast_ref::<CelBool>() == Some(&CelBool::TRUE);
+        self.run(scope, is_true).unwrap_or(false)
     }
 
-    fn run<'e, 'v>(&'e self, scope: &'e Scope<'v>) -> Result<CowVal<'e, 'v>, EvalError> {
+    /// Evaluates the expression and uses its value, which borrows from the scope.
+    fn run<T>(&self, scope: &Scope<'_>, result: impl FnOnce(&dyn Val) -> T) -> Result<T, EvalError> {
+        let context = scope.context();
         meter::start(self.price);
         // The interpreter panics where it believes that it knows better: that must not end the process.
-        let run = AssertUnwindSafe(|| Value::resolve_val(&self.guarded, &scope.context));
+        let run = AssertUnwindSafe(|| Value::resolve_val(&self.guarded, &context));
         let value = panic::catch_unwind(run);
         match (meter::broken(), value) {
             (Some(bound), _) => Err(bound.into()),
-            (None, Ok(value)) => Ok(value?),
+            (None, Ok(value)) => Ok(result(value?.as_ref())),
             (None, Err(_)) => Err(EvalError::Failed("the interpreter failed on this expression".into())),
         }
     }

@@ -39,8 +39,9 @@ pub(crate) struct PathError {
 }
 
 /// What a path finds.
+#[cfg(test)]
 #[derive(Debug, PartialEq)]
-pub(crate) enum Found<'v, 'a> {
+enum Found<'v, 'a> {
     /// Of a definite path: the value, or `None` when any step of the path is missing.
     One(Option<&'v Json<'a>>),
     /// Of every other path: as many values as there are, in document order.
@@ -57,17 +58,32 @@ impl Path {
         self.0.are_definite()
     }
 
-    pub(crate) fn find<'v, 'a>(&self, object: &'v Json<'a>) -> Found<'v, 'a> {
+    /// The value of a definite path, or a list of everything that any other path finds.
+    pub(crate) fn value<'a>(&self, object: &Json<'a>) -> Json<'a> {
+        if self.is_definite() {
+            return self.0.one(object).cloned().unwrap_or(Json::Null);
+        }
+        let mut items = Vec::new();
+        self.visit(object, |value| items.push(value.clone()));
+        Json::List(items)
+    }
+
+    #[cfg(test)]
+    fn find<'v, 'a>(&self, object: &'v Json<'a>) -> Found<'v, 'a> {
         if self.is_definite() {
             return Found::One(self.0.one(object));
         }
         let mut found = Vec::new();
+        self.visit(object, |value| found.push(value));
+        Found::Many(found)
+    }
+
+    fn visit<'v, 'a>(&self, object: &'v Json<'a>, mut see: impl FnMut(&'v Json<'a>)) {
         let end = self.0.visit(object, object, &mut |value| {
-            found.push(value);
+            see(value);
             ControlFlow::Continue(())
         });
         debug_assert!(end.is_continue(), "nothing stops the visit");
-        Found::Many(found)
     }
 
     /// Asks for everything that `find` looks at.

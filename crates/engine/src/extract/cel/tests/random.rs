@@ -178,7 +178,8 @@ fn guards_change_no_result() {
             let (object, namespace) =
                 (read(shape, &Projection::whole()), read(NAMESPACE, &Projection::whole()));
             let scope = Scope::new(&object, &crate::json::Projection::whole(), Some(&namespace));
-            let plain = cel::Value::resolve_val(&plain.root, &scope.context);
+            let context = scope.context();
+            let plain = cel::Value::resolve_val(&plain.root, &context);
             if let (Ok(guarded), Ok(plain)) = (guarded.evaluate(&scope), plain)
                 && let Ok(plain) = value::to_json(plain.as_ref())
             {
