@@ -112,11 +112,11 @@ fn yaml_in_the_documentation_and_the_examples_is_accepted() {
         for block in text.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()) {
             count += 1;
             // A list of attributes is shown without the profile around it.
-            let attributes: String = block.lines().map(|line| format!("  {line}\n")).collect();
+            let attributes = format!("  {}", block.trim_end().replace('\n', "\n  "));
             let profile = "apiVersion: kollect.dev/v1alpha1\nkind: KollectProfile\nmetadata: {name: p}\nspec:\n  targetGVK: {group: apps, version: v1, kind: Deployment}\n";
             let target = "---\napiVersion: kollect.dev/v1alpha1\nkind: KollectTarget\nmetadata: {name: t}\nspec: {profileRef: p}\n";
             let file = dir.path().join("block.yaml");
-            fs::write(&file, format!("{profile}{attributes}{target}")).unwrap();
+            fs::write(&file, format!("{profile}{attributes}\n{target}")).unwrap();
             kollect(["collect", "-f", file.to_str().unwrap(), "--from", "/dev/null"]).ok();
         }
     }
