@@ -246,3 +246,78 @@ fn objects_that_are_none_are_errors() {
         assert!(profile.extract(&profile.gvk, &raw, None).is_err(), "{text:.20}");
     }
 }
+
+#[test]
+fn w31_a_text_that_is_no_path_never_becomes_its_own_value() {
+    for text in ["spec.x", "x", "{.a} and {.b}", "{range .items[*]}{.a}{end}", "prefix {.a}", "{}", " "] {
+        let spec = spec("Pod", json!([{ "name": "a", "path": text }]));
+        assert!(compile(&spec, OptIns::default()).is_err(), "{text:?}");
+    }
+}
+
+#[test]
+fn w32_what_cel_builds_is_plain_json_and_scrubbed() {
+    let spec = spec(
+        "Pod",
+        json!([
+            { "name": "map", "path": "cel:{'b': 1, 'a': [object.spec.n, 2.5], 'password': 'hunter2'}" },
+            { "name": "renamed", "path": "cel:object.spec.env.map(e, {'k': e.name, 'v': e.value})" },
+            { "name": "bytes", "path": "cel:b'abc'" },
+            { "name": "time", "path": "cel:timestamp(object.spec.at) + duration('90s')" },
+        ]),
+    );
+    let object = json!({ "spec": { "n": 7, "at": "2026-11-15T10:00:00Z", "env": [{ "name": "DB_PASSWORD", "value": "hunter2" }] } });
+    let marker = r#"{"reason":"sensitive-key","redacted":true}"#;
+    assert_eq!(
+        extract(&spec, object),
+        format!(
+            r#"{{"bytes":"YWJj","map":{{"a":[7,2.5],"b":1,"password":{marker}}},"renamed":[{{"k":"DB_PASSWORD","v":{marker}}}],"time":"2026-11-15T10:01:30Z"}}"#
+        )
+    );
+}
+
+#[test]
+fn what_was_redacted_cannot_fail_an_object() {
+    let spec = spec(
+        "Pod",
+        json!([
+            { "name": "hidden", "path": "cel:object.spec.password.startsWith('x')" },
+            { "name": "kept", "path": "$.spec.image" },
+        ]),
+    );
+    let attributes = extract(&spec, json!({ "spec": { "password": "hunter2", "image": "a" } }));
+    assert_eq!(attributes, r#"{"hidden":{"reason":"sensitive-key","redacted":true},"kept":"a"}"#);
+}
+
+#[test]
+fn w42_a_bomb_fails_its_attribute_by_name() {
+    let bomb = "cel:[1,2,3,4,5,6,7,8].all(a, [1,2,3,4,5,6,7,8].all(b, [1,2,3,4,5,6,7,8].all(c, [1,2,3,4,5,6,7,8].all(d, [1,2,3,4,5,6,7,8].all(e, true)))))";
+    let required = spec("Pod", json!([{ "name": "fine", "path": "$.a" }, { "name": "bomb", "path": bomb }]));
+    let profile = compiled(&required);
+    let raw = to_raw_value(&json!({ "a": 1 })).unwrap();
+    let error = profile.extract(&profile.gvk, &raw, None).unwrap_err().to_string();
+    assert!(error.starts_with("attribute bomb: "), "{error}");
+    let optional = spec(
+        "Pod",
+        json!([{ "name": "fine", "path": "$.a" }, { "name": "bomb", "path": bomb, "optional": true }]),
+    );
+    assert_eq!(extract(&optional, json!({ "a": 1 })), r#"{"fine":1}"#, "one bad thing stays one bad thing");
+}
+
+#[test]
+fn misspelt_functions_and_variables_are_refused_before_anything_runs() {
+    let spec = spec(
+        "Pod",
+        json!([
+            { "name": "a", "path": "cel:object.spec.containers.mapp(c, c.image)" },
+            { "name": "b", "path": "cel:obj.spec" },
+            { "name": "c", "path": "cel:isIP(object.status.podIP)" },
+        ]),
+    );
+    let Err(errors) = compile(&spec, OptIns::default()) else { unreachable!("must not compile") };
+    let fields: Vec<&str> = errors.iter().map(|error| error.field.as_str()).collect();
+    assert_eq!(fields, ["spec.attributes[0].path", "spec.attributes[1].path", "spec.attributes[2].path"]);
+    assert!(errors[0].problem.contains("map"), "{}", errors[0]);
+    assert!(errors[1].problem.contains("object"), "{}", errors[1]);
+    assert!(errors[2].problem.contains("not available"), "{}", errors[2]);
+}
