@@ -62,8 +62,15 @@ impl From<ExecutionError> for EvalError {
                 _ => "index".into(),
             }),
             ExecutionError::NoSuchOverload(overload) => {
+                // `x.field` and `x['field']` are the same question.
+                let name = plain_name(overload.function());
+                if let ([of, key], "[]" | ".") = (overload.argument_types(), name)
+                    && key == "string"
+                {
+                    return Self::Failed(format!("a value of type {of} has no fields"));
+                }
                 let types = overload.argument_types().join(", ");
-                Self::Failed(format!("no overload of {} for ({types})", plain_name(overload.function())))
+                Self::Failed(format!("no overload of {name} for ({types})"))
             }
             ExecutionError::UnexpectedType { got, want } => {
                 Self::Failed(format!("expected {want}, got {got}"))

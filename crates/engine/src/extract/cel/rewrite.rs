@@ -95,6 +95,15 @@ fn is_root(name: &str) -> bool {
     [OBJECT, NAMESPACE].contains(&name)
 }
 
+/// Whether an expression is the object or its namespace, or a field somewhere in them.
+fn starts_at_root(expr: &IdedExpr) -> bool {
+    match &expr.expr {
+        Expr::Ident(name) => is_root(name),
+        Expr::Select(select) => !select.test && starts_at_root(&select.operand),
+        _ => false,
+    }
+}
+
 fn node(expr: Expr) -> IdedExpr {
     IdedExpr { id: 0, expr }
 }
@@ -185,6 +194,11 @@ impl Rewriter {
 
     fn select(&self, select: SelectExpr) -> Expr {
         let field = node(Expr::Literal(LiteralValue::String(select.field.clone().into())));
+        // The interpreter takes `object.a.b` for a name, which it looks for in every length before it
+        // takes it apart; `object['a']['b']` is the same value for a third of the work.
+        if !select.test && !self.shadowed && starts_at_root(&select.operand) {
+            return call(operators::INDEX, vec![self.expr(*select.operand), field]).expr;
+        }
         let operand = self.selected(*select.operand, field);
         Expr::Select(SelectExpr { operand: Box::new(operand), ..select })
     }
