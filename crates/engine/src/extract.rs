@@ -140,9 +140,9 @@ fn in_one_piece(value: &Json<'_>) -> Result<Box<RawValue>, ExtractError> {
     })
 }
 
-/// What CEL sees of an object's namespace.
-fn namespace_object(metadata: &Metadata) -> Json<'_> {
-    let text = |text: &'_ str| Json::String(Cow::Owned(text.to_owned()));
+/// What CEL sees of an object's namespace: as little of its secrets as of the object's.
+fn namespace_object<'a>(metadata: &Metadata, scrubber: &Scrubber) -> Json<'a> {
+    let text = |text: &str| Json::String(Cow::Owned(text.to_owned()));
     let map = |entries: &BTreeMap<String, String>| {
         let entries = entries.iter().map(|(key, value)| (Cow::Owned(key.clone()), text(value)));
         Json::Map(entries.collect())
@@ -153,7 +153,10 @@ fn namespace_object(metadata: &Metadata) -> Json<'_> {
         (Cow::Borrowed("annotations"), map(&metadata.annotations)),
     ];
     let metadata = Json::Map(entries.into_iter().collect());
-    Json::Map([(Cow::Borrowed("metadata"), metadata)].into_iter().collect())
+    let mut namespace: Map<'_> = [(Cow::Borrowed("metadata"), metadata)].into_iter().collect();
+    scrub::strip(&mut namespace, false);
+    scrubber.scrub(&mut namespace);
+    Json::Map(namespace)
 }
 
 /// Why an object has no row.
@@ -281,7 +284,8 @@ impl CompiledProfile {
         }
         self.scrubber.scrub(&mut fields);
         let object = Json::Map(fields);
-        let namespace = namespace.filter(|_| self.reads_namespace).map(namespace_object);
+        let namespace = namespace.filter(|_| self.reads_namespace);
+        let namespace = namespace.map(|metadata| namespace_object(metadata, &self.scrubber));
         let mut mismatches = Vec::new();
         let mut attributes =
             Reading::new(self, &object, namespace.as_ref(), release.as_ref()).attributes(&mut mismatches)?;
@@ -403,8 +407,10 @@ impl MatchPolicy {
     pub(crate) fn agrees(&self, gvk: &Gvk, raw: &RawValue, namespace: Option<&Metadata>) -> bool {
         let Ok(Json::Map(mut fields)) = Json::read(raw.get(), &self.projection) else { return false };
         scrub::strip(&mut fields, scrub::is_secret(gvk));
-        Scrubber::default().scrub(&mut fields);
-        let namespace = namespace.filter(|_| self.expression.reads_namespace()).map(namespace_object);
+        let scrubber = Scrubber::default();
+        scrubber.scrub(&mut fields);
+        let namespace = namespace.filter(|_| self.expression.reads_namespace());
+        let namespace = namespace.map(|metadata| namespace_object(metadata, &scrubber));
         self.expression.is_true(&Scope::new(&Json::Map(fields), &self.projection, namespace.as_ref()))
     }
 }

@@ -222,6 +222,11 @@ impl Projection {
         self.keys.values_mut().chain(self.each.as_deref_mut())
     }
 
+    /// The projection of every item or value, if there is one.
+    pub(crate) fn each_mut(&mut self) -> Option<&mut Projection> {
+        self.each.as_deref_mut()
+    }
+
     /// What is read of every item of a list.
     pub(crate) fn of_items(&self) -> Option<&Projection> {
         if self.whole { Some(self) } else { self.each.as_deref() }

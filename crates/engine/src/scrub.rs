@@ -104,10 +104,23 @@ impl Scrubber {
     }
 }
 
-/// Where a projection enters the `value` of something, its `name` must be known as well.
+/// Adds what redaction must know: the `name` beside a `value`, and what makes a carrier. Otherwise what
+/// is redacted would depend on what else a profile reads.
 pub(crate) fn read_names(projection: &mut Projection) {
+    if projection.is_whole() {
+        return;
+    }
     if projection.has_key("value") {
         projection.key("name").take_all();
+    }
+    for (carrier, sign) in [("tls", "key"), ("valueFrom", "secretKeyRef")] {
+        if projection.has_key(carrier) {
+            projection.key(carrier).key(sign);
+        }
+        // The key behind a wildcard may be any.
+        if let Some(each) = projection.each_mut() {
+            each.key(sign);
+        }
     }
     projection.children_mut().for_each(read_names);
 }

@@ -321,3 +321,35 @@ fn misspelt_functions_and_variables_are_refused_before_anything_runs() {
     assert!(errors[1].problem.contains("object"), "{}", errors[1]);
     assert!(errors[2].problem.contains("not available"), "{}", errors[2]);
 }
+
+#[test]
+fn namespaces_keep_their_secrets_as_well() {
+    let spec = spec("Pod", json!([{ "name": "ns", "path": "cel:namespaceObject.metadata" }]));
+    let metadata: Metadata = serde_json::from_value(json!({
+        "name": "shop", "labels": { "team": "a" },
+        "annotations": { "kubectl.kubernetes.io/last-applied-configuration": "hunter2", "deploy-token": "hunter2", "x": "y" },
+    }))
+    .unwrap();
+    let profile = compiled(&spec);
+    let raw = to_raw_value(&json!({})).unwrap();
+    let attributes = profile.extract(&profile.gvk, &raw, Some(&metadata)).unwrap().attributes;
+    assert!(!attributes.get().contains("hunter2"), "{attributes}");
+    assert!(attributes.get().contains(r#""x":"y""#), "{attributes}");
+}
+
+#[test]
+fn what_is_redacted_does_not_depend_on_what_else_is_read() {
+    let object = json!({ "spec": { "tls": { "cert": "c", "key": "hunter2" }, "valueFrom": { "secretKeyRef": {}, "other": 1 } } });
+    let cert = json!({ "name": "cert", "path": "$.spec.tls.cert" });
+    let key = json!({ "name": "secret", "path": "$.spec.tls.key" });
+    let any = json!({ "name": "any", "path": "{.spec.*.cert}" });
+    let other = json!({ "name": "other", "path": "$.spec.valueFrom.other" });
+    let value = |attributes: Value, name: &str| {
+        let row: Value = serde_json::from_str(&extract(&spec("Pod", attributes), object.clone())).unwrap();
+        row[name].clone()
+    };
+    assert_eq!(value(json!([cert]), "cert"), value(json!([cert, key]), "cert"));
+    assert_eq!(value(json!([cert]), "cert")["redacted"], true);
+    assert_eq!(value(json!([any]), "any"), value(json!([any, key]), "any"));
+    assert_eq!(value(json!([other]), "other")["redacted"], true);
+}
