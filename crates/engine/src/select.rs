@@ -34,10 +34,31 @@ pub struct Namespaces {
     pub complete: bool,
 }
 
+/// Namespaces that whoever runs the program includes or excludes for every target.
+#[derive(Clone, Debug, Default)]
+pub struct NamespaceDefaults {
+    /// What targets without a list of their own include; empty: everything.
+    pub included: Vec<String>,
+    /// What every target excludes.
+    pub excluded: Vec<String>,
+}
+
+impl NamespaceDefaults {
+    fn complete(&self, filter: &CollectionFilter) -> CollectionFilter {
+        let mut filter = filter.clone();
+        if filter.included_namespaces.is_empty() {
+            filter.included_namespaces.clone_from(&self.included);
+        }
+        filter.excluded_namespaces.extend(self.excluded.iter().cloned());
+        filter
+    }
+}
+
 /// What a target selects.
 #[derive(Clone, Debug)]
 pub struct Selection {
-    cluster_target: bool,
+    /// Whether cluster-scoped objects can be selected at all.
+    cluster_scoped: bool,
     namespace_selector: Option<LabelSelector>,
     filter: CollectionFilter,
     rules: Vec<Rule>,
@@ -81,6 +102,7 @@ impl Selection {
         spec: &KollectTargetSpec,
         profile: &Gvk,
         ceiling: Option<&ScopeCeiling>,
+        defaults: &NamespaceDefaults,
     ) -> Result<Self, Vec<SpecError>> {
         let own = Rule {
             field_selector: spec.field_selector.clone(),
@@ -88,11 +110,21 @@ impl Selection {
             names: spec.names.iter().cloned().collect(),
             ..Rule::all_of(profile)
         };
+        // Namespace filters say nothing about cluster-scoped objects: a team's target takes them only if
+        // nothing limits it to namespaces.
+        let filter = &spec.filter;
+        let filtered = spec.namespace_selector.is_some()
+            || !filter.included_namespaces.is_empty()
+            || !filter.excluded_namespaces.is_empty()
+            || filter.namespace_exclude_selector.is_some();
+        let limited = ceiling.is_some_and(|ceiling| {
+            !ceiling.allowed_namespaces.is_empty() || !ceiling.denied_namespaces.is_empty()
+        });
         Ok(Self {
-            cluster_target: false,
+            cluster_scoped: !filtered && !limited,
             namespace_selector: spec.namespace_selector.clone(),
             rules: rules(&spec.filter.resource_rules, own)?,
-            filter: spec.filter.clone(),
+            filter: defaults.complete(&spec.filter),
             watch_mode: spec.watch_mode,
             ceiling: ceiling.cloned(),
         })
@@ -103,13 +135,14 @@ impl Selection {
         spec: &KollectClusterTargetSpec,
         profile: &Gvk,
         ceiling: Option<&ScopeCeiling>,
+        defaults: &NamespaceDefaults,
     ) -> Result<Self, Vec<SpecError>> {
         let own = Rule { field_selector: spec.field_selector.clone(), ..Rule::all_of(profile) };
         Ok(Self {
-            cluster_target: true,
+            cluster_scoped: true,
             namespace_selector: spec.namespace_selector.clone(),
             rules: rules(&spec.filter.resource_rules, own)?,
-            filter: spec.filter.clone(),
+            filter: defaults.complete(&spec.filter),
             watch_mode: WatchMode::All,
             ceiling: ceiling.cloned(),
         })
@@ -150,10 +183,10 @@ impl Selection {
             return Err(Rejected::KindDenied);
         }
         let namespace = namespaces.known.get(&*metadata.namespace);
-        if metadata.namespace.is_empty() {
-            self.takes_cluster_scoped()?;
-        } else {
+        if !metadata.namespace.is_empty() {
             self.takes_namespace(&metadata.namespace, namespace)?;
+        } else if !self.cluster_scoped {
+            return Err(Rejected::ClusterScoped);
         }
         let mut matching =
             self.rules.iter().filter(|rule| rule.matches(query, metadata, namespace)).peekable();
@@ -168,19 +201,6 @@ impl Selection {
             policy.as_ref().is_none_or(|policy| policy.agrees(&query.gvk, &object.raw, namespace))
         });
         if agreed.any(|agreed| agreed) { Ok(()) } else { Err(Rejected::Policy) }
-    }
-
-    /// Namespace filters say nothing about cluster-scoped objects. A cluster target takes them; a
-    /// team's target takes them only if nothing limits it to namespaces.
-    fn takes_cluster_scoped(&self) -> Result<(), Rejected> {
-        let filtered = self.namespace_selector.is_some()
-            || !self.filter.included_namespaces.is_empty()
-            || !self.filter.excluded_namespaces.is_empty()
-            || self.filter.namespace_exclude_selector.is_some();
-        let limited = self.ceiling.as_ref().is_some_and(|ceiling| {
-            !ceiling.allowed_namespaces.is_empty() || !ceiling.denied_namespaces.is_empty()
-        });
-        if !self.cluster_target && (filtered || limited) { Err(Rejected::ClusterScoped) } else { Ok(()) }
     }
 
     fn takes_namespace(&self, name: &str, namespace: Option<&Metadata>) -> Result<(), Rejected> {

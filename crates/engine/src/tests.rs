@@ -19,7 +19,7 @@ use crate::{
     collect::{Problem, Target, collect, namespaces, rest},
     export::{Outcome, export},
     extract::{CompiledProfile, OptIns, Policy},
-    select::{Namespaces, Selection},
+    select::{NamespaceDefaults, Namespaces, Selection},
     store::{Sight, StoreReader, store},
     watch::{BlindReason, Blindness, Event, Metadata, Object, Query, Scope, WatchSource},
 };
@@ -72,7 +72,8 @@ impl World {
             .unwrap_or_else(|e| unreachable!("{e:?}"));
         vec![Target {
             id: target_id(),
-            selection: Selection::of_target(&spec, &profile.gvk, None).unwrap(),
+            selection: Selection::of_target(&spec, &profile.gvk, None, &NamespaceDefaults::default())
+                .unwrap(),
             profile: Arc::new(profile),
         }]
     }

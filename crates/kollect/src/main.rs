@@ -19,7 +19,7 @@ struct Args {
 #[derive(Subcommand)]
 enum Command {
     /// Read objects once, with manifests from files: nothing is installed anywhere.
-    Collect(cli::collect::Args),
+    Collect(Box<cli::collect::Args>),
     /// Print the custom resource definitions of the eleven kinds.
     Crds(cli::CrdsArgs),
 }
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     match args.command {
-        Command::Collect(args) => cli::collect::run(args),
+        Command::Collect(args) => cli::collect::run(*args),
         Command::Crds(args) => cli::crds(&args),
     }
 }

@@ -21,7 +21,7 @@ fn object(metadata: Value) -> Object {
 fn selection(target: &Value, ceiling: Value) -> Selection {
     let spec: KollectTargetSpec = serde_json::from_value(target.clone()).unwrap();
     let ceiling: Option<ScopeCeiling> = serde_json::from_value(ceiling).unwrap();
-    Selection::of_target(&spec, &gvk("Deployment"), ceiling.as_ref()).unwrap()
+    Selection::of_target(&spec, &gvk("Deployment"), ceiling.as_ref(), &NamespaceDefaults::default()).unwrap()
 }
 
 fn namespaces() -> Namespaces {
@@ -211,6 +211,30 @@ fn policies_decide_last_and_fail_closed() {
         assert_eq!(verdict(rule(policy), Value::Null, web.clone()), expected, "{policy}");
     }
     let spec = serde_json::from_value(rule("object.spec.replicas >")).unwrap();
-    let errors = Selection::of_target(&spec, &gvk("Deployment"), None).unwrap_err();
+    let errors =
+        Selection::of_target(&spec, &gvk("Deployment"), None, &NamespaceDefaults::default()).unwrap_err();
     assert_eq!(errors[0].field, "spec.resourceRules[0].matchPolicy");
+}
+
+#[test]
+fn defaults_complete_what_targets_leave_open() {
+    let defaults = NamespaceDefaults { included: vec!["a".into()], excluded: vec!["b".into()] };
+    let check = |target: Value, namespace: &str| {
+        let spec: KollectTargetSpec = serde_json::from_value(target).unwrap();
+        let selection = Selection::of_target(&spec, &gvk("Deployment"), None, &defaults).unwrap();
+        let query = queries(&[&selection], None).into_keys().next().unwrap();
+        selection.verdict(&query, &object(json!({ "name": "x", "namespace": namespace })), &namespaces())
+    };
+    assert_eq!(check(json!({ "profileRef": "p" }), "a"), Ok(()));
+    assert_eq!(check(json!({ "profileRef": "p" }), "in"), Err(Rejected::Namespace));
+    assert_eq!(check(json!({ "profileRef": "p", "includedNamespaces": ["in", "b"] }), "in"), Ok(()));
+    assert_eq!(
+        check(json!({ "profileRef": "p", "includedNamespaces": ["in", "b"] }), "b"),
+        Err(Rejected::Namespace)
+    );
+    assert_eq!(
+        check(json!({ "profileRef": "p" }), ""),
+        Ok(()),
+        "defaults say nothing about cluster-scoped objects"
+    );
 }

@@ -14,7 +14,7 @@ use kollect_engine::{
     collect::{self, Problem},
     export::{Outcome, export},
     extract::Policy,
-    select::{Namespaces, Selection, queries},
+    select::{NamespaceDefaults, Namespaces, Selection, queries},
     store::{Sight, Snapshot, StoreReader, store},
     watch::{BlindReason, Metadata, Scope, WatchSource},
 };
@@ -74,6 +74,12 @@ pub(crate) struct Args {
     /// More kinds whose data and stringData are treated like those of Secrets, as GROUP/KIND or KIND.
     #[arg(long, value_name = "KIND,…", value_delimiter = ',')]
     sensitive_kinds: Vec<String>,
+    /// Namespaces of targets that include none by name.
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = namespace_name)]
+    default_included_namespaces: Vec<String>,
+    /// Namespaces that every target excludes.
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = namespace_name)]
+    default_excluded_namespaces: Vec<String>,
 }
 
 fn namespace_name(text: &str) -> Result<String, String> {
@@ -153,7 +159,11 @@ impl Run {
             Ok(out) => (out, Vec::new()),
             Err(problem) => (None, vec![problem]),
         };
-        let work = match manifests::load(&args.manifests, &policy) {
+        let defaults = NamespaceDefaults {
+            included: args.default_included_namespaces.clone(),
+            excluded: args.default_excluded_namespaces.clone(),
+        };
+        let work = match manifests::load(&args.manifests, &policy, &defaults) {
             Ok(work) => work,
             Err(found) => return Err(problems.into_iter().chain(found).collect()),
         };

@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kollect_engine::{collect::Target, extract::Policy};
+use kollect_engine::{collect::Target, extract::Policy, select::NamespaceDefaults};
 use kollect_model::{
     SpecError,
     crd::{
@@ -117,7 +117,11 @@ pub(crate) struct Work {
 }
 
 /// Loads manifests; all problems at once.
-pub(crate) fn load(paths: &[PathBuf], policy: &Policy) -> Result<Work, Vec<String>> {
+pub(crate) fn load(
+    paths: &[PathBuf],
+    policy: &Policy,
+    defaults: &NamespaceDefaults,
+) -> Result<Work, Vec<String>> {
     let mut manifests = Manifests::default();
     for path in paths {
         match yaml::files(path) {
@@ -125,7 +129,7 @@ pub(crate) fn load(paths: &[PathBuf], policy: &Policy) -> Result<Work, Vec<Strin
             Err(error) => manifests.problems.push(format!("{error:#}")),
         }
     }
-    let work = manifests.resolve(policy);
+    let work = manifests.resolve(policy, defaults);
     if manifests.problems.is_empty() { Ok(work) } else { Err(manifests.problems) }
 }
 

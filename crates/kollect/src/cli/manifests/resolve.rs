@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use kollect_engine::{
     collect::Target,
     extract::{CompiledProfile, OptIns, Policy},
-    select::Selection,
+    select::{NamespaceDefaults, Selection},
 };
 use kollect_model::{
     SpecError,
@@ -41,12 +41,12 @@ struct Ceiling<'a> {
 
 impl Manifests {
     /// Puts the work together and notes every problem.
-    pub(super) fn resolve(&mut self, policy: &Policy) -> Work {
+    pub(super) fn resolve(&mut self, policy: &Policy, defaults: &NamespaceDefaults) -> Work {
         let profiles = self.compile_profiles(policy);
         let mut targets = Vec::new();
         let mut known = Vec::new();
-        self.resolve_targets(&profiles, &mut targets, &mut known);
-        self.resolve_cluster_targets(&profiles, &mut targets, &mut known);
+        self.resolve_targets(&profiles, defaults, &mut targets, &mut known);
+        self.resolve_cluster_targets(&profiles, defaults, &mut targets, &mut known);
         self.check_connection_tests();
         let inventories = self.resolve_inventories(&known);
         if known.is_empty() && self.problems.is_empty() {
@@ -82,7 +82,13 @@ impl Manifests {
         Some(Ceiling { who: format!("KollectClusterScope {name}"), allows: &spec.ceiling, static_namespaces })
     }
 
-    fn resolve_targets(&mut self, profiles: &Profiles, targets: &mut Vec<Target>, known: &mut Vec<Known>) {
+    fn resolve_targets(
+        &mut self,
+        profiles: &Profiles,
+        defaults: &NamespaceDefaults,
+        targets: &mut Vec<Target>,
+        known: &mut Vec<Known>,
+    ) {
         let (mut problems, mut notes) = (Vec::new(), Vec::new());
         for ((namespace, name), Loaded { place, object }) in &self.targets {
             let who = format!("{place}: KollectTarget {name}");
@@ -94,7 +100,8 @@ impl Manifests {
             let result = self.profile(profiles, &profile, &spec.filter.resource_rules, ceiling.as_ref());
             let selected = result.and_then(|profile| {
                 let allows = ceiling.as_ref().map(|ceiling| ceiling.allows);
-                let select = |p: Arc<CompiledProfile>| Ok((Selection::of_target(spec, &p.gvk, allows)?, p));
+                let select =
+                    |p: Arc<CompiledProfile>| Ok((Selection::of_target(spec, &p.gvk, allows, defaults)?, p));
                 profile.map(select).transpose()
             });
             keep_target(selected, id, spec.suspend, &who, targets, &mut problems, &mut notes);
@@ -106,6 +113,7 @@ impl Manifests {
     fn resolve_cluster_targets(
         &mut self,
         profiles: &Profiles,
+        defaults: &NamespaceDefaults,
         targets: &mut Vec<Target>,
         known: &mut Vec<Known>,
     ) {
@@ -120,8 +128,9 @@ impl Manifests {
             let result = self.profile(profiles, &profile, &spec.filter.resource_rules, ceiling.as_ref());
             let selected = result.and_then(|profile| {
                 let allows = ceiling.as_ref().map(|ceiling| ceiling.allows);
-                let select =
-                    |p: Arc<CompiledProfile>| Ok((Selection::of_cluster_target(spec, &p.gvk, allows)?, p));
+                let select = |p: Arc<CompiledProfile>| {
+                    Ok((Selection::of_cluster_target(spec, &p.gvk, allows, defaults)?, p))
+                };
                 profile.map(select).transpose()
             });
             keep_target(selected, id, spec.suspend, &who, targets, &mut problems, &mut notes);
