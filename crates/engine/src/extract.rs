@@ -86,9 +86,45 @@ pub struct CompiledProfile {
     cel: Projection,
     helm: Option<Projection>,
     reads_namespace: bool,
+    guard: Guard,
+}
+
+/// What stands between an object and the expressions that read it.
+struct Guard {
     scrubber: Scrubber,
-    opt_ins: OptIns,
+    secret_extraction: bool,
     sensitive_kinds: Vec<(String, String)>,
+}
+
+impl Guard {
+    fn new<'k>(policy: &'k Policy, more_keys: impl Iterator<Item = &'k String>, opt_ins: OptIns) -> Self {
+        Self {
+            scrubber: Scrubber::new(policy.scrub_keys.iter().chain(more_keys)),
+            secret_extraction: opt_ins.secret_extraction,
+            sensitive_kinds: policy.sensitive_kinds.clone(),
+        }
+    }
+
+    /// Takes out what no expression may see, and puts in what items of a list do not repeat: a row must
+    /// not depend on how its object was sent.
+    fn prepare(&self, fields: &mut Map<'_>, gvk: &Gvk, reads: impl Fn(&str) -> bool) {
+        let listed = |(group, kind): &(String, String)| *group == gvk.group && *kind == gvk.kind;
+        let sensitive = scrub::is_secret(gvk) || self.sensitive_kinds.iter().any(listed);
+        scrub::strip(fields, sensitive && !self.secret_extraction);
+        if let Some(Json::Map(data)) = fields.get_mut("data")
+            && scrub::is_secret(gvk)
+        {
+            // Only the decoder of Helm releases sees one: no opt-in opens what the chart renders.
+            data.remove("release");
+        }
+        if reads("apiVersion") {
+            fields.insert("apiVersion", Json::String(Cow::Owned(gvk.api_version())));
+        }
+        if reads("kind") {
+            fields.insert("kind", Json::String(Cow::Owned(gvk.kind.clone())));
+        }
+        self.scrubber.scrub(fields);
+    }
 }
 
 struct CompiledAttribute {
@@ -210,7 +246,7 @@ impl CompiledProfile {
             return Err(errors);
         }
         let prune = spec.export.as_ref().and_then(|export| export.prune.as_ref());
-        let keys = policy.scrub_keys.iter().chain(prune.iter().flat_map(|prune| &prune.scrub_keys));
+        let guard = Guard::new(policy, prune.iter().flat_map(|prune| &prune.scrub_keys), opt_ins);
         let mut profile = Self {
             gvk: spec.target_gvk.clone(),
             warnings,
@@ -222,9 +258,7 @@ impl CompiledProfile {
             helm: None,
             attributes,
             resource,
-            scrubber: Scrubber::new(keys),
-            opt_ins,
-            sensitive_kinds: policy.sensitive_kinds.clone(),
+            guard,
         };
         profile.project();
         Ok(profile)
@@ -247,6 +281,7 @@ impl CompiledProfile {
             self.projection.key("data").key("release").take_all();
         }
         scrub::read_names(&mut self.projection);
+        self.helm.iter_mut().for_each(scrub::read_names);
     }
 
     /// How much of an object the profile reads.
@@ -273,33 +308,20 @@ impl CompiledProfile {
             return Err(ExtractError::Object("it is not a map of fields".into()));
         };
         let release = self.release(&fields);
-        scrub::strip(&mut fields, self.hides_data(gvk));
-        // Items of a list do not repeat what the list says; a row must not depend on that.
-        let reads = |key: &str| self.resource.is_some() || self.projection.of_key(key).is_some();
-        if reads("apiVersion") {
-            fields.insert("apiVersion", Json::String(Cow::Owned(gvk.api_version())));
-        }
-        if reads("kind") {
-            fields.insert("kind", Json::String(Cow::Owned(gvk.kind.clone())));
-        }
-        self.scrubber.scrub(&mut fields);
+        let whole = self.resource.is_some();
+        self.guard.prepare(&mut fields, gvk, |key| whole || self.projection.of_key(key).is_some());
         let object = Json::Map(fields);
         let namespace = namespace.filter(|_| self.reads_namespace);
-        let namespace = namespace.map(|metadata| namespace_object(metadata, &self.scrubber));
+        let namespace = namespace.map(|metadata| namespace_object(metadata, &self.guard.scrubber));
         let mut mismatches = Vec::new();
         let mut attributes =
             Reading::new(self, &object, namespace.as_ref(), release.as_ref()).attributes(&mut mismatches)?;
         if let (Some(resource), Json::Map(fields)) = (&self.resource, object) {
             attributes.insert(&*resource.name, resource.build(fields));
         }
-        self.scrubber.scrub(&mut attributes);
+        self.guard.scrubber.scrub(&mut attributes);
         let attributes = in_one_piece(&Json::Map(attributes))?;
         Ok(Extracted { attributes, mismatches })
-    }
-
-    fn hides_data(&self, gvk: &Gvk) -> bool {
-        let listed = |(group, kind): &(String, String)| *group == gvk.group && *kind == gvk.kind;
-        !self.opt_ins.secret_extraction && (scrub::is_secret(gvk) || self.sensitive_kinds.iter().any(listed))
     }
 
     /// The Helm release of a Secret, decoded if the profile reads one.
@@ -329,7 +351,7 @@ impl<'r, 'a> Reading<'r, 'a> {
     ) -> Self {
         let read = |text: &'a String| {
             let projection = profile.helm.as_ref().unwrap_or(&profile.projection);
-            helm::read(text, projection, profile.opt_ins.secret_extraction)
+            helm::read(text, projection, profile.guard.secret_extraction, &profile.guard.scrubber)
         };
         let release = release.map(|text| text.as_ref().map_err(|error| *error).and_then(read));
         Self { profile, object, namespace, scope: OnceCell::new(), release }
@@ -339,11 +361,9 @@ impl<'r, 'a> Reading<'r, 'a> {
         let mut attributes = Map::with_capacity(self.profile.attributes.len() + 1);
         for attribute in &self.profile.attributes {
             let value = match self.value(attribute) {
-                Ok(value) if !value.is_null() => value,
-                // What was redacted cannot be computed with, or looked into: no fault of the object.
-                Ok(Json::Null) | Err(_) if scrub::reads_marker(&attribute.projection, self.object) => {
-                    scrub::marker()
-                }
+                // What was redacted cannot be looked into, or computed with: no fault of the object.
+                Ok(Json::Null) if attribute.is_path() && self.is_redacted(attribute) => scrub::marker(),
+                Err(_) if self.is_redacted(attribute) => scrub::marker(),
                 Ok(value) => value,
                 Err(_) if attribute.optional => Json::Null,
                 Err(problem) => {
@@ -364,16 +384,23 @@ impl<'r, 'a> Reading<'r, 'a> {
         Ok(attributes)
     }
 
+    /// Whether something was redacted in what the attribute reads.
+    fn is_redacted(&self, attribute: &CompiledAttribute) -> bool {
+        let namespace = self.namespace.filter(|_| !attribute.is_path());
+        scrub::reads_marker(&attribute.projection, self.object)
+            || namespace.is_some_and(|namespace| scrub::reads_marker(&Projection::whole(), namespace))
+    }
+
     fn value(&self, attribute: &CompiledAttribute) -> Result<Json<'a>, String> {
         match &attribute.source {
-            Source::Path(path) => Ok(path.value(self.object)),
+            Source::Path(path) => path.value(self.object),
             Source::Cel(expression) => {
                 let scope =
                     self.scope.get_or_init(|| Scope::new(self.object, &self.profile.cel, self.namespace));
                 expression.evaluate(scope).map_err(|error| error.to_string())
             }
             Source::Helm(field) => match &self.release {
-                Some(Ok(release)) => Ok(field.find(release).cloned().unwrap_or(Json::Null)),
+                Some(Ok(release)) => Ok(field.value(release)),
                 Some(Err(error)) => Err(error.to_string()),
                 None => Err(HelmError::Missing.to_string()),
             },
@@ -382,6 +409,10 @@ impl<'r, 'a> Reading<'r, 'a> {
 }
 
 impl CompiledAttribute {
+    fn is_path(&self) -> bool {
+        matches!(self.source, Source::Path(_))
+    }
+
     fn yields_list(&self) -> bool {
         matches!(&self.source, Source::Path(path) if !path.is_definite())
     }
@@ -391,26 +422,26 @@ impl CompiledAttribute {
 pub(crate) struct MatchPolicy {
     expression: Expression,
     projection: Projection,
+    guard: Guard,
 }
 
 impl MatchPolicy {
-    pub(crate) fn compile(text: &str, field: &str) -> Result<Self, SpecError> {
+    pub(crate) fn compile(text: &str, field: &str, policy: &Policy) -> Result<Self, SpecError> {
         let expression =
             Expression::compile(text).map_err(|error| with_caret(field, text, error.at, &error.problem))?;
         let mut projection = Projection::default();
         expression.project(&mut projection);
         scrub::read_names(&mut projection);
-        Ok(Self { expression, projection })
+        let guard = Guard::new(policy, std::iter::empty(), OptIns::default());
+        Ok(Self { expression, projection, guard })
     }
 
     /// Whether the policy says true. It sees no more than a profile without opt-ins.
     pub(crate) fn agrees(&self, gvk: &Gvk, raw: &RawValue, namespace: Option<&Metadata>) -> bool {
         let Ok(Json::Map(mut fields)) = Json::read(raw.get(), &self.projection) else { return false };
-        scrub::strip(&mut fields, scrub::is_secret(gvk));
-        let scrubber = Scrubber::default();
-        scrubber.scrub(&mut fields);
+        self.guard.prepare(&mut fields, gvk, |key| self.projection.of_key(key).is_some());
         let namespace = namespace.filter(|_| self.expression.reads_namespace());
-        let namespace = namespace.map(|metadata| namespace_object(metadata, &scrubber));
+        let namespace = namespace.map(|metadata| namespace_object(metadata, &self.guard.scrubber));
         self.expression.is_true(&Scope::new(&Json::Map(fields), &self.projection, namespace.as_ref()))
     }
 }

@@ -107,6 +107,16 @@ impl<'a> Json<'a> {
         matches!(self, Json::Null)
     }
 
+    /// How many bytes the value has as JSON, about.
+    pub(crate) fn size(&self) -> usize {
+        match self {
+            Json::Null | Json::Bool(_) => 4,
+            Json::Number(text) | Json::String(text) => text.len() + 2,
+            Json::List(items) => items.iter().map(|item| item.size() + 1).sum::<usize>() + 2,
+            Json::Map(map) => map.iter().map(|(key, value)| key.len() + value.size() + 4).sum::<usize>() + 2,
+        }
+    }
+
     /// Reads what the projection names.
     pub(crate) fn read(text: &'a str, projection: &Projection) -> Result<Self, ReadError> {
         let mut reader = Reader { text, at: 0, depth: 0 };

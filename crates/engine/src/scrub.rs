@@ -99,8 +99,10 @@ impl Scrubber {
             tail.is_some_and(|tail| tail.iter().zip(word.bytes()).all(same))
                 && (word.len() > 2 || key.len() == word.len())
         };
-        (SENSITIVE.iter().any(|word| ends_in(word)) || self.extra.iter().any(|word| ends_in(word)))
-            && key != HARMLESS
+        let extra = |word: &String| {
+            if word.is_ascii() { ends_in(word) } else { key.to_lowercase().ends_with(word.as_str()) }
+        };
+        (SENSITIVE.iter().any(|word| ends_in(word)) || self.extra.iter().any(extra)) && key != HARMLESS
     }
 }
 
@@ -175,7 +177,7 @@ mod tests {
 
     fn scrubbed(text: &str) -> String {
         let mut value = Json::read(text, &Projection::whole()).unwrap();
-        Scrubber::new(&["Pin".to_owned()]).scrub_value(&mut value);
+        Scrubber::new(&["Pin".to_owned(), "Ключ".to_owned()]).scrub_value(&mut value);
         let mut out = String::new();
         value.write(&mut out);
         out
@@ -185,7 +187,7 @@ mod tests {
     fn w37_attribute_names_keys_and_environment_pairs() {
         let dump = scrubbed(
             r#"{
-            "dbPassword": "hunter2", "pin": "hunter2", "PIN": 7,
+            "dbPassword": "hunter2", "pin": "hunter2", "PIN": 7, "Ключ": "hunter2",
             "env": [
                 { "name": "DB_PASSWORD", "value": "hunter2" },
                 { "value": "hunter2", "name": "API_TOKEN" },
@@ -204,7 +206,7 @@ mod tests {
         for kept in [r#""value":"UTC""#, r#""replicas":3"#, r#""automountServiceAccountToken":true"#] {
             assert!(dump.contains(kept), "{dump}");
         }
-        assert_eq!(dump.matches(r#"{"reason":"sensitive-key","redacted":true}"#).count(), 10, "{dump}");
+        assert_eq!(dump.matches(r#"{"reason":"sensitive-key","redacted":true}"#).count(), 11, "{dump}");
     }
 
     #[test]

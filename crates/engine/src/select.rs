@@ -21,7 +21,7 @@ use kollect_model::{
 };
 
 use crate::{
-    extract::MatchPolicy,
+    extract::{MatchPolicy, Policy},
     watch::{Metadata, Object, Query, Scope},
 };
 
@@ -102,6 +102,7 @@ impl Selection {
         spec: &KollectTargetSpec,
         profile: &Gvk,
         ceiling: Option<&ScopeCeiling>,
+        policy: &Policy,
         defaults: &NamespaceDefaults,
     ) -> Result<Self, Vec<SpecError>> {
         let own = Rule {
@@ -116,14 +117,15 @@ impl Selection {
         let filtered = spec.namespace_selector.is_some()
             || !filter.included_namespaces.is_empty()
             || !filter.excluded_namespaces.is_empty()
-            || filter.namespace_exclude_selector.is_some();
+            || filter.namespace_exclude_selector.is_some()
+            || filter.resource_rules.iter().any(|rule| rule.namespace_selector.is_some());
         let limited = ceiling.is_some_and(|ceiling| {
             !ceiling.allowed_namespaces.is_empty() || !ceiling.denied_namespaces.is_empty()
         });
         Ok(Self {
             cluster_scoped: !filtered && !limited,
             namespace_selector: spec.namespace_selector.clone(),
-            rules: rules(&spec.filter.resource_rules, own)?,
+            rules: rules(&spec.filter.resource_rules, own, policy)?,
             filter: defaults.complete(&spec.filter),
             watch_mode: spec.watch_mode,
             ceiling: ceiling.cloned(),
@@ -135,13 +137,14 @@ impl Selection {
         spec: &KollectClusterTargetSpec,
         profile: &Gvk,
         ceiling: Option<&ScopeCeiling>,
+        policy: &Policy,
         defaults: &NamespaceDefaults,
     ) -> Result<Self, Vec<SpecError>> {
         let own = Rule { field_selector: spec.field_selector.clone(), ..Rule::all_of(profile) };
         Ok(Self {
             cluster_scoped: true,
             namespace_selector: spec.namespace_selector.clone(),
-            rules: rules(&spec.filter.resource_rules, own)?,
+            rules: rules(&spec.filter.resource_rules, own, policy)?,
             filter: defaults.complete(&spec.filter),
             watch_mode: WatchMode::All,
             ceiling: ceiling.cloned(),
@@ -238,17 +241,18 @@ impl Selection {
     }
 }
 
-fn rules(written: &[ResourceRule], own: Rule) -> Result<Vec<Rule>, Vec<SpecError>> {
+fn rules(written: &[ResourceRule], own: Rule, policy: &Policy) -> Result<Vec<Rule>, Vec<SpecError>> {
     if written.is_empty() {
         return Ok(vec![own]);
     }
     let mut rules = Vec::with_capacity(written.len());
     let mut errors = Vec::new();
     for (index, rule) in written.iter().enumerate() {
-        let policy = Some(&rule.match_policy).filter(|text| !text.trim().is_empty()).map(|text| {
-            MatchPolicy::compile(text, &format!("spec.resourceRules[{index}].matchPolicy")).map(Arc::new)
+        let compiled = Some(&rule.match_policy).filter(|text| !text.trim().is_empty()).map(|text| {
+            MatchPolicy::compile(text, &format!("spec.resourceRules[{index}].matchPolicy"), policy)
+                .map(Arc::new)
         });
-        match policy.transpose() {
+        match compiled.transpose() {
             Ok(policy) => rules.push(Rule {
                 field_selector: rule.field_selector.clone(),
                 namespace_selector: rule.namespace_selector.clone(),

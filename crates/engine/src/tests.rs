@@ -72,8 +72,14 @@ impl World {
             .unwrap_or_else(|e| unreachable!("{e:?}"));
         vec![Target {
             id: target_id(),
-            selection: Selection::of_target(&spec, &profile.gvk, None, &NamespaceDefaults::default())
-                .unwrap(),
+            selection: Selection::of_target(
+                &spec,
+                &profile.gvk,
+                None,
+                &Policy::default(),
+                &NamespaceDefaults::default(),
+            )
+            .unwrap(),
             profile: Arc::new(profile),
         }]
     }

@@ -48,6 +48,7 @@ use crate::json::{Json, Projection};
 /// An expression that is ready to be evaluated, by any thread.
 #[derive(Debug)]
 pub(crate) struct Expression {
+    text: Box<str>,
     guarded: IdedExpr,
     /// What one evaluation costs without its loops.
     price: u64,
@@ -106,7 +107,7 @@ impl Expression {
         check::check(&parsed)?;
         let reads = project::Reads::of(&parsed.root);
         let price = rewrite::price(&parsed.root, 0);
-        Ok(Self { guarded: rewrite::rewrite(parsed.root), price, reads })
+        Ok(Self { text: text.into(), guarded: rewrite::rewrite(parsed.root), price, reads })
     }
 
     /// Adds what the expression reads of an object.
@@ -133,6 +134,14 @@ impl Expression {
         self.run(scope, is_true).unwrap_or(false)
     }
 
+    /// A key that is not written in the expression is a value of the object, and stays there.
+    fn without_values(&self, error: EvalError) -> EvalError {
+        match error {
+            EvalError::NoSuchKey(key) if !self.text.contains(&key) => EvalError::NoSuchKey("…".into()),
+            error => error,
+        }
+    }
+
     /// Evaluates the expression and uses its value, which borrows from the scope.
     fn run<T>(&self, scope: &Scope<'_>, result: impl FnOnce(&dyn Val) -> T) -> Result<T, EvalError> {
         let context = scope.context();
@@ -142,7 +151,8 @@ impl Expression {
         let value = panic::catch_unwind(run);
         match (meter::broken(), value) {
             (Some(bound), _) => Err(bound.into()),
-            (None, Ok(value)) => Ok(result(value?.as_ref())),
+            (None, Ok(Ok(value))) => Ok(result(value.as_ref())),
+            (None, Ok(Err(error))) => Err(self.without_values(error.into())),
             (None, Err(_)) => Err(EvalError::Failed("the interpreter failed on this expression".into())),
         }
     }

@@ -7,8 +7,12 @@ use std::io::Read;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use flate2::read::GzDecoder;
+use serde_json::value::RawValue;
 
-use crate::json::{Json, Map, Projection};
+use crate::{
+    json::{Json, Map, Projection},
+    scrub::{Scrubber, is_marker},
+};
 
 /// A Secret holds 1 MiB at most.
 const MAX_COMPRESSED: usize = 2 << 20;
@@ -83,9 +87,17 @@ impl Field {
         self.0.iter().fold(projection, |projection, segment| projection.key(segment)).take_all();
     }
 
-    /// The field's value; missing is null.
-    pub(crate) fn find<'v, 'a>(&self, release: &'v Json<'a>) -> Option<&'v Json<'a>> {
-        self.0.iter().try_fold(release, |value, segment| value.get(segment))
+    /// The field's value; missing is null, and what is below a redacted value is redacted.
+    pub(crate) fn value<'a>(&self, release: &Json<'a>) -> Json<'a> {
+        let mut value = release;
+        for segment in &self.0 {
+            match value.get(segment) {
+                _ if is_marker(value) => return value.clone(),
+                Some(next) => value = next,
+                None => return Json::Null,
+            }
+        }
+        value.clone()
     }
 }
 
@@ -117,13 +129,17 @@ pub(crate) fn read<'a>(
     text: &'a str,
     projection: &Projection,
     opted_in: bool,
+    scrubber: &Scrubber,
 ) -> Result<Json<'a>, HelmError> {
+    // The reader trusts its text; this one has not been checked by anybody.
+    serde_json::from_str::<&RawValue>(text).map_err(|_| HelmError::Malformed)?;
     let mut release = Json::read(text, projection).map_err(|_| HelmError::Malformed)?;
     let Json::Map(map) = &mut release else { return Err(HelmError::Malformed) };
     DENIED.iter().for_each(|path| cut(map, path));
     if !opted_in {
         GUARDED.iter().for_each(|path| cut(map, path));
     }
+    scrubber.scrub(map);
     Ok(release)
 }
 
@@ -162,9 +178,9 @@ mod tests {
         let mut projection = Projection::default();
         field.project(&mut projection);
         let text = decode(Some(&encode(RELEASE))).unwrap();
-        let release = read(&text, &projection, opted_in).unwrap();
+        let release = read(&text, &projection, opted_in, &Scrubber::default()).unwrap();
         let mut out = String::new();
-        field.find(&release).unwrap_or(&Json::Null).write(&mut out);
+        field.value(&release).write(&mut out);
         out
     }
 
@@ -209,6 +225,9 @@ mod tests {
         assert_eq!(decode(Some("***")), Err(HelmError::Malformed));
         let truncated = STANDARD.encode([0x1f, 0x8b, 0x08, 0, 0]);
         assert_eq!(decode(Some(&truncated)), Err(HelmError::Malformed));
-        assert_eq!(read("[1]", &Projection::whole(), false), Err(HelmError::Malformed));
+        for text in ["[1]", r#"{"version":1-2}"#, r#"{"x":}"#] {
+            let read = read(text, &Projection::whole(), false, &Scrubber::default());
+            assert_eq!(read, Err(HelmError::Malformed), "{text}");
+        }
     }
 }

@@ -38,6 +38,9 @@ pub(crate) struct PathError {
     pub(crate) problem: String,
 }
 
+/// The most bytes of JSON, about, that a path may find.
+const MAX_RESULT: usize = 4 << 20;
+
 /// What a path finds.
 #[cfg(test)]
 #[derive(Debug, PartialEq)]
@@ -58,14 +61,25 @@ impl Path {
         self.0.are_definite()
     }
 
-    /// The value of a definite path, or a list of everything that any other path finds.
-    pub(crate) fn value<'a>(&self, object: &Json<'a>) -> Json<'a> {
+    /// The value of a definite path, or a list of everything that any other path finds. `..` can find
+    /// the same text once per level: the list has a limit.
+    pub(crate) fn value<'a>(&self, object: &Json<'a>) -> Result<Json<'a>, String> {
         if self.is_definite() {
-            return self.0.one(object).cloned().unwrap_or(Json::Null);
+            return Ok(self.0.one(object).cloned().unwrap_or(Json::Null));
         }
         let mut items = Vec::new();
-        self.visit(object, |value| items.push(value.clone()));
-        Json::List(items)
+        let mut bytes = 0;
+        self.visit(object, |value| {
+            bytes += value.size();
+            if bytes <= MAX_RESULT {
+                items.push(value.clone());
+            }
+        });
+        if bytes <= MAX_RESULT {
+            Ok(Json::List(items))
+        } else {
+            Err("the result is larger than 4 MiB".into())
+        }
     }
 
     #[cfg(test)]

@@ -353,3 +353,58 @@ fn what_is_redacted_does_not_depend_on_what_else_is_read() {
     assert_eq!(value(json!([any]), "any"), value(json!([any, key]), "any"));
     assert_eq!(value(json!([other]), "other")["redacted"], true);
 }
+
+fn opted_in(attributes: Value, object: &Value) -> Result<String, String> {
+    let opt_ins = OptIns { secret_extraction: true, ..OptIns::default() };
+    let profile = compile(&spec("Secret", attributes), opt_ins).unwrap_or_else(|e| unreachable!("{e:?}"));
+    let raw = to_raw_value(object).unwrap();
+    let extracted = profile.extract(&profile.gvk, &raw, None).map_err(|error| error.to_string())?;
+    Ok(extracted.attributes.get().to_owned())
+}
+
+#[test]
+fn only_the_decoder_sees_a_helm_release() {
+    let object = json!({ "data": { "release": "aHVudGVyMg==", "other": "eA==" } });
+    let row = opted_in(
+        json!([{ "name": "data", "path": "$.data" }, { "name": "r", "path": "$.data.release" }]),
+        &object,
+    );
+    assert_eq!(row.unwrap(), r#"{"data":{"other":"eA=="},"r":null}"#);
+}
+
+#[test]
+fn errors_do_not_repeat_values() {
+    let object = json!({ "data": { "pin": "hunter2" } });
+    for expression in [
+        "{'a':1}[object.data.pin]",
+        "object[object.data.pin]",
+        "duration(object.data.pin)",
+        "timestamp(object.data.pin)",
+        "int(object.data.pin)",
+    ] {
+        let path = format!("cel:{expression}");
+        let error = opted_in(json!([{ "name": "a", "path": path }]), &object).unwrap_err();
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+    let error = opted_in(json!([{ "name": "a", "path": "cel:object.data.nope" }]), &object).unwrap_err();
+    assert!(error.contains("nope"), "a key that the expression names is named: {error}");
+}
+
+#[test]
+fn a_path_cannot_multiply_an_object() {
+    let mut object = json!("x".repeat(1 << 20));
+    for _ in 0..20 {
+        object = json!({ "a": object });
+    }
+    let profile = compiled(&spec("Pod", json!([{ "name": "deep", "path": "{..a}" }])));
+    let error = profile.extract(&profile.gvk, &to_raw_value(&object).unwrap(), None).unwrap_err().to_string();
+    assert_eq!(error, "attribute deep: the result is larger than 4 MiB");
+}
+
+#[test]
+fn null_is_a_result_next_to_a_redaction() {
+    let attributes =
+        json!([{ "name": "a", "path": "cel:object.spec.env.exists(e, e.value == 'nope') ? 'yes' : null" }]);
+    let object = json!({ "spec": { "env": [{ "name": "DB_PASSWORD", "value": "hunter2" }] } });
+    assert_eq!(extract(&spec("Pod", attributes), object), r#"{"a":null}"#);
+}

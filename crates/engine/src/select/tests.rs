@@ -21,7 +21,14 @@ fn object(metadata: Value) -> Object {
 fn selection(target: &Value, ceiling: Value) -> Selection {
     let spec: KollectTargetSpec = serde_json::from_value(target.clone()).unwrap();
     let ceiling: Option<ScopeCeiling> = serde_json::from_value(ceiling).unwrap();
-    Selection::of_target(&spec, &gvk("Deployment"), ceiling.as_ref(), &NamespaceDefaults::default()).unwrap()
+    Selection::of_target(
+        &spec,
+        &gvk("Deployment"),
+        ceiling.as_ref(),
+        &Policy::default(),
+        &NamespaceDefaults::default(),
+    )
+    .unwrap()
 }
 
 fn namespaces() -> Namespaces {
@@ -211,8 +218,14 @@ fn policies_decide_last_and_fail_closed() {
         assert_eq!(verdict(rule(policy), Value::Null, web.clone()), expected, "{policy}");
     }
     let spec = serde_json::from_value(rule("object.spec.replicas >")).unwrap();
-    let errors =
-        Selection::of_target(&spec, &gvk("Deployment"), None, &NamespaceDefaults::default()).unwrap_err();
+    let errors = Selection::of_target(
+        &spec,
+        &gvk("Deployment"),
+        None,
+        &Policy::default(),
+        &NamespaceDefaults::default(),
+    )
+    .unwrap_err();
     assert_eq!(errors[0].field, "spec.resourceRules[0].matchPolicy");
 }
 
@@ -221,7 +234,8 @@ fn defaults_complete_what_targets_leave_open() {
     let defaults = NamespaceDefaults { included: vec!["a".into()], excluded: vec!["b".into()] };
     let check = |target: Value, namespace: &str| {
         let spec: KollectTargetSpec = serde_json::from_value(target).unwrap();
-        let selection = Selection::of_target(&spec, &gvk("Deployment"), None, &defaults).unwrap();
+        let selection =
+            Selection::of_target(&spec, &gvk("Deployment"), None, &Policy::default(), &defaults).unwrap();
         let query = queries(&[&selection], None).into_keys().next().unwrap();
         selection.verdict(&query, &object(json!({ "name": "x", "namespace": namespace })), &namespaces())
     };
@@ -237,4 +251,31 @@ fn defaults_complete_what_targets_leave_open() {
         Ok(()),
         "defaults say nothing about cluster-scoped objects"
     );
+}
+
+#[test]
+fn policies_know_the_kind_and_see_no_secrets() {
+    let agrees = |policy: &str, settings: &Policy| {
+        let rule = json!({ "profileRef": "p", "resourceRules": [
+            { "gvk": { "group": "apps", "version": "v1", "kind": "Deployment" }, "matchPolicy": policy },
+        ] });
+        let spec = serde_json::from_value(rule).unwrap();
+        let selection =
+            Selection::of_target(&spec, &gvk("Deployment"), None, settings, &NamespaceDefaults::default())
+                .unwrap();
+        let raw = json!({ "metadata": { "name": "x", "namespace": "a" }, "data": { "x": "hunter2" }, "pin": "hunter2" });
+        let object =
+            Object::parse(serde_json::value::to_raw_value(&raw).unwrap(), &gvk("Deployment")).unwrap();
+        let query = queries(&[&selection], None).into_keys().next().unwrap();
+        selection.verdict(&query, &object, &namespaces()).is_ok()
+    };
+    let strict = Policy {
+        scrub_keys: vec!["pin".into()],
+        sensitive_kinds: vec![("apps".into(), "Deployment".into())],
+    };
+    assert!(agrees("object.kind == 'Deployment' && object.apiVersion == 'apps/v1'", &strict));
+    for policy in ["object.data.x.startsWith('hunter')", "object.pin == 'hunter2'"] {
+        assert!(agrees(policy, &Policy::default()), "{policy}");
+        assert!(!agrees(policy, &strict), "{policy}");
+    }
 }

@@ -56,7 +56,7 @@ pub(crate) struct Args {
     /// Kubeconfig file; default: $KUBECONFIG, then ~/.kube/config.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Look at one namespace only; nothing else is touched in a sink.
+    /// Look at one namespace and at cluster-scoped kinds; nothing else is touched in a sink.
     #[arg(long, short = 'n', value_parser = namespace_name)]
     namespace: Option<String>,
     /// Print the rows and write to no sink.

@@ -75,6 +75,12 @@ impl From<ExecutionError> for EvalError {
             ExecutionError::UnexpectedType { got, want } => {
                 Self::Failed(format!("expected {want}, got {got}"))
             }
+            // Their messages repeat what they were given.
+            ExecutionError::FunctionError { function, .. }
+                if matches!(&*function, "duration" | "timestamp") =>
+            {
+                Self::Failed(format!("{function}: this is not a {function}"))
+            }
             ExecutionError::FunctionError { function, message } => {
                 Self::Failed(format!("{}: {}", plain_name(&function), one_line(&message)))
             }

@@ -45,8 +45,8 @@ impl Manifests {
         let profiles = self.compile_profiles(policy);
         let mut targets = Vec::new();
         let mut known = Vec::new();
-        self.resolve_targets(&profiles, defaults, &mut targets, &mut known);
-        self.resolve_cluster_targets(&profiles, defaults, &mut targets, &mut known);
+        self.resolve_targets(&profiles, policy, defaults, &mut targets, &mut known);
+        self.resolve_cluster_targets(&profiles, policy, defaults, &mut targets, &mut known);
         self.check_connection_tests();
         let inventories = self.resolve_inventories(&known);
         if known.is_empty() && self.problems.is_empty() {
@@ -85,6 +85,7 @@ impl Manifests {
     fn resolve_targets(
         &mut self,
         profiles: &Profiles,
+        policy: &Policy,
         defaults: &NamespaceDefaults,
         targets: &mut Vec<Target>,
         known: &mut Vec<Known>,
@@ -100,8 +101,9 @@ impl Manifests {
             let result = self.profile(profiles, &profile, &spec.filter.resource_rules, ceiling.as_ref());
             let selected = result.and_then(|profile| {
                 let allows = ceiling.as_ref().map(|ceiling| ceiling.allows);
-                let select =
-                    |p: Arc<CompiledProfile>| Ok((Selection::of_target(spec, &p.gvk, allows, defaults)?, p));
+                let select = |p: Arc<CompiledProfile>| {
+                    Ok((Selection::of_target(spec, &p.gvk, allows, policy, defaults)?, p))
+                };
                 profile.map(select).transpose()
             });
             keep_target(selected, id, spec.suspend, &who, targets, &mut problems, &mut notes);
@@ -113,6 +115,7 @@ impl Manifests {
     fn resolve_cluster_targets(
         &mut self,
         profiles: &Profiles,
+        policy: &Policy,
         defaults: &NamespaceDefaults,
         targets: &mut Vec<Target>,
         known: &mut Vec<Known>,
@@ -129,7 +132,7 @@ impl Manifests {
             let selected = result.and_then(|profile| {
                 let allows = ceiling.as_ref().map(|ceiling| ceiling.allows);
                 let select = |p: Arc<CompiledProfile>| {
-                    Ok((Selection::of_cluster_target(spec, &p.gvk, allows, defaults)?, p))
+                    Ok((Selection::of_cluster_target(spec, &p.gvk, allows, policy, defaults)?, p))
                 };
                 profile.map(select).transpose()
             });

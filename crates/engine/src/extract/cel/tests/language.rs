@@ -71,7 +71,7 @@ pub(super) const ROWS: &[Row] = &[
     ("langdef: Indexing", "object.spec['containers'][0]['name']", r#""app""#),
     ("langdef: Indexing", "{1: 'a'}[1u]", r#""a""#),
     ("langdef: Indexing", "'abc'[0]", "! no overload of [] for (string, int)"),
-    ("langdef: Indexing", "object.data[object.metadata.name]", "! no such key: web"),
+    ("langdef: Indexing", "object.data[object.metadata.name]", "! no such key: …"),
     ("ours: whole values", "object.metadata.labels", r#"{"app":"web","tier":"front"}"#),
     ("ours: whole values", "namespaceObject.metadata.name", r#""shop""#),
     ("ours: whole values", "namespaceObject.metadata.labels.team + '-' + object.metadata.name", r#""x-web""#),
