@@ -11,12 +11,22 @@ use anyhow::{Context, ensure};
 use futures::{StreamExt, stream, stream::BoxStream};
 use kollect_engine::watch::{Event, Object, Query, WatchSource};
 use kollect_model::crd::shapes::Gvk;
+use serde::Deserialize;
 use serde_json::{
-    Value, json,
+    json,
     value::{RawValue, to_raw_value},
 };
 
 use crate::cli::yaml;
+
+/// What an object or a list says about itself.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Header {
+    api_version: String,
+    kind: String,
+    items: Option<Vec<Box<RawValue>>>,
+}
 
 /// The objects of some files.
 pub(crate) struct FileSource {
@@ -42,8 +52,8 @@ impl FileSource {
                 problems.push(format!("{error:#}"));
                 Vec::new()
             }) {
-                match yaml::documents(&file) {
-                    Ok(documents) => source.add_all(&file.display().to_string(), documents, &mut problems),
+                match yaml::text(&file) {
+                    Ok(text) => source.add_all(&file.display().to_string(), &text, &mut problems),
                     Err(error) => problems.push(format!("{error:#}")),
                 }
             }
@@ -52,32 +62,40 @@ impl FileSource {
         if problems.is_empty() { Ok(source) } else { Err(problems) }
     }
 
-    fn add_all(&mut self, file: &str, documents: Vec<yaml::Document>, problems: &mut Vec<String>) {
-        for (number, document) in documents {
-            let mut problem = |error: String| problems.push(format!("{file}: document {number}: {error}"));
-            match document {
-                Ok(document) => {
-                    for object in yaml::unpack(document) {
-                        if let Err(error) = self.add(object) {
-                            problem(format!("{error:#}"));
-                        }
-                    }
-                }
-                Err(error) => problem(error),
+    fn add_all(&mut self, file: &str, text: &str, problems: &mut Vec<String>) {
+        // JSON is kept as it is written: a number that passes through a value may lose digits.
+        let documents: Vec<(usize, Result<Box<RawValue>, String>)> = match yaml::json(text) {
+            Some(raw) => raw.into_iter().enumerate().map(|(index, raw)| (index + 1, Ok(raw))).collect(),
+            None => {
+                let raw = |value| to_raw_value(&value).map_err(|error| error.to_string());
+                yaml::documents(text)
+                    .into_iter()
+                    .map(|(number, value)| (number, value.and_then(raw)))
+                    .collect()
             }
+        };
+        for (number, document) in documents {
+            let added = document.and_then(|raw| self.add(raw, None).map_err(|error| format!("{error:#}")));
+            problems.extend(added.err().map(|error| format!("{file}: document {number}: {error}")));
         }
     }
 
-    fn add(&mut self, object: Value) -> anyhow::Result<()> {
-        let text = |key: &str| object[key].as_str().unwrap_or_default().to_owned();
-        let (api_version, kind) = (text("apiVersion"), text("kind"));
-        ensure!(
-            !api_version.is_empty() && !kind.is_empty(),
-            "apiVersion and kind are needed: this is not a Kubernetes object"
-        );
+    /// Adds an object, or the items of a list. Items of a typed list do not repeat their kind.
+    fn add(&mut self, raw: Box<RawValue>, list: Option<&Header>) -> anyhow::Result<()> {
+        let not_an_object = "apiVersion and kind are needed: this is not a Kubernetes object";
+        let mut header: Header = serde_json::from_str(raw.get()).context(not_an_object)?;
+        if let Some(list) = list.filter(|list| header.kind.is_empty() && !list.kind.is_empty()) {
+            header.api_version.clone_from(&list.api_version);
+            header.kind.clone_from(&list.kind);
+        }
+        if let (Some(kind), Some(items)) = (header.kind.strip_suffix("List"), header.items.take()) {
+            let header = Header { kind: kind.to_owned(), ..header };
+            return items.into_iter().try_for_each(|item| self.add(item, Some(&header)));
+        }
+        let Header { api_version, kind, .. } = header;
+        ensure!(!api_version.is_empty() && !kind.is_empty(), not_an_object);
         let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
         let gvk = Gvk { group: group.into(), version: version.into(), kind };
-        let raw = to_raw_value(&object).context("keep the object")?;
         let parsed = Object::parse(raw, &gvk).with_context(|| format!("{gvk}: read its metadata"))?;
         let metadata = &parsed.metadata;
         ensure!(!metadata.name.is_empty(), "metadata.name is needed in {}", gvk.kind);

@@ -152,11 +152,11 @@ struct Manifests {
 
 impl Manifests {
     fn read(&mut self, file: &Path) {
-        let documents = match yaml::documents(file) {
-            Ok(documents) => documents,
+        let text = match yaml::text(file) {
+            Ok(text) => text,
             Err(error) => return self.problems.push(format!("{error:#}")),
         };
-        for (document, value) in documents {
+        for (document, value) in yaml::documents(&text) {
             let place = Place { file: file.to_owned(), document };
             match value {
                 Ok(value) => yaml::unpack(value).into_iter().for_each(|value| self.add(place.clone(), value)),

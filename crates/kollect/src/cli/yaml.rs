@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 /// The YAML and JSON files that a path means: itself, or those directly in the directory.
@@ -34,22 +35,32 @@ pub(crate) fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
 /// A document and its number in the file, from 1.
 pub(crate) type Document = (usize, Result<Value, String>);
 
-/// The documents of a file; empty ones are counted and left out. `-` is the standard input.
-pub(crate) fn documents(file: &Path) -> anyhow::Result<Vec<Document>> {
+/// The text of a file; `-` is the standard input.
+pub(crate) fn text(file: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
     if file == Path::new("-") {
         std::io::stdin().read_to_string(&mut text).context("standard input")?;
     } else {
         text = fs::read_to_string(file).with_context(|| format!("{}", file.display()))?;
     }
-    if text.trim_start().starts_with(['{', '['])
-        && let Ok(values) =
-            serde_json::Deserializer::from_str(&text).into_iter().collect::<Result<Vec<Value>, _>>()
-    {
-        return Ok(values.into_iter().enumerate().map(|(index, value)| (index + 1, Ok(value))).collect());
+    Ok(text)
+}
+
+/// The values of a text that is JSON.
+pub(crate) fn json<T: DeserializeOwned>(text: &str) -> Option<Vec<T>> {
+    if !text.trim_start().starts_with(['{', '[']) {
+        return None;
     }
-    let parsed = split(&text).into_iter().map(|(number, text)| (number, parse(&text)));
-    Ok(parsed.filter(|(_, value)| !matches!(value, Ok(Value::Null))).collect())
+    serde_json::Deserializer::from_str(text).into_iter().collect::<Result<_, _>>().ok()
+}
+
+/// The documents of a text; empty ones are counted and left out.
+pub(crate) fn documents(text: &str) -> Vec<Document> {
+    if let Some(values) = json::<Value>(text) {
+        return values.into_iter().enumerate().map(|(index, value)| (index + 1, Ok(value))).collect();
+    }
+    let parsed = split(text).into_iter().map(|(number, text)| (number, parse(&text)));
+    parsed.filter(|(_, value)| !matches!(value, Ok(Value::Null))).collect()
 }
 
 /// Cuts a stream at its document markers. A line that starts with three dashes is one wherever it

@@ -327,3 +327,15 @@ spec: { profileRef: { name: pods, namespace: default }, namespaceSelector: { mat
     let expected = "spec.profileRef.namespace: KollectClusterScope platform does not allow profiles of namespace default";
     assert!(finished.stderr.contains(expected), "{}", finished.stderr);
 }
+
+#[test]
+fn numbers_of_json_files_keep_their_digits() {
+    let profile = PROFILE.replace("$.spec.nodeName", "$.spec.n");
+    let files = Files::new(&[("a.yaml", &format!("{profile}---{TARGET}"))]);
+    let input = r#"{"apiVersion":"v1","kind":"PodList","items":[{"metadata":{"name":"x","namespace":"a"},"spec":{"n":[12345678901234567890123,1.10]}}]}"#;
+    let manifests = files.path("a.yaml");
+    let json =
+        kollect_with_input(["collect", "-f", manifests.to_str().unwrap(), "--from", "-", "-ondjson"], input)
+            .ok();
+    assert!(json.contains(r#""node":[12345678901234567890123,1.10]"#), "{json}");
+}
