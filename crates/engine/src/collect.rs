@@ -68,8 +68,13 @@ pub enum Problem {
 /// What is known about the namespaces of a source.
 pub async fn namespaces(source: &dyn WatchSource) -> Result<Namespaces, Blindness> {
     let gvk = Gvk { group: String::new(), version: "v1".into(), kind: "Namespace".into() };
-    let mut events =
-        source.watch(Query { gvk, scope: Scope::All, label_selector: None, field_selector: None });
+    let mut events = source.watch(Query {
+        gvk,
+        scope: Scope::All,
+        label_selector: None,
+        name: None,
+        field_selector: None,
+    });
     let mut namespaces = Namespaces { complete: true, ..Namespaces::default() };
     while let Some(event) = events.next().await {
         match event {

@@ -299,7 +299,9 @@ pub fn queries(selections: &[&Selection], only: Option<&str>) -> BTreeMap<Query,
     // Rules with their selections, by what the API server must be asked separately.
     let mut groups: BTreeMap<_, Vec<(usize, &Rule)>> = BTreeMap::new();
     for (index, selection) in selections.iter().enumerate() {
-        for rule in &selection.rules {
+        // What a scope denies is not even listed.
+        let allowed = |rule: &&Rule| selection.ceiling.as_ref().is_none_or(|c| c.allows_kind(&rule.gvk));
+        for rule in selection.rules.iter().filter(allowed) {
             groups.entry((&rule.gvk, &rule.field_selector)).or_default().push((index, rule));
         }
     }
@@ -310,6 +312,7 @@ pub fn queries(selections: &[&Selection], only: Option<&str>) -> BTreeMap<Query,
             gvk: gvk.clone(),
             scope: scope(served.iter().map(|index| selections[*index]), only),
             label_selector: common_labels(rules.iter().map(|(_, rule)| *rule)),
+            name: common_name(rules.iter().map(|(_, rule)| *rule)),
             field_selector: field_selector.clone(),
         };
         queries.insert(query, served.into_iter().collect());
@@ -331,6 +334,13 @@ fn common_labels<'r>(mut rules: impl Iterator<Item = &'r Rule>) -> Option<String
     let first = rules.next()?;
     let shared = !first.labels.is_empty() && rules.all(|rule| rule.labels == first.labels);
     shared.then(|| selector_text(&first.labels))
+}
+
+/// The one name that all rules ask for.
+fn common_name<'r>(mut rules: impl Iterator<Item = &'r Rule>) -> Option<String> {
+    let first = rules.next()?;
+    let shared = first.names.len() == 1 && rules.all(|rule| rule.names == first.names);
+    first.names.first().filter(|_| shared).cloned()
 }
 
 /// A selector in the notation of the API server.

@@ -21,6 +21,8 @@ pub struct Query {
     pub scope: Scope,
     /// Label selector for the API server; an object that it leaves out is wanted by nobody.
     pub label_selector: Option<String>,
+    /// The only name that anybody wants.
+    pub name: Option<String>,
     /// Field selector for the API server.
     pub field_selector: Option<String>,
 }

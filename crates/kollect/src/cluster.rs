@@ -91,7 +91,7 @@ impl ClusterSource {
         let mut params = ListParams {
             limit: Some(PAGE),
             label_selector: query.label_selector.clone(),
-            field_selector: query.field_selector.clone(),
+            field_selector: field_selector(query),
             ..ListParams::default()
         };
         let Some(url) = url_path(resource, namespace) else {
@@ -140,6 +140,13 @@ fn anonymous_identity(config: &Config) -> String {
         hash
     });
     format!("{} {:032x}", config.cluster_url, authority.digest128())
+}
+
+/// Field selectors are terms that must all hold.
+fn field_selector(query: &Query) -> Option<String> {
+    let name = query.name.as_ref().map(|name| format!("metadata.name={name}"));
+    let terms: Vec<String> = name.into_iter().chain(query.field_selector.clone()).collect();
+    (!terms.is_empty()).then(|| terms.join(","))
 }
 
 fn url_path(resource: &ApiResource, namespace: Option<&str>) -> Option<String> {

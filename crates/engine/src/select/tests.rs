@@ -46,7 +46,14 @@ fn namespaces() -> Namespaces {
 
 fn verdict(target: Value, ceiling: Value, metadata: Value) -> Result<(), Rejected> {
     let selection = selection(&target, ceiling);
-    let query = queries(&[&selection], None).into_keys().next().unwrap();
+    let own = || Query {
+        gvk: gvk("Deployment"),
+        scope: Scope::All,
+        label_selector: None,
+        name: None,
+        field_selector: None,
+    };
+    let query = queries(&[&selection], None).into_keys().next().unwrap_or_else(own);
     selection.verdict(&query, &object(metadata), &namespaces())
 }
 
@@ -160,7 +167,7 @@ fn queries_of(targets: &[&Value], only: Option<&str>) -> Vec<String> {
             Scope::Namespaces(names) => names.into_iter().collect::<Vec<_>>().join(","),
         };
         let labels = query.label_selector.unwrap_or_default();
-        let fields = query.field_selector.unwrap_or_default();
+        let fields = query.name.or(query.field_selector).unwrap_or_default();
         format!("{} in {namespaces} with [{labels}] [{fields}] for {served:?}", query.gvk.kind)
     };
     queries(&selections, only).into_iter().map(text).collect()
@@ -187,6 +194,12 @@ fn queries_are_as_narrow_as_all_targets_allow() {
         queries_of(&[&everywhere, &field], None),
         ["Deployment in all with [] [] for [0]", "Deployment in all with [] [metadata.name=x] for [1]"]
     );
+    let named = json!({ "profileRef": "p", "names": ["x"] });
+    let two = json!({ "profileRef": "p", "names": ["x", "y"] });
+    assert_eq!(queries_of(&[&named, &named], None), ["Deployment in all with [] [x] for [0, 1]"]);
+    assert_eq!(queries_of(&[&named, &two], None), ["Deployment in all with [] [] for [0, 1]"]);
+    let denied = selection(&named, json!({ "allowedGVKs": [{ "version": "v1", "kind": "Pod" }] }));
+    assert!(queries(&[&denied], None).is_empty(), "what a scope denies is not listed");
     let nothing = selection(&in_a, json!({ "allowedNamespaces": ["b"] }));
     assert_eq!(scope([&nothing].into_iter(), None), Scope::Namespaces(BTreeSet::new()));
 }
