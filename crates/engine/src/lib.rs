@@ -15,6 +15,8 @@ pub mod delta;
 pub mod export;
 pub mod extract;
 mod json;
+#[cfg(test)]
+mod random;
 pub mod scrub;
 pub mod select;
 pub mod store;

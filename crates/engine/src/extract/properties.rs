@@ -5,22 +5,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use super::*;
-
-/// A small generator: the same numbers on every machine.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 >> 33).unwrap() % limit
-    }
-
-    fn pick<'t>(&mut self, texts: &[&'t str]) -> &'t str {
-        texts[self.below(texts.len())]
-    }
-}
+use crate::random::Random;
 
 const SECRET: &str = "hunter2";
 

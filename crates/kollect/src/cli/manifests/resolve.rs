@@ -32,6 +32,20 @@ struct Known {
     labels: Labels,
 }
 
+/// A target of either kind, before it is known whether it can have what it asks for.
+struct Asked<'a> {
+    who: String,
+    id: TargetId,
+    labels: &'a Labels,
+    profile: Name,
+    rules: &'a [ResourceRule],
+    suspended: bool,
+    ceiling: Option<Ceiling<'a>>,
+    select: Box<Select<'a>>,
+}
+
+type Select<'a> = dyn Fn(&Gvk, Option<&ScopeCeiling>) -> Result<Selection, Vec<SpecError>> + 'a;
+
 /// A scope: its kind and name for messages, and what it allows.
 struct Ceiling<'a> {
     who: String,
@@ -43,10 +57,7 @@ impl Manifests {
     /// Puts the work together and notes every problem.
     pub(super) fn resolve(&mut self, policy: &Policy, defaults: &NamespaceDefaults) -> Work {
         let profiles = self.compile_profiles(policy);
-        let mut targets = Vec::new();
-        let mut known = Vec::new();
-        self.resolve_targets(&profiles, policy, defaults, &mut targets, &mut known);
-        self.resolve_cluster_targets(&profiles, policy, defaults, &mut targets, &mut known);
+        let (targets, known) = self.resolve_targets(&profiles, policy, defaults);
         self.check_connection_tests();
         let inventories = self.resolve_inventories(&known);
         if known.is_empty() && self.problems.is_empty() {
@@ -82,64 +93,69 @@ impl Manifests {
         Some(Ceiling { who: format!("KollectClusterScope {name}"), allows: &spec.ceiling, static_namespaces })
     }
 
+    /// What the targets of both kinds ask for.
+    fn asked<'a>(&'a self, policy: &'a Policy, defaults: &'a NamespaceDefaults) -> Vec<Asked<'a>> {
+        let targets = self.targets.iter().map(|((namespace, name), Loaded { place, object })| {
+            let spec = &object.spec;
+            Asked {
+                who: format!("{place}: KollectTarget {name}"),
+                id: TargetId { namespace: Some(namespace.as_str().into()), name: name.as_str().into() },
+                labels: object.labels(),
+                profile: (namespace.clone(), spec.profile_ref.clone()),
+                rules: &spec.filter.resource_rules,
+                suspended: spec.suspend,
+                ceiling: self.scope(namespace),
+                select: Box::new(move |gvk, allows| {
+                    Selection::of_target(spec, gvk, allows, policy, defaults)
+                }),
+            }
+        });
+        let cluster_targets = self.cluster_targets.iter().map(|((_, name), Loaded { place, object })| {
+            let spec = &object.spec;
+            Asked {
+                who: format!("{place}: KollectClusterTarget {name}"),
+                id: TargetId { namespace: None, name: name.as_str().into() },
+                labels: object.labels(),
+                profile: (spec.profile_ref.namespace.clone(), spec.profile_ref.name.clone()),
+                rules: &spec.filter.resource_rules,
+                suspended: spec.suspend,
+                ceiling: self.cluster_scope(),
+                select: Box::new(move |gvk, allows| {
+                    Selection::of_cluster_target(spec, gvk, allows, policy, defaults)
+                }),
+            }
+        });
+        targets.chain(cluster_targets).collect()
+    }
+
     fn resolve_targets(
         &mut self,
         profiles: &Profiles,
         policy: &Policy,
         defaults: &NamespaceDefaults,
-        targets: &mut Vec<Target>,
-        known: &mut Vec<Known>,
-    ) {
+    ) -> (Vec<Target>, Vec<Known>) {
+        let (mut targets, mut known) = (Vec::new(), Vec::new());
         let (mut problems, mut notes) = (Vec::new(), Vec::new());
-        for ((namespace, name), Loaded { place, object }) in &self.targets {
-            let who = format!("{place}: KollectTarget {name}");
-            let spec = &object.spec;
-            let id = TargetId { namespace: Some(namespace.as_str().into()), name: name.as_str().into() };
-            known.push(Known { id: id.clone(), labels: object.labels().clone() });
-            let ceiling = self.scope(namespace);
-            let profile = (namespace.clone(), spec.profile_ref.clone());
-            let result = self.profile(profiles, &profile, &spec.filter.resource_rules, ceiling.as_ref());
-            let selected = result.and_then(|profile| {
-                let allows = ceiling.as_ref().map(|ceiling| ceiling.allows);
-                let select = |p: Arc<CompiledProfile>| {
-                    Ok((Selection::of_target(spec, &p.gvk, allows, policy, defaults)?, p))
-                };
-                profile.map(select).transpose()
+        for asked in self.asked(policy, defaults) {
+            known.push(Known { id: asked.id.clone(), labels: asked.labels.clone() });
+            let profile = self.profile(profiles, &asked.profile, asked.rules, asked.ceiling.as_ref());
+            let allows = asked.ceiling.as_ref().map(|ceiling| ceiling.allows);
+            let selected = profile.and_then(|profile| {
+                profile.map(|profile| Ok(((asked.select)(&profile.gvk, allows)?, profile))).transpose()
             });
-            keep_target(selected, id, spec.suspend, &who, targets, &mut problems, &mut notes);
+            let who = asked.who;
+            match selected {
+                Ok(_) if asked.suspended => {
+                    notes.push(format!("{who} is suspended: it was not collected, its rows stay"));
+                }
+                Ok(Some((selection, profile))) => targets.push(Target { id: asked.id, profile, selection }),
+                Ok(None) => {}
+                Err(errors) => problems.extend(errors.iter().map(|error| format!("{who}: {error}"))),
+            }
         }
         self.problems.extend(problems);
         self.notes.extend(notes);
-    }
-
-    fn resolve_cluster_targets(
-        &mut self,
-        profiles: &Profiles,
-        policy: &Policy,
-        defaults: &NamespaceDefaults,
-        targets: &mut Vec<Target>,
-        known: &mut Vec<Known>,
-    ) {
-        let (mut problems, mut notes) = (Vec::new(), Vec::new());
-        let ceiling = self.cluster_scope();
-        for ((_, name), Loaded { place, object }) in &self.cluster_targets {
-            let who = format!("{place}: KollectClusterTarget {name}");
-            let spec = &object.spec;
-            let id = TargetId { namespace: None, name: name.as_str().into() };
-            known.push(Known { id: id.clone(), labels: object.labels().clone() });
-            let profile = (spec.profile_ref.namespace.clone(), spec.profile_ref.name.clone());
-            let result = self.profile(profiles, &profile, &spec.filter.resource_rules, ceiling.as_ref());
-            let selected = result.and_then(|profile| {
-                let allows = ceiling.as_ref().map(|ceiling| ceiling.allows);
-                let select = |p: Arc<CompiledProfile>| {
-                    Ok((Selection::of_cluster_target(spec, &p.gvk, allows, policy, defaults)?, p))
-                };
-                profile.map(select).transpose()
-            });
-            keep_target(selected, id, spec.suspend, &who, targets, &mut problems, &mut notes);
-        }
-        self.problems.extend(problems);
-        self.notes.extend(notes);
+        (targets, known)
     }
 
     /// The profile of a target, `None` when it exists and is wrong, or why the target may not use it.
@@ -346,23 +362,6 @@ impl Ceiling<'_> {
         let elsewhere =
             !self.static_namespaces.is_empty() && !self.static_namespaces.iter().any(|n| n == namespace);
         elsewhere.then(|| format!("{who} does not allow sinks of namespace {namespace}"))
-    }
-}
-
-fn keep_target(
-    selected: Result<Option<(Selection, Arc<CompiledProfile>)>, Vec<SpecError>>,
-    id: TargetId,
-    suspended: bool,
-    who: &str,
-    targets: &mut Vec<Target>,
-    problems: &mut Vec<String>,
-    notes: &mut Vec<String>,
-) {
-    match selected {
-        Ok(_) if suspended => notes.push(format!("{who} is suspended: it was not collected, its rows stay")),
-        Ok(Some((selection, profile))) => targets.push(Target { id, profile, selection }),
-        Ok(None) => {}
-        Err(errors) => problems.extend(errors.iter().map(|error| format!("{who}: {error}"))),
     }
 }
 

@@ -6,7 +6,10 @@ use super::{
     properties::{SHAPES, assert_reads_enough},
     read,
 };
-use crate::json::{Json, Projection};
+use crate::{
+    json::{Json, Projection},
+    random::Random,
+};
 
 /// Expressions without parts, separated by semicolons.
 const LEAVES: &str = "
@@ -36,21 +39,7 @@ fn parts(list: &'static str) -> Vec<&'static str> {
     list.split(';').map(str::trim).collect()
 }
 
-/// Marsaglia's xorshift: the same numbers in every run.
-struct Random(u64);
-
 impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 >> 33).unwrap_or_default() % limit
-    }
-
-    fn pick<'a>(&mut self, from: &[&'a str]) -> &'a str {
-        from[self.below(from.len())]
-    }
-
     /// An expression; `_` in a form is another one.
     fn expression(&mut self, depth: usize) -> String {
         if depth == 0 || self.below(5) == 0 {

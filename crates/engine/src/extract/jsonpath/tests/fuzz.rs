@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use super::*;
+use crate::random::Random;
 
 /// Pieces that make a path when they are put together, almost always.
 const RIGHT: &[&str] = &[
@@ -77,17 +78,7 @@ const OBJECTS: &[&str] = &[
     "7",
 ];
 
-/// A xorshift generator: the same paths in every run.
-struct Random(u64);
-
 impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % u64::try_from(limit).unwrap()).unwrap()
-    }
-
     fn piece(&mut self, wrong: usize) -> &'static str {
         let pieces = if self.below(100) < wrong { WRONG } else { RIGHT };
         pieces[self.below(pieces.len())]
