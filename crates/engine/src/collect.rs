@@ -1,24 +1,41 @@
-//! The loop: an event comes in, a row or a removal goes to the store.
+//! Collection: which targets want what, and one task for each kind that somebody wants.
+//!
+//! ```text
+//!              ┌─ namespaces ──┐  what is known about namespaces
+//! Collector ───┤               ▼
+//!  targets     └─ kind ◀── feed ◀── WatchSource      one task per kind, one feed per query
+//!                  │
+//!                  └──▶ select, extract ──▶ store
+//! ```
+//!
+//! A kind that fails, stalls or panics does not concern the others. Dropping the collector stops all.
+
+mod feed;
+mod kind;
+mod namespaces;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
 };
 
-use futures::StreamExt;
-use kollect_model::{
-    crd::shapes::Gvk,
-    row::{Row, RowKey, TargetId},
-};
+use kollect_model::{crd::shapes::Gvk, row::TargetId};
+use tokio::{sync::watch, task::JoinHandle, time};
 
 use crate::{
-    extract::CompiledProfile,
-    select::{Namespaces, Selection, queries},
+    coverage::{Coverage, Place},
+    extract::{CompiledProfile, ExtractError},
+    select::{Namespaces, Selection},
     store::{Sight, StoreWriter},
-    watch::{Blindness, Event, Metadata, Object, Query, Scope, WatchSource},
+    watch::{Blindness, WatchSource},
 };
 
-/// A target, ready to collect.
+/// A target, ready to collect. A changed target is another value behind another pointer.
 pub struct Target {
     /// Which target.
     pub id: TargetId,
@@ -26,16 +43,38 @@ pub struct Target {
     pub profile: Arc<CompiledProfile>,
     /// What it selects.
     pub selection: Selection,
+    /// Tells definitions of one target apart; rows remember which of them made them.
+    definition: AtomicU32,
 }
 
-/// Something that a run could not see or read.
+static DEFINITIONS: AtomicU32 = AtomicU32::new(1);
+
+impl Target {
+    /// A definition of a target.
+    pub fn new(id: TargetId, profile: Arc<CompiledProfile>, selection: Selection) -> Self {
+        let target = Self { id, profile, selection, definition: AtomicU32::new(0) };
+        target.renew();
+        target
+    }
+
+    fn definition(&self) -> u32 {
+        self.definition.load(Ordering::Relaxed)
+    }
+
+    /// Rows that were made before this are made again.
+    fn renew(&self) {
+        self.definition.store(DEFINITIONS.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+/// Something that cannot be seen or read.
 #[derive(Debug)]
 pub enum Problem {
     /// A kind, or a part of it, cannot be seen.
     Blind {
-        /// The kind.
-        gvk: Gvk,
-        /// What, and why.
+        /// Where.
+        place: Place,
+        /// Why.
         blindness: Blindness,
     },
     /// Namespaces cannot be listed, and the target's selection depends on them.
@@ -61,193 +100,182 @@ pub enum Problem {
         /// `namespace/name` of the object.
         object: String,
         /// Why.
-        error: crate::extract::ExtractError,
+        error: ExtractError,
+    },
+    /// The task of a kind ended unexpectedly. It is started again.
+    Crashed {
+        /// The kind.
+        gvk: Gvk,
     },
 }
 
-/// What is known about the namespaces of a source.
-pub async fn namespaces(source: &dyn WatchSource) -> Result<Namespaces, Blindness> {
-    let gvk = Gvk { group: String::new(), version: "v1".into(), kind: "Namespace".into() };
-    let mut events = source.watch(Query {
-        gvk,
-        scope: Scope::All,
-        label_selector: None,
-        name: None,
-        field_selector: None,
-    });
-    let mut namespaces = Namespaces { complete: true, ..Namespaces::default() };
-    while let Some(event) = events.next().await {
-        match event {
-            Event::Apply(object) => {
-                namespaces.known.insert(object.metadata.name.to_string(), object.metadata);
-            }
-            Event::Delete(metadata) => {
-                namespaces.known.remove(&*metadata.name);
-            }
-            Event::Blind(blindness) => return Err(blindness),
-            Event::Synced { .. } => {}
-        }
-    }
-    Ok(namespaces)
+/// How to collect.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Look at these namespaces only, and at cluster-scoped kinds.
+    pub within: Option<BTreeSet<Arc<str>>>,
+    /// Whether to follow changes; otherwise everything is read once.
+    pub follow: bool,
+    /// How often everything is compared with a fresh list of metadata.
+    pub resync: Duration,
+    /// How often a question that was answered with no is asked again: may we list, is the kind served.
+    pub review: Duration,
+    /// How long a first list may stand still until it counts as blind.
+    pub patience: Duration,
 }
 
-/// What is known about targets and kinds that a run was not asked for. `only`: the run looked at one
-/// namespace.
-pub fn rest(source: &dyn WatchSource, only: Option<&str>) -> Sight {
-    match only {
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            within: None,
+            follow: true,
+            resync: Duration::from_hours(12),
+            review: Duration::from_secs(30),
+            patience: Duration::from_mins(1),
+        }
+    }
+}
+
+type Report = dyn Fn(Problem) + Send + Sync;
+
+/// What all tasks of a collector share.
+struct Context {
+    source: Arc<dyn WatchSource>,
+    store: StoreWriter,
+    coverage: Coverage,
+    report: Box<Report>,
+    settings: Settings,
+    /// `None`: nothing is known yet.
+    namespaces: watch::Sender<Option<Arc<Namespaces>>>,
+    /// Namespaces that targets name, for the case that nobody may list them.
+    named: watch::Sender<BTreeSet<Arc<str>>>,
+}
+
+/// A task that ends when its handle goes.
+struct Task(JoinHandle<()>);
+
+impl Task {
+    fn spawn(work: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self(tokio::spawn(work))
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+struct Kind {
+    wanted: watch::Sender<Vec<Arc<Target>>>,
+    _task: Task,
+}
+
+/// Keeps the rows of its targets up to date. Needs a tokio runtime.
+pub struct Collector {
+    context: Arc<Context>,
+    kinds: BTreeMap<Gvk, Kind>,
+    /// Targets whose rows are in the store.
+    known: BTreeSet<TargetId>,
+    _namespaces: Task,
+}
+
+impl Collector {
+    /// A collector without targets. `report` hears what cannot be seen or read.
+    pub fn start(
+        source: Arc<dyn WatchSource>,
+        store: StoreWriter,
+        settings: Settings,
+        report: impl Fn(Problem) + Send + Sync + 'static,
+    ) -> Self {
+        let context = Arc::new(Context {
+            source,
+            store,
+            coverage: Coverage::default(),
+            report: Box::new(report),
+            settings,
+            namespaces: watch::Sender::default(),
+            named: watch::Sender::default(),
+        });
+        let task = Task::spawn(namespaces::follow(context.clone()));
+        Self { context, kinds: BTreeMap::new(), known: BTreeSet::new(), _namespaces: task }
+    }
+
+    /// What is being watched, and what cannot be seen.
+    pub fn coverage(&self) -> &Coverage {
+        &self.context.coverage
+    }
+
+    /// The targets from now on. Rows of targets that are neither among them nor frozen are removed;
+    /// frozen ones keep their rows, and nobody looks at their objects.
+    pub fn set_targets(&mut self, targets: &[Arc<Target>], frozen: &BTreeSet<TargetId>) {
+        let store = &self.context.store;
+        let current: BTreeSet<TargetId> = targets.iter().map(|target| target.id.clone()).collect();
+        let gone = self.known.iter().filter(|id| !current.contains(id) && !frozen.contains(id));
+        gone.for_each(|id| store.remove_target(id));
+        frozen.iter().for_each(|id| store.freeze(id));
+        let mut wanted: BTreeMap<Gvk, Vec<Arc<Target>>> = BTreeMap::new();
+        for target in targets {
+            let kinds = target.selection.kinds();
+            // From here on snapshots wait for them.
+            drop(kinds.iter().map(|gvk| store.rows(&target.id, gvk)).collect::<Vec<_>>());
+            store.keep_kinds(&target.id, &kinds);
+            for gvk in kinds {
+                wanted.entry(gvk.clone()).or_default().push(target.clone());
+            }
+        }
+        let named = targets.iter().filter_map(|target| target.selection.named_namespaces());
+        let named: BTreeSet<Arc<str>> = named.flatten().collect();
+        self.context.named.send_if_modified(|known| std::mem::replace(known, named.clone()) != named);
+        self.set_kinds(wanted);
+        self.known = current.into_iter().chain(frozen.iter().cloned()).collect();
+    }
+
+    fn set_kinds(&mut self, mut wanted: BTreeMap<Gvk, Vec<Arc<Target>>>) {
+        let coverage = &self.context.coverage;
+        self.kinds.retain(|gvk, _| wanted.contains_key(gvk));
+        coverage.forget(|place| !wanted.contains_key(&place.gvk) && place.gvk != namespaces::kind());
+        for (gvk, kind) in &self.kinds {
+            let targets = wanted.remove(gvk).unwrap_or_default();
+            kind.wanted.send_if_modified(|known| {
+                let same = known.len() == targets.len()
+                    && known.iter().zip(&targets).all(|(a, b)| Arc::ptr_eq(a, b));
+                *known = targets;
+                !same
+            });
+        }
+        for (gvk, targets) in wanted {
+            let (sender, receiver) = watch::channel(targets);
+            let task = Task::spawn(supervise(self.context.clone(), gvk.clone(), receiver));
+            self.kinds.insert(gvk, Kind { wanted: sender, _task: task });
+        }
+    }
+}
+
+/// Runs the task of a kind, again if it panics.
+async fn supervise(context: Arc<Context>, gvk: Gvk, wanted: watch::Receiver<Vec<Arc<Target>>>) {
+    let mut pause = Duration::from_secs(1);
+    loop {
+        let mut task = Task::spawn(kind::follow(context.clone(), gvk.clone(), wanted.clone()));
+        if (&mut task.0).await.is_ok() {
+            return;
+        }
+        (context.report)(Problem::Crashed { gvk: gvk.clone() });
+        // What it had read is read again: nobody knows how far it came.
+        wanted.borrow().iter().for_each(|target| target.renew());
+        time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_mins(5));
+    }
+}
+
+/// What is known about targets and kinds that a run was not asked for.
+pub fn rest(source: &dyn WatchSource, settings: &Settings) -> Sight {
+    match &settings.within {
         _ if !source.is_complete() => Sight::Partial,
-        Some(namespace) => Sight::Namespace(namespace.to_owned()),
+        Some(namespaces) => Sight::Within(namespaces.clone()),
         None => Sight::Everything,
     }
 }
 
-/// Reads everything that the targets select, once, into an empty store. `only` restricts the run to
-/// one namespace; `problem` hears what could not be seen.
-pub async fn collect(
-    source: &dyn WatchSource,
-    targets: &[Target],
-    namespaces: &Namespaces,
-    only: Option<&str>,
-    store: &mut StoreWriter,
-    mut problem: impl FnMut(Problem),
-) {
-    let selections: Vec<&Selection> = targets.iter().map(|target| &target.selection).collect();
-    let queries = queries(&selections, only);
-    let queries: Vec<(Query, Vec<&Target>)> = queries
-        .into_iter()
-        .map(|(query, served)| (query, served.into_iter().map(|index| &targets[index]).collect()))
-        .collect();
-    for (query, targets) in &queries {
-        targets.iter().for_each(|target| store.expect(&target.id, &query.gvk));
-    }
-    // Versions of a kind share their rows, and so do several queries of one kind.
-    let mut sights: BTreeMap<(&TargetId, &str, &str), (Sight, &Gvk)> = BTreeMap::new();
-    for (query, targets) in &queries {
-        let end = run(source, query, targets, namespaces, store, &mut problem).await;
-        for target in targets {
-            let sight = match undecided(target, query, namespaces) && end.namespaced != Some(false) {
-                true => {
-                    problem(Problem::Undecided { target: target.id.clone(), gvk: query.gvk.clone() });
-                    Sight::Partial
-                }
-                false if source.is_complete() => end.sight(only),
-                false => Sight::Partial,
-            };
-            // What any of them did not see was not seen.
-            sights
-                .entry((&target.id, &query.gvk.group, &query.gvk.kind))
-                .and_modify(|(known, _)| {
-                    if *known != sight {
-                        *known = Sight::Partial;
-                    }
-                })
-                .or_insert((sight, &query.gvk));
-        }
-    }
-    for ((target, ..), (sight, gvk)) in sights {
-        store.set_sight(target, gvk, sight);
-    }
-}
-
-/// Whether namespaces that cannot be listed decide what the target selects. Those that a spec names
-/// are taken to exist; their labels are not known.
-fn undecided(target: &Target, query: &Query, namespaces: &Namespaces) -> bool {
-    !namespaces.complete && (query.scope == Scope::All || !target.selection.needs_only_names())
-}
-
-/// How a query ended.
-#[derive(Default)]
-struct End {
-    /// Whether the kind lives in namespaces; known when everything that can be seen has been seen.
-    namespaced: Option<bool>,
-    blind: Vec<Blindness>,
-}
-
-impl End {
-    /// What is known now. That a spec names namespaces is knowledge about all others.
-    fn sight(&self, only: Option<&str>) -> Sight {
-        let dark: Option<BTreeSet<String>> = self.blind.iter().map(|b| b.namespace.clone()).collect();
-        match (self.namespaced, dark, only) {
-            (Some(true), Some(dark), Some(only)) if !dark.contains(only) => Sight::Namespace(only.to_owned()),
-            (Some(true), Some(dark), None) => Sight::AllBut(dark),
-            (Some(false), Some(dark), _) if dark.is_empty() => Sight::Everything,
-            _ => Sight::Partial,
-        }
-    }
-}
-
-/// Follows one query to its end.
-async fn run(
-    source: &dyn WatchSource,
-    query: &Query,
-    targets: &[&Target],
-    namespaces: &Namespaces,
-    store: &mut StoreWriter,
-    problem: &mut impl FnMut(Problem),
-) -> End {
-    let mut end = End::default();
-    let mut events = source.watch(query.clone());
-    while let Some(event) = events.next().await {
-        match event {
-            Event::Apply(object) => {
-                for target in targets {
-                    apply(target, query, &object, namespaces, store, problem);
-                }
-            }
-            Event::Delete(metadata) => {
-                targets.iter().for_each(|target| store.remove(&target.id, &metadata.uid));
-            }
-            Event::Synced { namespaced } => end.namespaced = Some(namespaced),
-            Event::Blind(blindness) => {
-                problem(Problem::Blind { gvk: query.gvk.clone(), blindness: blindness.clone() });
-                end.blind.push(blindness);
-            }
-        }
-    }
-    end
-}
-
-/// One object and one target: a row, or none.
-fn apply(
-    target: &Target,
-    query: &Query,
-    object: &Object,
-    namespaces: &Namespaces,
-    store: &mut StoreWriter,
-    problem: &mut impl FnMut(Problem),
-) {
-    let metadata = &object.metadata;
-    // An object that one query's rules leave out may be selected by another's: nothing is removed here.
-    let selected = target.selection.verdict(query, object, namespaces).is_ok();
-    if !selected || !metadata.namespace.is_empty() && undecided(target, query, namespaces) {
-        return;
-    }
-    let place = || place(metadata);
-    match target.profile.extract(&query.gvk, &object.raw, namespaces.known.get(&*metadata.namespace)) {
-        Ok(extracted) => {
-            if !extracted.mismatches.is_empty() {
-                let attributes = extracted.mismatches;
-                problem(Problem::TypeMismatch { target: target.id.clone(), object: place(), attributes });
-            }
-            let key = RowKey {
-                target: target.id.clone(),
-                group: query.gvk.group.as_str().into(),
-                kind: query.gvk.kind.as_str().into(),
-                namespace: metadata.namespace.clone(),
-                uid: metadata.uid.clone(),
-            };
-            let version = query.gvk.version.as_str().into();
-            store.upsert(Row::new(key, version, metadata.name.clone(), extracted.attributes));
-        }
-        Err(error) => {
-            problem(Problem::Unreadable { target: target.id.clone(), object: place(), error });
-        }
-    }
-}
-
-fn place(metadata: &Metadata) -> String {
-    match &*metadata.namespace {
-        "" => metadata.name.to_string(),
-        namespace => format!("{namespace}/{}", metadata.name),
-    }
-}
+#[cfg(test)]
+mod tests;

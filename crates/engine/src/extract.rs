@@ -18,6 +18,7 @@ use std::{
     borrow::Cow,
     cell::{OnceCell, RefCell},
     collections::BTreeMap,
+    sync::Arc,
 };
 
 use kollect_model::{
@@ -157,7 +158,7 @@ pub enum Needs {
 #[derive(Debug)]
 pub struct Extracted {
     /// The attributes as canonical JSON.
-    pub attributes: Box<RawValue>,
+    pub attributes: Arc<RawValue>,
     /// Attributes that have another type than declared; they are null.
     pub mismatches: Vec<String>,
 }
@@ -196,7 +197,7 @@ fn namespace_object<'a>(metadata: &Metadata, scrubber: &Scrubber) -> Json<'a> {
 }
 
 /// Why an object has no row.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum ExtractError {
     /// The object is not a JSON object.
     #[error("read the object: {0}")]
@@ -209,6 +210,9 @@ pub enum ExtractError {
         /// Why.
         problem: String,
     },
+    /// This program failed on the object.
+    #[error("internal error; please report it")]
+    Panicked,
 }
 
 impl CompiledProfile {
@@ -284,6 +288,11 @@ impl CompiledProfile {
         self.helm.iter_mut().for_each(scrub::read_names);
     }
 
+    /// Whether an expression reads the object's namespace.
+    pub(crate) fn reads_namespace(&self) -> bool {
+        self.reads_namespace
+    }
+
     /// How much of an object the profile reads.
     pub fn needs(&self) -> Needs {
         if self.projection.is_whole() {
@@ -320,7 +329,7 @@ impl CompiledProfile {
             attributes.insert(&*resource.name, resource.build(fields));
         }
         self.guard.scrubber.scrub(&mut attributes);
-        let attributes = in_one_piece(&Json::Map(attributes))?;
+        let attributes = in_one_piece(&Json::Map(attributes))?.into();
         Ok(Extracted { attributes, mismatches })
     }
 
@@ -434,6 +443,15 @@ impl MatchPolicy {
         scrub::read_names(&mut projection);
         let guard = Guard::new(policy, std::iter::empty(), OptIns::default());
         Ok(Self { expression, projection, guard })
+    }
+
+    /// Whether nothing but `metadata` is read.
+    pub(crate) fn reads_only_metadata(&self) -> bool {
+        self.projection.reads_only("metadata")
+    }
+
+    pub(crate) fn reads_namespace(&self) -> bool {
+        self.expression.reads_namespace()
     }
 
     /// Whether the policy says true. It sees no more than a profile without opt-ins.

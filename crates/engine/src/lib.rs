@@ -11,6 +11,7 @@
 //! out through [`kollect_model::sink::Sink`].
 
 pub mod collect;
+pub mod coverage;
 pub mod delta;
 pub mod export;
 pub mod extract;

@@ -12,7 +12,7 @@ use kollect_model::{
     SpecError,
     crd::{
         scope::ScopeCeiling,
-        shapes::{Gvk, LabelOperator, LabelSelector},
+        shapes::{Gvk, LabelSelector},
         target::{
             CollectionFilter, KollectClusterTargetSpec, KollectTargetSpec, NAMESPACE_WATCH_ANNOTATION,
             ResourceRule, WATCH_LABEL, WatchMode,
@@ -22,14 +22,18 @@ use kollect_model::{
 
 use crate::{
     extract::{MatchPolicy, Policy},
-    watch::{Metadata, Object, Query, Scope},
+    watch::{Metadata, Object, Query},
 };
+
+mod queries;
+
+pub use queries::{Member, Queries, queries};
 
 /// What is known about namespaces.
 #[derive(Clone, Debug, Default)]
 pub struct Namespaces {
     /// Metadata by name.
-    pub known: BTreeMap<String, Metadata>,
+    pub known: BTreeMap<Arc<str>, Arc<Metadata>>,
     /// Whether these are all there are, with the labels that they have.
     pub complete: bool,
 }
@@ -156,19 +160,18 @@ impl Selection {
         self.rules.iter().filter_map(|rule| rule.field_selector.as_deref())
     }
 
-    /// The namespaces that can be selected at all, as far as names alone tell; `None`: any.
-    fn named_namespaces(&self) -> Option<BTreeSet<String>> {
-        let lists =
-            [Some(&self.filter.included_namespaces), self.ceiling.as_ref().map(|c| &c.allowed_namespaces)];
-        let mut named: Option<BTreeSet<String>> = None;
-        for list in lists.into_iter().flatten().filter(|list| !list.is_empty()) {
-            let list: BTreeSet<String> = list.iter().cloned().collect();
-            named = Some(match named {
-                Some(known) => known.intersection(&list).cloned().collect(),
-                None => list,
-            });
-        }
-        named
+    /// The kinds that are selected. What a scope denies is not even listed.
+    pub fn kinds(&self) -> BTreeSet<&Gvk> {
+        let kinds = self.rules.iter().map(|rule| &rule.gvk);
+        kinds.filter(|gvk| self.ceiling.as_ref().is_none_or(|ceiling| ceiling.allows_kind(gvk))).collect()
+    }
+
+    /// Whether several queries may return one object of this kind.
+    pub fn is_split(&self, gvk: &Gvk) -> bool {
+        let mut selectors =
+            self.rules.iter().filter(|rule| rule.gvk == *gvk).map(|rule| &rule.field_selector);
+        let first = selectors.next();
+        selectors.any(|selector| Some(selector) != first)
     }
 
     /// Whether the selection can be decided with the names of namespaces alone.
@@ -185,7 +188,7 @@ impl Selection {
         if self.ceiling.as_ref().is_some_and(|ceiling| !ceiling.allows_kind(&query.gvk)) {
             return Err(Rejected::KindDenied);
         }
-        let namespace = namespaces.known.get(&*metadata.namespace);
+        let namespace = namespaces.known.get(&metadata.namespace).map(|namespace| &**namespace);
         if !metadata.namespace.is_empty() {
             self.takes_namespace(&metadata.namespace, namespace)?;
         } else if !self.cluster_scoped {
@@ -223,6 +226,31 @@ impl Selection {
         }
     }
 
+    /// What a change of a namespace's metadata means for the objects of a kind in it.
+    pub fn effect(
+        &self,
+        gvk: &Gvk,
+        name: &str,
+        before: Option<&Metadata>,
+        after: Option<&Metadata>,
+    ) -> NamespaceEffect {
+        let view = |namespace: Option<&Metadata>| {
+            let taken = self.takes_namespace(name, namespace).is_ok();
+            let rules = self.rules.iter().filter(|rule| rule.gvk == *gvk);
+            let open: Vec<bool> = rules.map(|rule| taken && rule.takes_namespace(namespace)).collect();
+            (open, ["disabled", "enabled"].map(|word| namespace_says(namespace, word)))
+        };
+        let seen = |view: &(Vec<bool>, [bool; 2])| view.0.contains(&true);
+        let (old, new) = (view(before), view(after));
+        let policies = self.rules.iter().filter_map(|rule| rule.policy.as_ref());
+        let read = policies.into_iter().any(|policy| policy.reads_namespace());
+        match (seen(&old), seen(&new)) {
+            (_, false) if seen(&old) => NamespaceEffect::Lost,
+            (_, true) if old != new || read && !same_metadata(before, after) => NamespaceEffect::Other,
+            _ => NamespaceEffect::None,
+        }
+    }
+
     /// The object's own label wins, then the namespace's label or annotation, then the target's mode.
     fn opted_out(&self, object: &Metadata, namespace: Option<&Metadata>) -> bool {
         let watch = |metadata: &Metadata| metadata.labels.get(WATCH_LABEL).cloned();
@@ -231,14 +259,39 @@ impl Selection {
             Some("enabled") => return false,
             _ => {}
         }
-        let says = |value: &str| {
-            namespace.is_some_and(|namespace| {
-                watch(namespace).as_deref() == Some(value)
-                    || namespace.annotations.get(NAMESPACE_WATCH_ANNOTATION).is_some_and(|v| v == value)
-            })
-        };
-        says("disabled") || self.watch_mode == WatchMode::OptIn && !says("enabled")
+        namespace_says(namespace, "disabled")
+            || self.watch_mode == WatchMode::OptIn && !namespace_says(namespace, "enabled")
     }
+}
+
+/// What a change of a namespace means for the objects in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NamespaceEffect {
+    /// Nothing.
+    None,
+    /// None of them is selected any more.
+    Lost,
+    /// Others may be selected, or the same ones with other attributes.
+    Other,
+}
+
+fn namespace_says(namespace: Option<&Metadata>, word: &str) -> bool {
+    let marks = |namespace: &Metadata| {
+        let label = namespace.labels.get(WATCH_LABEL);
+        label
+            .into_iter()
+            .chain(namespace.annotations.get(NAMESPACE_WATCH_ANNOTATION))
+            .any(|mark| mark == word)
+    };
+    namespace.is_some_and(marks)
+}
+
+/// Whether expressions that read a namespace cannot tell the two apart.
+pub(crate) fn same_metadata(a: Option<&Metadata>, b: Option<&Metadata>) -> bool {
+    let parts = |namespace: Option<&Metadata>| {
+        namespace.map(|n| (n.labels.clone(), n.annotations.clone(), n.uid.clone()))
+    };
+    parts(a) == parts(b)
 }
 
 fn rules(written: &[ResourceRule], own: Rule, policy: &Policy) -> Result<Vec<Rule>, Vec<SpecError>> {
@@ -252,6 +305,17 @@ fn rules(written: &[ResourceRule], own: Rule, policy: &Policy) -> Result<Vec<Rul
             MatchPolicy::compile(text, &format!("spec.resourceRules[{index}].matchPolicy"), policy)
                 .map(Arc::new)
         });
+        let twin = |other: &&ResourceRule| {
+            let (a, b) = (&other.gvk, &rule.gvk);
+            (&a.group, &a.kind) == (&b.group, &b.kind) && a.version != b.version
+        };
+        if let Some(other) = written[..index].iter().find(twin) {
+            errors.push(SpecError::new(
+                format!("spec.resourceRules[{index}].gvk.version"),
+                &rule.gvk.version.as_str().into(),
+                format!("another rule of this target reads {}: every object would have two rows; name one version", other.gvk),
+            ));
+        }
         match compiled.transpose() {
             Ok(policy) => rules.push(Rule {
                 field_selector: rule.field_selector.clone(),
@@ -282,80 +346,17 @@ impl Rule {
     }
 
     fn matches(&self, query: &Query, object: &Metadata, namespace: Option<&Metadata>) -> bool {
-        let in_namespace =
-            |selector: &LabelSelector| namespace.is_some_and(|namespace| selector.matches(&namespace.labels));
         self.gvk == query.gvk
             && self.field_selector == query.field_selector
-            && self.namespace_selector.as_ref().is_none_or(in_namespace)
+            && self.takes_namespace(namespace)
             && (self.names.is_empty() || self.names.contains(&*object.name))
             && self.labels.matches(&object.labels)
     }
-}
 
-/// What must be watched so that all of the selections are seen, and nothing that none of them wants:
-/// for each kind and field selector one query, with the selections that it serves. `only` restricts a
-/// run to one namespace.
-pub fn queries(selections: &[&Selection], only: Option<&str>) -> BTreeMap<Query, Vec<usize>> {
-    // Rules with their selections, by what the API server must be asked separately.
-    let mut groups: BTreeMap<_, Vec<(usize, &Rule)>> = BTreeMap::new();
-    for (index, selection) in selections.iter().enumerate() {
-        // What a scope denies is not even listed.
-        let allowed = |rule: &&Rule| selection.ceiling.as_ref().is_none_or(|c| c.allows_kind(&rule.gvk));
-        for rule in selection.rules.iter().filter(allowed) {
-            groups.entry((&rule.gvk, &rule.field_selector)).or_default().push((index, rule));
-        }
+    fn takes_namespace(&self, namespace: Option<&Metadata>) -> bool {
+        let matches = |selector: &LabelSelector| namespace.is_some_and(|n| selector.matches(&n.labels));
+        self.namespace_selector.as_ref().is_none_or(matches)
     }
-    let mut queries = BTreeMap::new();
-    for ((gvk, field_selector), rules) in groups {
-        let served: BTreeSet<usize> = rules.iter().map(|(index, _)| *index).collect();
-        let query = Query {
-            gvk: gvk.clone(),
-            scope: scope(served.iter().map(|index| selections[*index]), only),
-            label_selector: common_labels(rules.iter().map(|(_, rule)| *rule)),
-            name: common_name(rules.iter().map(|(_, rule)| *rule)),
-            field_selector: field_selector.clone(),
-        };
-        queries.insert(query, served.into_iter().collect());
-    }
-    queries
-}
-
-/// The union of the namespaces; everything as soon as one selection can want any.
-fn scope<'s>(selections: impl Iterator<Item = &'s Selection>, only: Option<&str>) -> Scope {
-    if let Some(namespace) = only {
-        return Scope::Namespaces([namespace.to_owned()].into());
-    }
-    let named: Option<Vec<BTreeSet<String>>> = selections.map(Selection::named_namespaces).collect();
-    named.map_or(Scope::All, |sets| Scope::Namespaces(sets.into_iter().flatten().collect()))
-}
-
-/// A label selector that all rules share, for the API server.
-fn common_labels<'r>(mut rules: impl Iterator<Item = &'r Rule>) -> Option<String> {
-    let first = rules.next()?;
-    let shared = !first.labels.is_empty() && rules.all(|rule| rule.labels == first.labels);
-    shared.then(|| selector_text(&first.labels))
-}
-
-/// The one name that all rules ask for.
-fn common_name<'r>(mut rules: impl Iterator<Item = &'r Rule>) -> Option<String> {
-    let first = rules.next()?;
-    let shared = first.names.len() == 1 && rules.all(|rule| rule.names == first.names);
-    first.names.first().filter(|_| shared).cloned()
-}
-
-/// A selector in the notation of the API server.
-fn selector_text(selector: &LabelSelector) -> String {
-    let equal = selector.match_labels.iter().map(|(key, value)| format!("{key}={value}"));
-    let terms = selector.match_expressions.iter().map(|term| {
-        let (key, values) = (&term.key, term.values.join(","));
-        match term.operator {
-            LabelOperator::In => format!("{key} in ({values})"),
-            LabelOperator::NotIn => format!("{key} notin ({values})"),
-            LabelOperator::Exists => key.clone(),
-            LabelOperator::DoesNotExist => format!("!{key}"),
-        }
-    });
-    equal.chain(terms).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]

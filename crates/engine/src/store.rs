@@ -1,17 +1,19 @@
-//! The rows of all targets: one writer, many readers.
+//! The rows of all targets: written by the tasks that watch, read by everybody else.
 //!
-//! Only rows are kept, never objects. A snapshot exists only when every kind of its targets has been
-//! seen or is known to be blind, and it says which of its absences are knowledge.
+//! Only rows are kept, never objects. Each row is written by one task, that of its kind. A snapshot
+//! exists only when every kind of its targets has been seen or is known to be blind, and it says
+//! which of its absences are knowledge.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{Arc, PoisonError, RwLock},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak},
 };
 
 use kollect_model::{
     crd::shapes::Gvk,
     row::{Row, RowKey, TargetId},
 };
+use tokio::sync::{Notify, watch};
 
 /// How much of a kind has been seen for a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,79 +23,267 @@ pub enum Sight {
     /// Everything: what is absent does not exist.
     Everything,
     /// Everything except in these namespaces.
-    AllBut(BTreeSet<String>),
-    /// Everything in this namespace, and cluster-scoped objects not at all.
-    Namespace(String),
+    AllBut(BTreeSet<Arc<str>>),
+    /// Everything in these namespaces, and cluster-scoped objects not at all.
+    Within(BTreeSet<Arc<str>>),
     /// Some objects; absence means nothing.
     Partial,
 }
 
 impl Sight {
     /// Whether an absent row with this key is known to be gone.
-    fn covers(&self, key: &RowKey) -> bool {
+    pub(crate) fn covers(&self, key: &RowKey) -> bool {
         match self {
             Self::Everything => true,
-            Self::AllBut(names) => !names.contains(&*key.namespace),
-            Self::Namespace(name) => **name == *key.namespace,
+            Self::AllBut(names) => !names.contains(&key.namespace),
+            Self::Within(names) => names.contains(&key.namespace),
             Self::Pending | Self::Partial => false,
         }
     }
 }
 
+/// What a row was made from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// Resource version of the object.
+    pub version: u64,
+    /// Number of the target's definition.
+    pub definition: u32,
+}
+
+struct Held {
+    row: Arc<Row>,
+    origin: Origin,
+}
+
 #[derive(Default)]
-struct Targets(BTreeMap<TargetId, Target>);
+struct Kind {
+    rows: BTreeMap<Arc<str>, Held>,
+    /// `None`: the target has left the kind, whose rows leave when all others have been seen.
+    sight: Option<Sight>,
+}
+
+type KindName = (Arc<str>, Arc<str>);
 
 #[derive(Default)]
 struct Target {
-    rows: BTreeMap<Arc<str>, Arc<Row>>,
-    sights: BTreeMap<(String, String), Sight>,
+    kinds: BTreeMap<KindName, Kind>,
+    /// Nobody collects the target, and its rows stay.
+    frozen: bool,
+    /// Number of the last change of a row.
+    revision: u64,
+    readers: Vec<Weak<Dirty>>,
 }
 
-/// Writes rows. There is one.
-pub struct StoreWriter(Arc<RwLock<Targets>>);
+#[derive(Default)]
+struct Shared {
+    targets: RwLock<BTreeMap<TargetId, Arc<Mutex<Target>>>>,
+    /// Counts changes of rows.
+    revision: Mutex<u64>,
+    /// Changes whenever a sight does.
+    sights: watch::Sender<()>,
+}
+
+// A panic while holding a lock cannot leave a half-made row behind.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    fn get(&self, id: &TargetId) -> Option<Arc<Mutex<Target>>> {
+        self.targets.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+    }
+
+    fn get_or_create(&self, id: &TargetId) -> Arc<Mutex<Target>> {
+        if let Some(target) = self.get(id) {
+            return target;
+        }
+        let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
+        targets.entry(id.clone()).or_default().clone()
+    }
+
+    fn next_revision(&self) -> u64 {
+        let mut revision = lock(&self.revision);
+        *revision += 1;
+        *revision
+    }
+}
+
+/// Writes rows.
+#[derive(Clone)]
+pub struct StoreWriter(Arc<Shared>);
 
 /// Reads rows.
 #[derive(Clone)]
-pub struct StoreReader(Arc<RwLock<Targets>>);
+pub struct StoreReader(Arc<Shared>);
 
 /// An empty store.
 pub fn store() -> (StoreWriter, StoreReader) {
-    let targets = Arc::new(RwLock::new(Targets::default()));
-    (StoreWriter(targets.clone()), StoreReader(targets))
+    let shared = Arc::new(Shared::default());
+    (StoreWriter(shared.clone()), StoreReader(shared))
 }
 
 impl StoreWriter {
-    fn with<T>(&mut self, target: &TargetId, change: impl FnOnce(&mut Target) -> T) -> T {
-        // A panic while holding the lock cannot leave a half-made row behind.
-        let mut targets = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        change(targets.0.entry(target.clone()).or_default())
+    /// The rows of one kind of one target. Its snapshots wait for the kind from now on, unless it has
+    /// been seen before.
+    pub fn rows(&self, target: &TargetId, gvk: &Gvk) -> KindRows {
+        let kind: KindName = (gvk.group.as_str().into(), gvk.kind.as_str().into());
+        let shared = self.0.clone();
+        let target = shared.get_or_create(target);
+        let mut locked = lock(&target);
+        let thawed = std::mem::take(&mut locked.frozen);
+        let sight = &mut locked.kinds.entry(kind.clone()).or_default().sight;
+        if thawed || sight.is_none() {
+            *sight = Some(Sight::Pending);
+        }
+        drop(locked);
+        shared.sights.send_replace(());
+        KindRows { shared, target, kind }
     }
 
-    /// Announces a kind of a target: its snapshots wait for it from now on.
-    pub fn expect(&mut self, target: &TargetId, gvk: &Gvk) {
-        self.set_sight(target, gvk, Sight::Pending);
+    /// Nobody collects the target from now on; its rows stay as they are.
+    pub fn freeze(&self, id: &TargetId) {
+        let target = self.0.get_or_create(id);
+        let mut target = lock(&target);
+        target.frozen = true;
+        target.kinds.values_mut().for_each(|kind| kind.sight = Some(Sight::Partial));
+        self.0.sights.send_replace(());
     }
 
-    /// Records how much of a kind has been seen.
-    pub fn set_sight(&mut self, target: &TargetId, gvk: &Gvk, sight: Sight) {
-        let kind = (gvk.group.clone(), gvk.kind.clone());
-        self.with(target, |t| t.sights.insert(kind, sight));
-    }
-
-    /// Stores a row. An equal row changes nothing.
-    pub fn upsert(&mut self, row: Row) {
-        let target = row.key.target.clone();
-        self.with(&target, |t| {
-            let known = t.rows.get(&row.key.uid).map(|known| known.digest);
-            if known != Some(row.digest) {
-                t.rows.insert(row.key.uid.clone(), Arc::new(row));
+    /// The target wants no kinds but these.
+    pub fn keep_kinds(&self, id: &TargetId, kinds: &BTreeSet<&Gvk>) {
+        let target = self.0.get_or_create(id);
+        let mut target = lock(&target);
+        for ((group, name), kind) in &mut target.kinds {
+            if !kinds.iter().any(|gvk| (&*gvk.group, &*gvk.kind) == (&**group, &**name)) {
+                kind.sight = None;
             }
+        }
+        target.sweep_left_kinds(&self.0);
+        self.0.sights.send_replace(());
+    }
+
+    /// Everything that the target owned is removed.
+    pub fn remove_target(&self, id: &TargetId) {
+        let Some(target) = self.0.get(id) else { return };
+        let mut target = lock(&target);
+        target.frozen = false;
+        let kinds = std::mem::take(&mut target.kinds);
+        for held in kinds.into_values().flat_map(|kind| kind.rows.into_values()) {
+            target.changed(&self.0, &held.row.key, Some(&held.row));
+        }
+        self.0.sights.send_replace(());
+    }
+}
+
+impl Target {
+    fn changed(&mut self, shared: &Shared, key: &RowKey, before: Option<&Arc<Row>>) {
+        self.revision = shared.next_revision();
+        self.readers.retain(|reader| {
+            let Some(reader) = reader.upgrade() else { return false };
+            lock(&reader.rows).entry(key.clone()).or_insert_with(|| before.cloned());
+            reader.wake.notify_one();
+            true
         });
     }
 
-    /// Drops the row of an object, if there is one.
-    pub fn remove(&mut self, target: &TargetId, uid: &str) {
-        self.with(target, |t| t.rows.remove(uid));
+    /// A kind that takes rows.
+    fn open(&mut self, kind: &KindName) -> Option<&mut Kind> {
+        self.kinds.get_mut(kind).filter(|kind| !self.frozen && kind.sight.is_some())
+    }
+
+    /// Kinds that the target has left go when everything else has been seen.
+    fn sweep_left_kinds(&mut self, shared: &Shared) {
+        if self.kinds.values().any(|kind| kind.sight == Some(Sight::Pending)) {
+            return;
+        }
+        let left = |kind: &Kind| kind.sight.is_none();
+        let names: Vec<KindName> =
+            self.kinds.iter().filter(|(_, kind)| left(kind)).map(|(name, _)| name.clone()).collect();
+        for name in names {
+            for held in self.kinds.remove(&name).into_iter().flat_map(|kind| kind.rows.into_values()) {
+                self.changed(shared, &held.row.key, Some(&held.row));
+            }
+        }
+    }
+}
+
+/// The rows of one kind of one target.
+pub struct KindRows {
+    shared: Arc<Shared>,
+    target: Arc<Mutex<Target>>,
+    kind: KindName,
+}
+
+impl KindRows {
+    /// What the row of an object was made from, if there is one.
+    pub fn origin(&self, uid: &str) -> Option<Origin> {
+        let target = lock(&self.target);
+        Some(target.kinds.get(&self.kind)?.rows.get(uid)?.origin)
+    }
+
+    /// Stores a row, and says whether it differs from what was there. A target that is frozen or has
+    /// left the kind takes no rows.
+    pub fn upsert(&self, row: Row, origin: Origin) -> bool {
+        let row = Arc::new(row);
+        let mut target = lock(&self.target);
+        let Some(kind) = target.open(&self.kind) else { return false };
+        let before = match kind.rows.entry(row.key.uid.clone()) {
+            Entry::Occupied(mut held) => {
+                let held = held.get_mut();
+                held.origin = origin;
+                if held.row.digest == row.digest {
+                    return false;
+                }
+                Some(std::mem::replace(&mut held.row, row.clone()))
+            }
+            Entry::Vacant(place) => {
+                place.insert(Held { row: row.clone(), origin });
+                None
+            }
+        };
+        target.changed(&self.shared, &row.key, before.as_ref());
+        true
+    }
+
+    /// Drops the row of an object, and says whether there was one.
+    pub fn remove(&self, uid: &str) -> bool {
+        let mut target = lock(&self.target);
+        let held = target.open(&self.kind).and_then(|kind| kind.rows.remove(uid));
+        if let Some(held) = &held {
+            target.changed(&self.shared, &held.row.key, Some(&held.row));
+        }
+        held.is_some()
+    }
+
+    /// Drops the rows that satisfy the condition.
+    pub fn remove_where(&self, condition: impl Fn(&Row, Origin) -> bool) {
+        let mut target = lock(&self.target);
+        let Some(kind) = target.open(&self.kind) else { return };
+        let gone: Vec<Held> = kind
+            .rows
+            .extract_if(.., |_, held| condition(&held.row, held.origin))
+            .map(|(_, held)| held)
+            .collect();
+        gone.iter().for_each(|held| target.changed(&self.shared, &held.row.key, Some(&held.row)));
+    }
+
+    /// The objects whose rows satisfy the condition.
+    pub fn find(&self, condition: impl Fn(&Row, Origin) -> bool) -> Vec<Arc<str>> {
+        let target = lock(&self.target);
+        let rows = target.kinds.get(&self.kind).into_iter().flat_map(|kind| &kind.rows);
+        rows.filter(|(_, held)| condition(&held.row, held.origin)).map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// Records how much of the kind has been seen.
+    pub fn set_sight(&self, sight: Sight) {
+        let mut target = lock(&self.target);
+        let Some(kind) = target.open(&self.kind) else { return };
+        if kind.sight.as_ref() != Some(&sight) {
+            kind.sight = Some(sight);
+            target.sweep_left_kinds(&self.shared);
+            self.shared.sights.send_replace(());
+        }
     }
 }
 
@@ -102,7 +292,9 @@ impl StoreWriter {
 pub struct Snapshot {
     /// The rows, in a stable order.
     pub rows: BTreeMap<RowKey, Arc<Row>>,
-    sights: BTreeMap<(TargetId, String, String), Sight>,
+    /// Number of the last change that it contains.
+    pub revision: u64,
+    sights: BTreeMap<(TargetId, Arc<str>, Arc<str>), Sight>,
     /// Targets of which nothing is known: nobody collects them now.
     frozen: BTreeSet<TargetId>,
     rest: Sight,
@@ -111,7 +303,7 @@ pub struct Snapshot {
 impl Snapshot {
     /// Whether a row that a sink holds and the snapshot does not is known to be gone.
     pub fn knows_gone(&self, key: &RowKey) -> bool {
-        let place = (key.target.clone(), key.group.to_string(), key.kind.to_string());
+        let place = (key.target.clone(), key.group.clone(), key.kind.clone());
         !self.rows.contains_key(key)
             && !self.frozen.contains(&key.target)
             && self.sights.get(&place).unwrap_or(&self.rest).covers(key)
@@ -123,22 +315,128 @@ impl StoreReader {
     /// nobody collects is frozen. `rest` says what is known about targets and kinds that are not among
     /// them: whether the run looked everywhere.
     pub fn snapshot(&self, targets: &[TargetId], rest: Sight) -> Option<Snapshot> {
-        let store = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let mut snapshot =
-            Snapshot { rows: BTreeMap::new(), sights: BTreeMap::new(), frozen: BTreeSet::new(), rest };
+        let mut snapshot = Snapshot {
+            rows: BTreeMap::new(),
+            revision: 0,
+            sights: BTreeMap::new(),
+            frozen: BTreeSet::new(),
+            rest,
+        };
         for id in targets {
-            let Some(target) = store.0.get(id) else {
+            let Some(target) = self.0.get(id) else {
                 snapshot.frozen.insert(id.clone());
                 continue;
             };
-            for ((group, kind), sight) in &target.sights {
-                if *sight == Sight::Pending {
-                    return None;
-                }
-                snapshot.sights.insert((id.clone(), group.clone(), kind.clone()), sight.clone());
+            let target = lock(&target);
+            snapshot.revision = snapshot.revision.max(target.revision);
+            if target.frozen || target.kinds.values().all(|kind| kind.sight.is_none()) {
+                snapshot.frozen.insert(id.clone());
             }
-            snapshot.rows.extend(target.rows.values().map(|row| (row.key.clone(), row.clone())));
+            for ((group, name), kind) in &target.kinds {
+                match &kind.sight {
+                    Some(Sight::Pending) => return None,
+                    Some(sight) => {
+                        snapshot.sights.insert((id.clone(), group.clone(), name.clone()), sight.clone());
+                    }
+                    None => {}
+                }
+                snapshot.rows.extend(kind.rows.values().map(|held| (held.row.key.clone(), held.row.clone())));
+            }
         }
         Some(snapshot)
+    }
+
+    /// Number of the last change of these targets' rows.
+    pub fn revision(&self, targets: &[TargetId]) -> u64 {
+        let targets = targets.iter().filter_map(|id| self.0.get(id));
+        targets.map(|target| lock(&target).revision).max().unwrap_or(0)
+    }
+
+    /// How many rows a target has.
+    pub fn count(&self, target: &TargetId) -> usize {
+        self.0.get(target).map_or(0, |target| lock(&target).kinds.values().map(|kind| kind.rows.len()).sum())
+    }
+
+    /// Returns when every kind of every target has been seen or is known to be blind.
+    pub async fn settled(&self) {
+        let pending = |target: &Arc<Mutex<Target>>| {
+            lock(target).kinds.values().any(|kind| kind.sight == Some(Sight::Pending))
+        };
+        let all_seen = || {
+            let targets = self.0.targets.read().unwrap_or_else(PoisonError::into_inner);
+            let targets: Vec<_> = targets.values().cloned().collect();
+            !targets.iter().any(pending)
+        };
+        let mut sights = self.0.sights.subscribe();
+        while !all_seen() {
+            // The sender lives as long as this reader.
+            drop(sights.changed().await);
+        }
+    }
+
+    /// From now on, what changes in the rows of the targets.
+    pub fn changes(&self, targets: &[TargetId]) -> Changes {
+        let dirty = Arc::new(Dirty::default());
+        let mut held = BTreeMap::new();
+        for id in targets {
+            let target = self.0.get_or_create(id);
+            lock(&target).readers.push(Arc::downgrade(&dirty));
+            held.insert(id.clone(), target);
+        }
+        Changes { dirty, targets: held }
+    }
+}
+
+/// The rows that have changed since a reader last asked, with what they were then.
+#[derive(Default)]
+struct Dirty {
+    rows: Mutex<BTreeMap<RowKey, Option<Arc<Row>>>>,
+    wake: Notify,
+}
+
+/// One row, then and now.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// Which row.
+    pub key: RowKey,
+    /// What the reader knew; `None`: there was no row.
+    pub before: Option<Arc<Row>>,
+    /// What it is now; `None`: it is gone.
+    pub after: Option<Arc<Row>>,
+}
+
+/// What changes in the rows of some targets. Changes of one row are told as one, nothing is lost
+/// while the reader is busy, and the first change is told at once.
+pub struct Changes {
+    dirty: Arc<Dirty>,
+    targets: BTreeMap<TargetId, Arc<Mutex<Target>>>,
+}
+
+impl Changes {
+    /// Everything that has changed since the last call.
+    pub fn take(&mut self) -> Vec<Change> {
+        let rows = std::mem::take(&mut *lock(&self.dirty.rows));
+        rows.into_iter().filter_map(|(key, before)| self.change(key, before)).collect()
+    }
+
+    /// Everything that has changed since the last call; waits until there is something.
+    pub async fn next(&mut self) -> Vec<Change> {
+        loop {
+            let changes = self.take();
+            if !changes.is_empty() {
+                return changes;
+            }
+            self.dirty.wake.notified().await;
+        }
+    }
+
+    fn change(&self, key: RowKey, before: Option<Arc<Row>>) -> Option<Change> {
+        let after = self.targets.get(&key.target).and_then(|target| {
+            let target = lock(target);
+            let kind = target.kinds.get(&(key.group.clone(), key.kind.clone()))?;
+            kind.rows.get(&key.uid).map(|held| held.row.clone())
+        });
+        let digest = |row: &Option<Arc<Row>>| row.as_ref().map(|row| row.digest);
+        (digest(&before) != digest(&after)).then_some(Change { key, before, after })
     }
 }

@@ -1,8 +1,8 @@
 //! The pipeline without a server: a scripted source in, a recording sink out.
 
 use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, mpsc},
 };
 
 use async_trait::async_trait;
@@ -14,14 +14,15 @@ use kollect_model::{
     sink::{Sink, SinkError},
 };
 use serde_json::{Value, json, value::to_raw_value};
+use tokio::sync::watch;
 
 use crate::{
-    collect::{Problem, Target, collect, namespaces, rest},
+    collect::{Collector, Problem, Settings, Target, rest},
     export::{Outcome, export},
     extract::{CompiledProfile, OptIns, Policy},
-    select::{NamespaceDefaults, Namespaces, Selection},
+    select::{NamespaceDefaults, Selection},
     store::{Sight, StoreReader, store},
-    watch::{BlindReason, Blindness, Event, Metadata, Object, Query, Scope, WatchSource},
+    watch::{Event, Object, Query, Resolution, Resource, WatchSource},
 };
 
 fn gvk(kind: &str) -> Gvk {
@@ -56,12 +57,16 @@ impl World {
         }
     }
 
+    fn script(&self) -> Script {
+        Script { objects: self.objects.clone(), blind: self.blind.clone(), complete: self.complete }
+    }
+
     fn pods(&mut self, pods: impl IntoIterator<Item = Value>) -> &mut Self {
         self.objects.insert("Pod".into(), pods.into_iter().collect());
         self
     }
 
-    fn targets(&self) -> Vec<Target> {
+    fn targets(&self) -> Vec<Arc<Target>> {
         let profile: KollectProfileSpec = serde_json::from_value(json!({
             "targetGVK": { "version": "v1", "kind": "Pod" },
             "attributes": [{ "name": "image", "path": "$.spec.image", "type": "string" }],
@@ -70,41 +75,46 @@ impl World {
         let spec: KollectTargetSpec = serde_json::from_value(self.target.clone()).unwrap();
         let profile = CompiledProfile::compile(&profile, OptIns::default(), &Policy::default())
             .unwrap_or_else(|e| unreachable!("{e:?}"));
-        vec![Target {
-            id: target_id(),
-            selection: Selection::of_target(
-                &spec,
-                &profile.gvk,
-                None,
-                &Policy::default(),
-                &NamespaceDefaults::default(),
-            )
-            .unwrap(),
-            profile: Arc::new(profile),
-        }]
+        let selection = Selection::of_target(
+            &spec,
+            &profile.gvk,
+            None,
+            &Policy::default(),
+            &NamespaceDefaults::default(),
+        )
+        .unwrap();
+        vec![Arc::new(Target::new(target_id(), Arc::new(profile), selection))]
     }
 
     async fn collect(&mut self, only: Option<&str>) -> StoreReader {
-        let (mut writer, reader) = store();
-        let known = namespaces(self).await.unwrap_or_else(|_| Namespaces {
-            known: [("a".to_owned(), Metadata::default())].into(),
-            complete: false,
+        let (writer, reader) = store();
+        let (report, problems) = mpsc::channel();
+        let settings = settings(only);
+        let source = Arc::new(self.script());
+        let mut collector = Collector::start(source, writer, settings, move |problem| {
+            report.send(problem).unwrap();
         });
-        let mut problems = Vec::new();
-        collect(self, &self.targets(), &known, only, &mut writer, |problem| problems.push(problem)).await;
-        self.problems = problems;
+        collector.set_targets(&self.targets(), &BTreeSet::new());
+        reader.settled().await;
+        self.problems = problems.try_iter().collect();
         reader
     }
 
     async fn run_in(&mut self, only: Option<&str>) -> Outcome {
         let rows = self.collect(only).await;
-        let snapshot = rows.snapshot(&[target_id()], rest(self, only)).expect("every kind was listed");
+        let rest = rest(&self.script(), &settings(only));
+        let snapshot = rows.snapshot(&[target_id()], rest).expect("every kind was listed");
         export(&self.sink, &inventory(), None, &snapshot).await.unwrap()
     }
 
     async fn run(&mut self) -> Outcome {
         self.run_in(None).await
     }
+}
+
+fn settings(only: Option<&str>) -> Settings {
+    let within = only.map(|only| [only.into()].into());
+    Settings { within, follow: false, ..Settings::default() }
 }
 
 fn target_id() -> TargetId {
@@ -115,37 +125,36 @@ fn inventory() -> InventoryId {
     InventoryId { cluster: String::new(), namespace: Some("team".into()), name: "pods".into() }
 }
 
-impl WatchSource for World {
-    fn watch(&self, query: Query) -> BoxStream<'_, Event> {
-        let mut events = Vec::new();
-        let blind = |place: Option<&str>| {
-            let dark = |(kind, namespace): &&(String, Option<String>)| {
-                *kind == query.gvk.kind && namespace.as_deref() == place
-            };
-            self.blind.iter().find(dark).map(|_| {
-                let message = format!("{} {place:?}", query.gvk.kind);
-                Event::Blind(Blindness {
-                    namespace: place.map(Into::into),
-                    reason: BlindReason::Forbidden,
-                    message,
-                })
-            })
-        };
-        if let Some(event) = blind(None) {
-            return stream::iter([event]).boxed();
-        }
-        if let Scope::Namespaces(names) = &query.scope {
-            events.extend(names.iter().filter_map(|name| blind(Some(name))));
-        }
-        for object in self.objects.get(&query.gvk.kind).into_iter().flatten() {
-            let object = Object::parse(to_raw_value(object).unwrap(), &query.gvk).unwrap();
-            let namespace = object.metadata.namespace.clone();
-            if query.scope.contains(&namespace) && blind(Some(&namespace)).is_none() {
-                events.push(Event::Apply(object));
-            }
-        }
-        events.push(Event::Synced { namespaced: query.gvk.kind != "Namespace" });
+/// What a World shows to one run.
+struct Script {
+    objects: BTreeMap<String, Vec<Value>>,
+    blind: Vec<(String, Option<String>)>,
+    complete: bool,
+}
+
+#[async_trait]
+impl WatchSource for Script {
+    async fn resolve(&self, gvk: &Gvk) -> Resolution {
+        Resolution::Served(Resource { name: gvk.kind.clone(), namespaced: gvk.kind != "Namespace" })
+    }
+
+    async fn permits(&self, query: &Query) -> bool {
+        let place = (query.gvk.kind.clone(), query.namespace.as_deref().map(ToOwned::to_owned));
+        !self.blind.contains(&place)
+    }
+
+    fn watch(&self, query: Query) -> BoxStream<'static, Event> {
+        let objects = self.objects.get(&query.gvk.kind).into_iter().flatten();
+        let objects = objects.map(|object| Object::parse(to_raw_value(object).unwrap(), &query.gvk).unwrap());
+        let here = |object: &Object| query.namespace.as_ref().is_none_or(|n| *n == object.metadata.namespace);
+        let mut events = vec![Event::Listing { total: None }];
+        events.extend(objects.filter(here).map(Event::Apply));
+        events.push(Event::Synced { version: 0 });
         stream::iter(events).boxed()
+    }
+
+    fn kinds(&self) -> watch::Receiver<u64> {
+        watch::channel(0).1
     }
 
     fn is_complete(&self) -> bool {
@@ -210,11 +219,27 @@ async fn law_4_and_7_only_changed_rows_are_written() {
 async fn law_5_a_blind_kind_deletes_nothing() {
     let mut world = World::new();
     world.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
-    world.blind = vec![("Pod".into(), None)];
+    world.blind =
+        vec![("Pod".into(), None), ("Pod".into(), Some("a".into())), ("Pod".into(), Some("b".into()))];
     let outcome = world.run().await;
     assert!(outcome.delta.is_empty());
     assert_eq!(outcome.left_alone, 2);
-    assert!(matches!(&world.problems[..], [Problem::Blind { .. }]), "{:?}", world.problems);
+    assert!(
+        matches!(&world.problems[..], [Problem::Blind { .. }, Problem::Blind { .. }]),
+        "{:?}",
+        world.problems
+    );
+}
+
+#[tokio::test]
+async fn without_permission_for_the_cluster_namespaces_are_asked_one_by_one() {
+    let mut world = World::new();
+    world.blind = vec![("Pod".into(), None), ("Pod".into(), Some("b".into()))];
+    world.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
+    assert_eq!(world.sink.names(), ["a-one"]);
+    assert!(
+        matches!(&world.problems[..], [Problem::Blind { place, .. }] if place.namespace.as_deref() == Some("b"))
+    );
 }
 
 #[tokio::test]
@@ -234,7 +259,11 @@ async fn law_5_unknown_namespaces_delete_nothing() {
     world.blind = vec![("Namespace".into(), None)];
     let outcome = world.pods([]).run().await;
     assert!(outcome.delta.removed.is_empty());
-    assert!(matches!(&world.problems[..], [Problem::Undecided { .. }]), "{:?}", world.problems);
+    assert!(
+        matches!(&world.problems[..], [Problem::Blind { .. }, Problem::Undecided { .. }]),
+        "{:?}",
+        world.problems
+    );
 
     world.target = json!({ "profileRef": "p", "includedNamespaces": ["a"], "namespaceSelector": { "matchLabels": { "team": "a" } } });
     assert!(world.run().await.delta.removed.is_empty(), "labels are not known either");
@@ -306,10 +335,10 @@ async fn what_a_run_did_not_look_at_is_not_removed() {
 
 #[tokio::test]
 async fn a_snapshot_waits_for_every_kind() {
-    let (mut writer, reader) = store();
-    writer.expect(&target_id(), &gvk("Pod"));
+    let (writer, reader) = store();
+    let rows = writer.rows(&target_id(), &gvk("Pod"));
     assert!(reader.snapshot(&[target_id()], Sight::Everything).is_none());
-    writer.set_sight(&target_id(), &gvk("Pod"), Sight::Everything);
+    rows.set_sight(Sight::Everything);
     assert!(reader.snapshot(&[target_id()], Sight::Everything).is_some());
 }
 

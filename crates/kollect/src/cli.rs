@@ -1,8 +1,11 @@
 //! The subcommands that people run by hand.
 
 pub(crate) mod collect;
+mod input;
 mod manifests;
 mod print;
+mod progress;
+pub(crate) mod watch;
 pub(crate) mod yaml;
 
 use std::{

@@ -1,31 +1,67 @@
-//! Objects of a live cluster, read once: discovery, then pages of a list.
+//! Objects of a live cluster: which kinds it serves, what we may list, and one stream per query.
 
-use std::path::Path;
+mod discovery;
+mod follow;
+mod request;
+
+use std::{
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use anyhow::{Context, anyhow};
-use futures::{SinkExt, StreamExt, channel::mpsc, stream, stream::BoxStream};
-use k8s_openapi::api::core::v1::Namespace;
-use kollect_engine::watch::{BlindReason, Blindness, Event, Object, Query, Scope, WatchSource};
-use kollect_model::crd::shapes::{Gvk, is_namespace_name};
+use async_trait::async_trait;
+use discovery::Discovery;
+use follow::Timing;
+use futures::{StreamExt, channel::mpsc, stream, stream::BoxStream};
+use k8s_openapi::api::{
+    authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
+    core::v1::Namespace,
+};
+use kollect_engine::watch::{BlindReason, Blindness, Event, Query, Resolution, Resource, WatchSource};
+use kollect_model::crd::shapes::Gvk;
 use kube::{
     Api, Client, Config,
-    api::{ApiResource, GroupVersionKind, ListParams},
+    api::PostParams,
     config::{KubeConfigOptions, Kubeconfig},
-    core::Request,
-    discovery,
 };
-use serde::Deserialize;
-use serde_json::value::RawValue;
+use request::Endpoint;
+use tokio::sync::{Semaphore, watch};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Objects per page: what kubectl asks for.
-const PAGE: u32 = 500;
+/// First lists that run at the same time.
+const LISTS: usize = 8;
+/// Events that wait to be taken; more make the connection wait.
+const QUEUE: usize = 64;
 
 /// A cluster that has answered.
 pub(crate) struct ClusterSource {
-    client: Client,
+    shared: Arc<Shared>,
     /// What tells this cluster from all others.
     pub(crate) id: String,
+}
+
+/// What all streams share.
+struct Shared {
+    client: Client,
+    discovery: Discovery,
+    lists: Arc<Semaphore>,
+    refuses_watch_lists: AtomicBool,
+    timing: Timing,
+}
+
+impl Shared {
+    /// Where to send the requests of a query.
+    async fn endpoint(&self, query: &Query) -> Result<Endpoint, Blindness> {
+        match self.discovery.find(&query.gvk).await {
+            Ok(served) => Endpoint::new(self.client.clone(), &served, query),
+            Err(Resolution::Blind(blindness)) => Err(blindness),
+            Err(_) => {
+                let message = format!("{} is not served by the cluster", query.gvk);
+                Err(Blindness { reason: BlindReason::NotServed, message })
+            }
+        }
+    }
 }
 
 impl ClusterSource {
@@ -53,83 +89,20 @@ impl ClusterSource {
             Err(kube::Error::Api(status)) if status.code == 403 => anonymous,
             Err(error) => return Err(plain(error)).with_context(unreachable),
         };
-        Ok(Self { client, id })
-    }
-
-    async fn list(&self, query: &Query, events: &mut mpsc::Sender<Event>) -> Result<bool, Blindness> {
-        let gvk = &query.gvk;
-        let kind = GroupVersionKind::gvk(&gvk.group, &gvk.version, &gvk.kind);
-        let (resource, capabilities) =
-            discovery::pinned_kind(&self.client, &kind).await.map_err(|error| not_served(gvk, error))?;
-        if !capabilities.supports_operation(discovery::verbs::LIST) {
-            let message = format!("{gvk} cannot be listed: the API server offers no list verb for it");
-            return Err(Blindness { namespace: None, reason: BlindReason::NotServed, message });
-        }
-        let namespaced = capabilities.scope == discovery::Scope::Namespaced;
-        match &query.scope {
-            Scope::Namespaces(names) if namespaced => {
-                for name in names {
-                    if let Err(blindness) = self.list_pages(&resource, Some(name), query, events).await {
-                        send(events, Event::Blind(blindness)).await;
-                    }
-                }
-            }
-            _ => self.list_pages(&resource, None, query, events).await?,
-        }
-        Ok(namespaced)
-    }
-
-    /// One page in flight: memory does not grow with the list.
-    async fn list_pages(
-        &self,
-        resource: &ApiResource,
-        namespace: Option<&str>,
-        query: &Query,
-        events: &mut mpsc::Sender<Event>,
-    ) -> Result<(), Blindness> {
-        let blind = |error| blindness(resource, namespace, error);
-        let mut params = ListParams {
-            limit: Some(PAGE),
-            label_selector: query.label_selector.clone(),
-            field_selector: field_selector(query),
-            ..ListParams::default()
+        let shared = Shared {
+            discovery: Discovery::new(client.clone()),
+            client,
+            lists: Arc::new(Semaphore::new(LISTS)),
+            refuses_watch_lists: AtomicBool::new(false),
+            timing: Timing::default(),
         };
-        let Some(url) = url_path(resource, namespace) else {
-            let message = format!("{} is not the name of a namespace", namespace.unwrap_or_default());
-            return Err(Blindness {
-                namespace: namespace.map(Into::into),
-                reason: BlindReason::Failed,
-                message,
-            });
-        };
-        loop {
-            let request =
-                Request::new(&url).list(&params).map_err(kube::Error::BuildRequest).map_err(blind)?;
-            let page: Page = self.client.request(request).await.map_err(blind)?;
-            for raw in page.items {
-                let object =
-                    Object::parse(raw, &query.gvk).map_err(kube::Error::SerdeError).map_err(blind)?;
-                send(events, Event::Apply(object)).await;
-            }
-            match page.metadata.continue_token {
-                Some(token) if !token.is_empty() => params.continue_token = Some(token),
-                _ => return Ok(()),
-            }
-        }
+        Ok(Self { shared: Arc::new(shared), id })
     }
-}
 
-/// One page of a list, with the items as they were sent.
-#[derive(Deserialize)]
-struct Page {
-    metadata: PageMetadata,
-    items: Vec<Box<RawValue>>,
-}
-
-#[derive(Deserialize)]
-struct PageMetadata {
-    #[serde(rename = "continue")]
-    continue_token: Option<String>,
+    /// Notices kinds that come and go, for as long as it is awaited.
+    pub(crate) async fn follow_kinds(self: Arc<Self>) {
+        self.shared.discovery.clone().follow(self).await;
+    }
 }
 
 /// Tells clusters apart for those who may not see kube-system: two clusters may have one address, but
@@ -140,58 +113,6 @@ fn anonymous_identity(config: &Config) -> String {
         hash
     });
     format!("{} {:032x}", config.cluster_url, authority.digest128())
-}
-
-/// Field selectors are terms that must all hold.
-fn field_selector(query: &Query) -> Option<String> {
-    let name = query.name.as_ref().map(|name| format!("metadata.name={name}"));
-    let terms: Vec<String> = name.into_iter().chain(query.field_selector.clone()).collect();
-    (!terms.is_empty()).then(|| terms.join(","))
-}
-
-fn url_path(resource: &ApiResource, namespace: Option<&str>) -> Option<String> {
-    let root = if resource.group.is_empty() { "api" } else { "apis" };
-    let namespace = match namespace {
-        // A name from a manifest must not become another path.
-        Some(name) if !is_namespace_name(name) => return None,
-        Some(name) => format!("namespaces/{name}/"),
-        None => String::new(),
-    };
-    Some(format!("/{root}/{}/{namespace}{}", resource.api_version, resource.plural))
-}
-
-fn not_served(gvk: &Gvk, error: kube::Error) -> Blindness {
-    let missing = match &error {
-        kube::Error::Api(status) => status.code == 404,
-        kube::Error::Discovery(_) => true,
-        _ => false,
-    };
-    let (reason, message) = if missing {
-        (BlindReason::NotServed, format!("{gvk} is not served by the cluster: check group, version and kind"))
-    } else {
-        (BlindReason::Failed, format!("discover {gvk}: {:#}", plain(error)))
-    };
-    Blindness { namespace: None, reason, message }
-}
-
-fn blindness(resource: &ApiResource, namespace: Option<&str>, error: kube::Error) -> Blindness {
-    let name = match &*resource.group {
-        "" => resource.plural.clone(),
-        group => format!("{}.{group}", resource.plural),
-    };
-    let place = match namespace {
-        Some(namespace) => format!("in namespace {namespace}"),
-        None => "in the whole cluster".into(),
-    };
-    let reason = match &error {
-        kube::Error::Api(status) if status.code == 403 => BlindReason::Forbidden,
-        _ => BlindReason::Failed,
-    };
-    let message = match reason {
-        BlindReason::Forbidden => format!("list {name} {place}: forbidden; grant the verb list on it"),
-        _ => format!("list {name} {place}: {:#}", plain(error)),
-    };
-    Blindness { namespace: namespace.map(Into::into), reason, message }
 }
 
 /// kube's errors repeat their causes in their own text; the innermost says what happened.
@@ -205,24 +126,57 @@ fn plain(error: kube::Error) -> anyhow::Error {
     }
 }
 
-async fn send(events: &mut mpsc::Sender<Event>, event: Event) {
-    // The receiver is gone only when nobody wants to know any more.
-    drop(events.send(event).await);
-}
-
+#[async_trait]
 impl WatchSource for ClusterSource {
-    fn watch(&self, query: Query) -> BoxStream<'_, Event> {
-        let (mut sender, receiver) = mpsc::channel(64);
-        let work = async move {
-            let last = match self.list(&query, &mut sender).await {
-                Ok(namespaced) => Event::Synced { namespaced },
-                Err(blindness) => Event::Blind(blindness),
+    async fn resolve(&self, gvk: &Gvk) -> Resolution {
+        match self.shared.discovery.find(gvk).await {
+            Ok(served) => Resolution::Served(Resource {
+                name: served.resource_name(&gvk.group),
+                namespaced: served.namespaced,
+            }),
+            Err(resolution) => resolution,
+        }
+    }
+
+    async fn permits(&self, query: &Query) -> bool {
+        // Whoever cannot be asked is not the one who forbids.
+        let Ok(served) = self.shared.discovery.find(&query.gvk).await else { return true };
+        let verbs = if query.follow { &["list", "watch"][..] } else { &["list"] };
+        for verb in verbs {
+            let attributes = ResourceAttributes {
+                group: Some(query.gvk.group.clone()),
+                version: Some(query.gvk.version.clone()),
+                resource: Some(served.plural.clone()),
+                namespace: query.namespace.as_deref().map(Into::into),
+                name: query.name.clone(),
+                verb: Some((*verb).into()),
+                ..ResourceAttributes::default()
             };
-            send(&mut sender, last).await;
-        };
+            let review = SelfSubjectAccessReview {
+                spec: SelfSubjectAccessReviewSpec {
+                    resource_attributes: Some(attributes),
+                    ..SelfSubjectAccessReviewSpec::default()
+                },
+                ..SelfSubjectAccessReview::default()
+            };
+            let answer = Api::all(self.shared.client.clone()).create(&PostParams::default(), &review).await;
+            if answer.is_ok_and(|review| review.status.is_some_and(|status| !status.allowed)) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn watch(&self, query: Query) -> BoxStream<'static, Event> {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        let work = follow::follow(self.shared.clone(), query, sender);
         // The work runs while the stream is read, and yields nothing itself.
         let work = stream::once(work).filter_map(|()| async { None });
         stream::select(receiver, work).boxed()
+    }
+
+    fn kinds(&self) -> watch::Receiver<u64> {
+        self.shared.discovery.changes.subscribe()
     }
 
     fn is_complete(&self) -> bool {

@@ -5,17 +5,20 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
+    sync::Arc,
 };
 
 use anyhow::{Context, ensure};
+use async_trait::async_trait;
 use futures::{StreamExt, stream, stream::BoxStream};
-use kollect_engine::watch::{Event, Object, Query, WatchSource};
+use kollect_engine::watch::{Event, Object, Query, Resolution, Resource, WatchSource};
 use kollect_model::crd::shapes::Gvk;
 use serde::Deserialize;
 use serde_json::{
     json,
     value::{RawValue, to_raw_value},
 };
+use tokio::sync::watch;
 
 use crate::cli::yaml;
 
@@ -30,7 +33,7 @@ struct Header {
 
 /// The objects of some files.
 pub(crate) struct FileSource {
-    objects: BTreeMap<Gvk, Vec<Box<RawValue>>>,
+    objects: BTreeMap<Gvk, Arc<Vec<Box<RawValue>>>>,
     namespaces: BTreeSet<String>,
     /// Objects without a namespace, by kind: nothing tells whether they should have one.
     pub(crate) without_namespace: BTreeMap<Gvk, usize>,
@@ -104,14 +107,14 @@ impl FileSource {
         } else if gvk != namespace_kind() {
             *self.without_namespace.entry(gvk.clone()).or_default() += 1;
         }
-        self.objects.entry(gvk).or_default().push(parsed.raw);
+        Arc::make_mut(self.objects.entry(gvk).or_default()).push(parsed.raw);
         Ok(())
     }
 
     /// A namespace that an object is in exists, even if no file shows it.
     fn imply_namespaces(&mut self) {
         let gvk = namespace_kind();
-        let known = self.objects.entry(gvk.clone()).or_default();
+        let known = Arc::make_mut(self.objects.entry(gvk.clone()).or_default());
         let name = |raw: Box<RawValue>| Some(Object::parse(raw, &gvk).ok()?.metadata.name.to_string());
         let shown: BTreeSet<String> = known.iter().cloned().filter_map(name).collect();
         for name in self.namespaces.difference(&shown) {
@@ -128,16 +131,35 @@ fn namespace_kind() -> Gvk {
     Gvk { group: String::new(), version: "v1".into(), kind: "Namespace".into() }
 }
 
+#[async_trait]
 impl WatchSource for FileSource {
-    fn watch(&self, query: Query) -> BoxStream<'_, Event> {
-        let objects = self.objects.get(&query.gvk).map(Vec::as_slice).unwrap_or_default();
-        let events = objects.iter().filter_map(move |raw| {
-            let object = Object::parse(raw.clone(), &query.gvk).expect("it was parsed when it was added");
+    async fn resolve(&self, gvk: &Gvk) -> Resolution {
+        let objects = self.objects.get(gvk).into_iter().flat_map(|objects| objects.iter());
+        let namespaced = objects.filter_map(|raw| Object::parse(raw.clone(), gvk).ok());
+        let namespaced = namespaced.into_iter().any(|object| !object.metadata.namespace.is_empty());
+        Resolution::Served(Resource { name: gvk.kind.clone(), namespaced })
+    }
+
+    async fn permits(&self, _: &Query) -> bool {
+        true
+    }
+
+    fn watch(&self, query: Query) -> BoxStream<'static, Event> {
+        let objects = self.objects.get(&query.gvk).cloned().unwrap_or_default();
+        let total = Some(objects.len() as u64);
+        let events = (0..objects.len()).filter_map(move |index| {
+            let raw = objects[index].clone();
+            let object = Object::parse(raw, &query.gvk).expect("it was parsed when it was added");
             let namespace = &object.metadata.namespace;
-            let wanted = namespace.is_empty() || query.scope.contains(namespace);
+            let wanted = namespace.is_empty() || query.namespace.as_ref().is_none_or(|own| own == namespace);
             wanted.then_some(Event::Apply(object))
         });
-        stream::iter(events).chain(stream::iter([Event::Synced { namespaced: true }])).boxed()
+        let begin = stream::iter([Event::Listing { total }]);
+        begin.chain(stream::iter(events)).chain(stream::iter([Event::Synced { version: 0 }])).boxed()
+    }
+
+    fn kinds(&self) -> watch::Receiver<u64> {
+        watch::channel(0).1
     }
 
     fn is_complete(&self) -> bool {

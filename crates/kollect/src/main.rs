@@ -20,6 +20,8 @@ struct Args {
 enum Command {
     /// Read objects once, with manifests from files: nothing is installed anywhere.
     Collect(Box<cli::collect::Args>),
+    /// Follow objects and print every row that changes: nothing is installed anywhere.
+    Watch(Box<cli::watch::Args>),
     /// Print the custom resource definitions of the eleven kinds.
     Crds(cli::CrdsArgs),
 }
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
     }
     match args.command {
         Command::Collect(args) => cli::collect::run(*args),
+        Command::Watch(args) => cli::watch::run(&args),
         Command::Crds(args) => cli::crds(&args),
     }
 }

@@ -76,15 +76,15 @@ pub struct Row {
     pub version: Arc<str>,
     /// Name of the object.
     pub name: Arc<str>,
-    /// The attributes as canonical JSON: sorted keys, no white space.
-    pub attributes: Box<RawValue>,
+    /// The attributes as canonical JSON: sorted keys, no white space. Targets with one profile share them.
+    pub attributes: Arc<RawValue>,
     /// Digest of key, version, name and attributes.
     pub digest: RowDigest,
 }
 
 impl Row {
     /// A row with its digest.
-    pub fn new(key: RowKey, version: Arc<str>, name: Arc<str>, attributes: Box<RawValue>) -> Self {
+    pub fn new(key: RowKey, version: Arc<str>, name: Arc<str>, attributes: Arc<RawValue>) -> Self {
         let digest = digest(&key, &version, &name, attributes.get());
         Self { key, version, name, attributes, digest }
     }
@@ -158,7 +158,7 @@ mod tests {
             namespace: "shop".into(),
             uid: "u1".into(),
         };
-        Row::new(key, "v1".into(), name.into(), RawValue::from_string(attributes.into()).unwrap())
+        Row::new(key, "v1".into(), name.into(), RawValue::from_string(attributes.into()).unwrap().into())
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! ends once its etcd is gone.
 
 mod access;
+mod etcd;
 mod kubectl;
 mod users;
 
@@ -38,6 +39,8 @@ pub struct ControlPlane {
     scratch: Scratch,
     access: Access,
     kubeconfig: PathBuf,
+    /// Those that the caller asked for, beside ours.
+    api_server_flags: Vec<String>,
     /// Numbers the namespaces, so that their names are unique.
     namespaces: AtomicU32,
     api_server: Option<Server>,
@@ -49,8 +52,13 @@ impl ControlPlane {
     /// Starts a control plane of its own for one test, and returns when it is ready. Builds the
     /// programs first if this machine has never done so.
     pub fn start() -> Result<Self, Error> {
+        Self::start_with(&[])
+    }
+
+    /// Starts one whose API server has additional flags, such as `--feature-gates=WatchList=false`.
+    pub fn start_with(api_server_flags: &[&str]) -> Result<Self, Error> {
         let programs = Programs::find_or_build()?;
-        on_free_port(|port| Self::start_on(port, &programs))
+        on_free_port(|port| Self::start_on(port, &programs, api_server_flags))
     }
 
     /// The control plane that all tests of this process share; started by the first caller.
@@ -103,18 +111,19 @@ impl ControlPlane {
         Ok(())
     }
 
-    fn start_on(port: u16, programs: &Programs) -> Result<Self, Error> {
+    fn start_on(port: u16, programs: &Programs, api_server_flags: &[&str]) -> Result<Self, Error> {
         let scratch = Scratch::new()?;
-        let mut etcd = kill_on_drop(&scratch, "etcd", &etcd_command(programs, &scratch))?;
+        let mut etcd = kill_on_drop(&scratch, "etcd", &etcd::command(programs, &scratch))?;
         let access = Access::create(&scratch, port)?;
         let kubeconfig = access.write_kubeconfig(&scratch, "admin", &access.admin_token)?;
         // An API server that finds no etcd waits for a whole second before it tries again.
-        etcd.wait_until(START_LIMIT, || etcd_socket(&scratch).exists())?;
+        etcd.wait_until(START_LIMIT, || etcd::socket(&scratch).exists())?;
         let mut control_plane = Self {
             programs: programs.clone(),
             scratch,
             access,
             kubeconfig,
+            api_server_flags: api_server_flags.iter().map(ToString::to_string).collect(),
             namespaces: AtomicU32::new(0),
             api_server: None,
             others: vec![etcd],
@@ -145,7 +154,7 @@ impl ControlPlane {
         let key = access.key_file.display();
         let mut command = Command::new(&self.programs.kube_apiserver);
         command.args([
-            flag("etcd-servers", format_args!("unix://{}", etcd_socket(&self.scratch).display())),
+            flag("etcd-servers", format_args!("unix://{}", etcd::socket(&self.scratch).display())),
             flag("bind-address", "127.0.0.1"),
             flag("advertise-address", "127.0.0.1"),
             flag("secure-port", access.port),
@@ -162,6 +171,7 @@ impl ControlPlane {
             // It would try for ever to publish a loopback address, which is not allowed.
             flag("endpoint-reconciler-type", "none"),
         ]);
+        command.args(&self.api_server_flags);
         command
     }
 
@@ -180,25 +190,6 @@ impl ControlPlane {
 
 fn kill_on_drop(scratch: &Scratch, name: &str, command: &Command) -> Result<Server, Error> {
     Server::start(scratch, name, Stop::Kill, command)
-}
-
-fn etcd_socket(scratch: &Scratch) -> PathBuf {
-    scratch.path().join("etcd.sock")
-}
-
-fn etcd_command(programs: &Programs, scratch: &Scratch) -> Command {
-    let mut command = Command::new(&programs.etcd);
-    command.arg("--unsafe-no-fsync").args([
-        flag("data-dir", scratch.path().join("etcd").display()),
-        flag("listen-client-urls", format_args!("unix://{}", etcd_socket(scratch).display())),
-        // Neither is ever used, and sockets are refused here.
-        flag("advertise-client-urls", "http://127.0.0.1:0"),
-        flag("listen-peer-urls", "http://127.0.0.1:0"),
-        flag("log-level", "warn"),
-        // The default of 2 GiB is too small for a bench with 100,000 large objects and their history.
-        flag("quota-backend-bytes", 8_u64 << 30),
-    ]);
-    command
 }
 
 fn flag(name: &str, value: impl Display) -> String {

@@ -1,9 +1,10 @@
 //! Real servers for tests, the demo and benches.
 //!
 //! [`ControlPlane`] is etcd, kube-apiserver and kube-controller-manager, built once from their Go
-//! modules; [`Postgres`] is the server that the machine has installed. Each starts on free loopback
-//! ports in its own [`Scratch`] directory, and everything is gone when its handle is dropped or this
-//! process ends in any way, SIGKILL included (see [`guard`]).
+//! modules; [`Proxy`] is a network in front of it that breaks on demand; [`Postgres`] is the server
+//! that the machine has installed. Each starts on free loopback ports in its own [`Scratch`]
+//! directory, and everything is gone when its handle is dropped or this process ends in any way,
+//! SIGKILL included (see [`guard`]).
 //!
 //! A part that is missing is an [`Error`] that says what to install, never a skipped test.
 
@@ -14,6 +15,7 @@ pub mod guard;
 mod ports;
 pub mod postgres;
 pub mod programs;
+pub mod proxy;
 
 pub use control_plane::{ControlPlane, Rule};
 pub use error::Error;
@@ -21,3 +23,4 @@ pub use guard::{Scratch, Server, Stop};
 pub use ports::free_port;
 pub use postgres::Postgres;
 pub use programs::Programs;
+pub use proxy::Proxy;

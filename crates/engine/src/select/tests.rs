@@ -39,21 +39,20 @@ fn namespaces() -> Namespaces {
         json!({ "name": "in", "annotations": { "kollect.dev/namespace-watch": "enabled" } }),
     ]
     .into_iter()
-    .map(|value| (value["name"].as_str().unwrap().to_owned(), metadata(value)))
+    .map(|value| (value["name"].as_str().unwrap().into(), Arc::new(metadata(value))))
     .collect();
     Namespaces { known, complete: true }
 }
 
+/// Everything of the kind, filtered as the first rule wants it.
+fn any_query(selection: &Selection) -> Query {
+    let field_selector = selection.field_selectors().next().map(ToOwned::to_owned);
+    Query { field_selector, ..Query::all(gvk("Deployment")) }
+}
+
 fn verdict(target: Value, ceiling: Value, metadata: Value) -> Result<(), Rejected> {
     let selection = selection(&target, ceiling);
-    let own = || Query {
-        gvk: gvk("Deployment"),
-        scope: Scope::All,
-        label_selector: None,
-        name: None,
-        field_selector: None,
-    };
-    let query = queries(&[&selection], None).into_keys().next().unwrap_or_else(own);
+    let query = any_query(&selection);
     selection.verdict(&query, &object(metadata), &namespaces())
 }
 
@@ -157,20 +156,37 @@ fn w15_cluster_scoped_objects_are_in_no_namespace() {
     );
 }
 
-/// Kind, namespaces, label selector, field selector and served targets of each query, as text.
-fn queries_of(targets: &[&Value], only: Option<&str>) -> Vec<String> {
+/// The places where listing is forbidden.
+type Denied<'a> = &'a [Option<&'a str>];
+
+/// Namespace, label selector, field selector and served targets of each query, as text; then where
+/// nothing can be asked.
+fn queries_of(
+    targets: &[&Value],
+    only: Option<&str>,
+    namespaces: &Namespaces,
+    denied: Denied<'_>,
+) -> Vec<String> {
     let selections: Vec<Selection> = targets.iter().map(|target| selection(target, Value::Null)).collect();
-    let selections: Vec<&Selection> = selections.iter().collect();
-    let text = |(query, served): (Query, Vec<usize>)| {
-        let namespaces = match query.scope {
-            Scope::All => "all".to_owned(),
-            Scope::Namespaces(names) => names.into_iter().collect::<Vec<_>>().join(","),
-        };
+    let member = |(number, selection)| Member { number, selection, metadata_only: number == 7 };
+    let members: Vec<Member<'_>> = (0..).zip(&selections).map(member).collect();
+    let within: Option<BTreeSet<Arc<str>>> = only.map(|only| [only.into()].into());
+    let denied = denied.iter().map(|place| place.map(Into::into)).collect();
+    let found = queries(&gvk("Deployment"), true, &members, namespaces, within.as_ref(), &denied);
+    let place = |namespace: Option<Arc<str>>| namespace.map_or("all".to_owned(), |name| name.to_string());
+    let text = |(query, served): (Query, BTreeSet<u32>)| {
         let labels = query.label_selector.unwrap_or_default();
         let fields = query.name.or(query.field_selector).unwrap_or_default();
-        format!("{} in {namespaces} with [{labels}] [{fields}] for {served:?}", query.gvk.kind)
+        format!("{} [{labels}] [{fields}] for {served:?}", place(query.namespace))
     };
-    queries(&selections, only).into_iter().map(text).collect()
+    let dark =
+        found.dark.into_iter().map(|(namespace, served)| format!("dark {} for {served:?}", place(namespace)));
+    let undecided = found.undecided.into_iter().map(|number| format!("undecided {number}"));
+    found.wanted.into_iter().map(text).chain(dark).chain(undecided).collect()
+}
+
+fn asked(targets: &[&Value], only: Option<&str>) -> Vec<String> {
+    queries_of(targets, only, &namespaces(), &[])
 }
 
 #[test]
@@ -180,28 +196,63 @@ fn queries_are_as_narrow_as_all_targets_allow() {
         { "key": "a", "operator": "Exists" }, { "key": "b", "operator": "DoesNotExist" },
     ] });
     let in_a = json!({ "profileRef": "p", "includedNamespaces": ["a"], "labelSelector": labels });
-    let in_b = json!({ "profileRef": "p", "includedNamespaces": ["b"], "labelSelector": labels });
+    let in_b = json!({ "profileRef": "p", "includedNamespaces": ["b"] });
     let everywhere = json!({ "profileRef": "p" });
     let field = json!({ "profileRef": "p", "fieldSelector": "metadata.name=x" });
-    assert_eq!(
-        queries_of(&[&in_a, &in_b], None),
-        ["Deployment in a,b with [app=web,tier notin (x,y),a,!b] [] for [0, 1]"]
-    );
-    assert_eq!(queries_of(&[&in_a, &everywhere], None), ["Deployment in all with [] [] for [0, 1]"]);
-    assert_eq!(queries_of(&[&everywhere], Some("c")), ["Deployment in c with [] [] for [0]"]);
+    // Each namespace is asked for what is wanted there.
+    let expected = ["a [app=web,tier notin (x,y),a,!b] [] for {0}", "b [] [] for {1}"];
+    assert_eq!(asked(&[&in_a, &in_b], None), expected);
+    assert_eq!(asked(&[&in_a, &everywhere], None), ["all [] [] for {0, 1}"]);
+    assert_eq!(asked(&[&everywhere], Some("a")), ["a [] [] for {0}"]);
     // What the API server filters for one target must not be missing for another.
     assert_eq!(
-        queries_of(&[&everywhere, &field], None),
-        ["Deployment in all with [] [] for [0]", "Deployment in all with [] [metadata.name=x] for [1]"]
+        asked(&[&everywhere, &field], None),
+        ["all [] [] for {0}", "all [] [metadata.name=x] for {1}"]
     );
     let named = json!({ "profileRef": "p", "names": ["x"] });
     let two = json!({ "profileRef": "p", "names": ["x", "y"] });
-    assert_eq!(queries_of(&[&named, &named], None), ["Deployment in all with [] [x] for [0, 1]"]);
-    assert_eq!(queries_of(&[&named, &two], None), ["Deployment in all with [] [] for [0, 1]"]);
+    assert_eq!(asked(&[&named, &named], None), ["all [] [x] for {0, 1}"]);
+    assert_eq!(asked(&[&named, &two], None), ["all [] [] for {0, 1}"]);
+    let labelled = json!({ "profileRef": "p", "namespaceSelector": { "matchLabels": { "team": "b" } } });
+    assert_eq!(asked(&[&labelled], None), ["b [] [] for {0}"]);
+    let missing = json!({ "profileRef": "p", "includedNamespaces": ["not-there"] });
+    assert!(asked(&[&missing], None).is_empty(), "an empty set selects nothing");
     let denied = selection(&named, json!({ "allowedGVKs": [{ "version": "v1", "kind": "Pod" }] }));
-    assert!(queries(&[&denied], None).is_empty(), "what a scope denies is not listed");
-    let nothing = selection(&in_a, json!({ "allowedNamespaces": ["b"] }));
-    assert_eq!(scope([&nothing].into_iter(), None), Scope::Namespaces(BTreeSet::new()));
+    assert!(denied.kinds().is_empty(), "what a scope denies is not listed");
+}
+
+#[test]
+fn many_namespaces_are_one_query() {
+    let known = (0..20).map(|number| {
+        let name: Arc<str> = format!("n{number}").into();
+        (
+            name.clone(),
+            Arc::new(metadata(json!({ "name": &*name, "labels": { "few": (number < 3).to_string() } }))),
+        )
+    });
+    let namespaces = Namespaces { known: known.collect(), complete: true };
+    let target = |labels: Value| json!({ "profileRef": "p", "namespaceSelector": labels });
+    let few = target(json!({ "matchLabels": { "few": "true" } }));
+    let many = target(json!({ "matchExpressions": [{ "key": "few", "operator": "Exists" }] }));
+    assert_eq!(queries_of(&[&few], None, &namespaces, &[]).len(), 3);
+    assert_eq!(queries_of(&[&many], None, &namespaces, &[]), ["all [] [] for {0}"]);
+    // Not permitted: as many as there are.
+    let split = queries_of(&[&many], None, &namespaces, &[None, Some("n7")]);
+    assert_eq!(split.len(), 20);
+    assert_eq!(split[19], "dark n7 for {0}");
+}
+
+#[test]
+fn without_a_list_of_namespaces_names_decide() {
+    let unknown = Namespaces { known: [("a".into(), Arc::default())].into(), complete: false };
+    let everywhere = json!({ "profileRef": "p" });
+    let in_a = json!({ "profileRef": "p", "includedNamespaces": ["a"] });
+    let opt_in = json!({ "profileRef": "p", "includedNamespaces": ["a"], "watchMode": "OptIn" });
+    assert_eq!(
+        queries_of(&[&everywhere, &in_a, &opt_in], None, &unknown, &[]),
+        ["a [] [] for {1}", "undecided 0", "undecided 2"]
+    );
+    assert_eq!(queries_of(&[&everywhere], Some("a"), &unknown, &[]), ["a [] [] for {0}"]);
 }
 
 #[test]
@@ -210,9 +261,44 @@ fn rules_of_several_kinds_are_each_watched() {
         { "gvk": { "group": "apps", "version": "v1", "kind": "Deployment" } },
         { "gvk": { "group": "apps", "version": "v1", "kind": "StatefulSet" } },
     ] });
-    let expected = ["Deployment in all with [] [] for [0]", "StatefulSet in all with [] [] for [0]"];
-    assert_eq!(queries_of(&[&target], None), expected);
+    let kinds = selection(&target, Value::Null);
+    let kinds: Vec<&str> = kinds.kinds().into_iter().map(|gvk| &*gvk.kind).collect();
+    assert_eq!(kinds, ["Deployment", "StatefulSet"]);
+    let twice = json!({ "profileRef": "p", "resourceRules": [
+        { "gvk": { "group": "apps", "version": "v1", "kind": "Deployment" } },
+        { "gvk": { "group": "apps", "version": "v1beta1", "kind": "Deployment" } },
+    ] });
+    let spec = serde_json::from_value(twice).unwrap();
+    let policy = Policy::default();
+    let errors =
+        Selection::of_target(&spec, &gvk("Deployment"), None, &policy, &NamespaceDefaults::default());
+    assert_eq!(errors.unwrap_err()[0].field, "spec.resourceRules[1].gvk.version");
 }
+
+#[test]
+fn a_namespace_that_changes_has_an_effect_only_where_it_is_read() {
+    let before = metadata(json!({ "name": "a", "labels": { "team": "a", "other": "1" } }));
+    let relabelled = metadata(json!({ "name": "a", "labels": { "team": "b" } }));
+    let opted_out =
+        metadata(json!({ "name": "a", "labels": { "team": "a", "kollect.dev/watch": "disabled" } }));
+    let effect = |target: Value, after: Option<&Metadata>| {
+        selection(&target, Value::Null).effect(&gvk("Deployment"), "a", Some(&before), after)
+    };
+    let everywhere = json!({ "profileRef": "p" });
+    let by_label = json!({ "profileRef": "p", "namespaceSelector": { "matchLabels": { "team": "a" } } });
+    let joins = json!({ "profileRef": "p", "namespaceSelector": { "matchLabels": { "team": "b" } } });
+    let policy = json!({ "profileRef": "p", "resourceRules": [{
+        "gvk": { "group": "apps", "version": "v1", "kind": "Deployment" },
+        "matchPolicy": "has(namespaceObject.metadata.labels.other)",
+    }] });
+    assert_eq!(effect(everywhere.clone(), Some(&relabelled)), NamespaceEffect::None);
+    assert_eq!(effect(everywhere.clone(), Some(&opted_out)), NamespaceEffect::Other);
+    assert_eq!(effect(everywhere, None), NamespaceEffect::Lost);
+    assert_eq!(effect(by_label, Some(&relabelled)), NamespaceEffect::Lost);
+    assert_eq!(effect(joins, Some(&relabelled)), NamespaceEffect::Other);
+    assert_eq!(effect(policy, Some(&relabelled)), NamespaceEffect::Other);
+}
+
 #[test]
 fn policies_decide_last_and_fail_closed() {
     let rule = |policy: &str| {
@@ -249,7 +335,7 @@ fn defaults_complete_what_targets_leave_open() {
         let spec: KollectTargetSpec = serde_json::from_value(target).unwrap();
         let selection =
             Selection::of_target(&spec, &gvk("Deployment"), None, &Policy::default(), &defaults).unwrap();
-        let query = queries(&[&selection], None).into_keys().next().unwrap();
+        let query = any_query(&selection);
         selection.verdict(&query, &object(json!({ "name": "x", "namespace": namespace })), &namespaces())
     };
     assert_eq!(check(json!({ "profileRef": "p" }), "a"), Ok(()));
@@ -279,7 +365,7 @@ fn policies_know_the_kind_and_see_no_secrets() {
         let raw = json!({ "metadata": { "name": "x", "namespace": "a" }, "data": { "x": "hunter2" }, "pin": "hunter2" });
         let object =
             Object::parse(serde_json::value::to_raw_value(&raw).unwrap(), &gvk("Deployment")).unwrap();
-        let query = queries(&[&selection], None).into_keys().next().unwrap();
+        let query = any_query(&selection);
         selection.verdict(&query, &object, &namespaces()).is_ok()
     };
     let strict = Policy {

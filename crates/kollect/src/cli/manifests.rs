@@ -9,6 +9,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use kollect_engine::{collect::Target, extract::Policy, select::NamespaceDefaults};
@@ -110,7 +111,7 @@ pub(crate) struct Inventory {
 
 /// What the manifests ask for.
 pub(crate) struct Work {
-    pub(crate) targets: Vec<Target>,
+    pub(crate) targets: Vec<Arc<Target>>,
     pub(crate) inventories: Vec<Inventory>,
     /// What was left out, and what deserves a look.
     pub(crate) notes: Vec<String>,

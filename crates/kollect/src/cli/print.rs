@@ -74,7 +74,7 @@ impl<'a> Item<'a> {
     }
 }
 
-fn attributes(row: &Row) -> Map<String, Value> {
+pub(crate) fn attributes(row: &Row) -> Map<String, Value> {
     serde_json::from_str(row.attributes.get()).expect("attributes are a JSON object")
 }
 

@@ -23,7 +23,7 @@ fn row(uid: &str, attributes: &str) -> Arc<Row> {
         uid: uid.into(),
     };
     let attributes = RawValue::from_string(attributes.into()).unwrap();
-    Arc::new(Row::new(key, "v1".into(), "cart".into(), attributes))
+    Arc::new(Row::new(key, "v1".into(), "cart".into(), attributes.into()))
 }
 
 fn spec(file: &Path, mode: &str) -> SinkSpec {

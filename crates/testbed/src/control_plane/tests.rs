@@ -64,7 +64,7 @@ fn a_missing_program_is_named_in_the_error() {
         kubectl: "/nonexistent/kubectl".into(),
         etcd: "/nonexistent/etcd".into(),
     };
-    let error = ControlPlane::start_on(1, &programs).unwrap_err().to_string();
+    let error = ControlPlane::start_on(1, &programs, &[]).unwrap_err().to_string();
     assert!(error.starts_with("etcd ended with status 127"), "{error}");
     assert!(error.contains("/nonexistent/etcd"), "{error}");
 }
@@ -73,6 +73,34 @@ fn a_missing_program_is_named_in_the_error() {
 fn a_taken_port_is_recognised() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
-    let error = ControlPlane::start_on(port, &Programs::find_or_build().unwrap()).unwrap_err();
+    let error = ControlPlane::start_on(port, &Programs::find_or_build().unwrap(), &[]).unwrap_err();
     assert!(error.is_port_taken(), "{error}");
+}
+
+#[test]
+fn compaction_forgets_history_and_flags_survive_a_restart() {
+    let mut plane = ControlPlane::start_with(&["--feature-gates=WatchList=false"]).unwrap();
+    let raw = |plane: &ControlPlane, path: &str| plane.kubectl(&["get", "--raw", path]);
+    let list = raw(&plane, "/api/v1/namespaces?limit=1").unwrap();
+    let list: serde_json::Value = serde_json::from_str(&list).unwrap();
+    let version = list["metadata"]["resourceVersion"].as_str().unwrap();
+    let namespace = plane.namespace("later").unwrap();
+    // Answered from etcd, because a restarted API server has no history of its own.
+    let past = format!("/api/v1/namespaces?resourceVersionMatch=Exact&resourceVersion={version}");
+    plane.start_api_server().unwrap();
+    assert!(!raw(&plane, &past).unwrap().contains(&namespace));
+
+    plane.stop_api_server();
+    plane.compact_etcd().unwrap();
+    plane.compact_etcd().unwrap();
+    plane.start_api_server().unwrap();
+    let error = raw(&plane, &past).unwrap_err().to_string();
+    assert!(error.contains("(Expired)"), "{error}");
+    let events = raw(&plane, "/api/v1/namespaces?watch=true&resourceVersion=1").unwrap();
+    assert!(events.starts_with(r#"{"type":"ERROR""#) && events.contains(r#""code":410"#), "{events}");
+    plane.kubectl(&["get", "namespace", &namespace]).unwrap();
+
+    let metrics = raw(&plane, "/metrics").unwrap();
+    let is_off = |line: &str| line.contains(r#"name="WatchList""#) && line.ends_with(" 0");
+    assert!(metrics.lines().any(is_off));
 }

@@ -133,7 +133,7 @@ impl Manifests {
         profiles: &Profiles,
         policy: &Policy,
         defaults: &NamespaceDefaults,
-    ) -> (Vec<Target>, Vec<Known>) {
+    ) -> (Vec<Arc<Target>>, Vec<Known>) {
         let (mut targets, mut known) = (Vec::new(), Vec::new());
         let (mut problems, mut notes) = (Vec::new(), Vec::new());
         for asked in self.asked(policy, defaults) {
@@ -148,7 +148,9 @@ impl Manifests {
                 Ok(_) if asked.suspended => {
                     notes.push(format!("{who} is suspended: it was not collected, its rows stay"));
                 }
-                Ok(Some((selection, profile))) => targets.push(Target { id: asked.id, profile, selection }),
+                Ok(Some((selection, profile))) => {
+                    targets.push(Arc::new(Target::new(asked.id, profile, selection)));
+                }
                 Ok(None) => {}
                 Err(errors) => problems.extend(errors.iter().map(|error| format!("{who}: {error}"))),
             }

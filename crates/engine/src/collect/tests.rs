@@ -1,0 +1,777 @@
+//! Collection against a scripted cluster whose streams are as slow, as far apart and as broken as a
+//! random generator wants: whatever the order, the rows end up as a fresh list has them, no row ever
+//! goes back to an older version of its object, and none comes back from the dead.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use futures::{StreamExt, channel::mpsc, stream::BoxStream};
+use kollect_model::{
+    crd::{profile::KollectProfileSpec, shapes::Gvk, target::KollectTargetSpec},
+    row::{RowKey, TargetId},
+};
+use serde_json::{Value, json, value::to_raw_value};
+use tokio::{sync::watch, time};
+
+use super::{Collector, Settings, Target};
+use crate::{
+    coverage::State,
+    extract::{CompiledProfile, OptIns, Policy},
+    random::Random,
+    select::{NamespaceDefaults, Selection},
+    store::{Changes, Sight, StoreReader, store},
+    watch::{BlindReason, Blindness, Event, Object, Query, Resolution, Resource, WatchSource},
+};
+
+fn gvk(kind: &str) -> Gvk {
+    Gvk { group: String::new(), version: "v1".into(), kind: kind.into() }
+}
+
+/// The whole cluster: every object that exists, and everything that ever happened.
+#[derive(Default)]
+struct World {
+    version: u64,
+    objects: BTreeMap<String, (String, Value)>,
+    /// Version, kind, and the object before and after.
+    history: Vec<(u64, String, Option<Value>, Option<Value>)>,
+    streams: Vec<Stream>,
+    /// Kind and namespace that may not be listed.
+    denied: BTreeSet<(String, Option<String>)>,
+    missing: BTreeSet<String>,
+    /// How many streams were ever opened.
+    opened: usize,
+    silent: bool,
+}
+
+struct Stream {
+    query: Query,
+    events: mpsc::UnboundedSender<Event>,
+    phase: Phase,
+}
+
+enum Phase {
+    Asked,
+    Listing { version: u64, objects: Vec<Value> },
+    Watching { cursor: usize, version: u64 },
+    Ended,
+}
+
+/// What the query sees of an object.
+fn sees(query: &Query, kind: &str, object: Option<&Value>) -> bool {
+    let Some(object) = object else { return false };
+    let text = |value: &Value| value.as_str().map(ToOwned::to_owned).unwrap_or_default();
+    let holds = |selector: &Option<String>, root: &Value| {
+        selector.as_ref().is_none_or(|selector| {
+            let (path, wanted) = selector.split_once('=').expect("a simple selector");
+            let value = path.split('.').fold(root, |value, key| &value[key]);
+            text(value) == wanted
+        })
+    };
+    kind == query.gvk.kind
+        && query.namespace.as_deref().is_none_or(|namespace| object["metadata"]["namespace"] == namespace)
+        && query.name.as_deref().is_none_or(|name| object["metadata"]["name"] == name)
+        && holds(&query.label_selector, &object["metadata"]["labels"])
+        && holds(&query.field_selector, object)
+}
+
+fn parsed(object: &Value, gvk: &Gvk) -> Object {
+    Object::parse(to_raw_value(object).unwrap(), gvk).unwrap()
+}
+
+impl World {
+    fn put(&mut self, kind: &str, uid: &str, mut object: Value) {
+        self.version += 1;
+        object["metadata"]["uid"] = uid.into();
+        object["metadata"]["resourceVersion"] = self.version.to_string().into();
+        let before = self.objects.insert(uid.into(), (kind.into(), object.clone())).map(|(_, object)| object);
+        self.history.push((self.version, kind.into(), before, Some(object)));
+    }
+
+    fn delete(&mut self, uid: &str) {
+        if let Some((kind, object)) = self.objects.remove(uid) {
+            self.version += 1;
+            self.history.push((self.version, kind, Some(object), None));
+        }
+    }
+
+    /// One step of one stream. Says whether there was one.
+    fn step(&mut self, index: usize, random: &mut Random) -> bool {
+        let stream = &mut self.streams[index];
+        let gone = self.missing.contains(&stream.query.gvk.kind);
+        let place = (stream.query.gvk.kind.clone(), stream.query.namespace.as_deref().map(ToOwned::to_owned));
+        let refused = self.denied.contains(&place);
+        if (gone || refused) && !matches!(stream.phase, Phase::Ended) {
+            let reason = if gone { BlindReason::NotServed } else { BlindReason::Forbidden };
+            stream.events.unbounded_send(Event::Blind(Blindness { reason, message: "no".into() })).ok();
+            stream.events.close_channel();
+            stream.phase = Phase::Ended;
+            return true;
+        }
+        let (event, next) = match &mut stream.phase {
+            Phase::Ended => return false,
+            Phase::Asked => {
+                let objects = self.objects.values().filter(|(kind, object)| sees(&stream.query, kind, Some(object)));
+                let mut objects: Vec<Value> = objects.map(|(_, object)| object.clone()).collect();
+                for index in (1..objects.len()).rev() {
+                    objects.swap(index, random.below(index + 1));
+                }
+                (Event::Listing { total: None }, Phase::Listing { version: self.version, objects })
+            }
+            Phase::Listing { version, objects } => match objects.pop() {
+                Some(object) => {
+                    let (version, objects) = (*version, std::mem::take(objects));
+                    (Event::Apply(parsed(&object, &stream.query.gvk)), Phase::Listing { version, objects })
+                }
+                None => {
+                    let cursor = self.history.iter().take_while(|(v, ..)| *v <= *version).count();
+                    (Event::Synced { version: *version }, Phase::Watching { cursor, version: *version })
+                }
+            },
+            Phase::Watching { cursor, version } => {
+                let Some((at, kind, before, after)) = self.history.get(*cursor) else {
+                    if *version == self.version || self.silent {
+                        return false;
+                    }
+                    *version = self.version;
+                    stream.events.unbounded_send(Event::Progress { version: self.version }).ok();
+                    return true;
+                };
+                let query = &stream.query;
+                let event = match (sees(query, kind, before.as_ref()), sees(query, kind, after.as_ref())) {
+                    (_, true) => Some(Event::Apply(parsed(after.as_ref().unwrap(), &query.gvk))),
+                    (true, false) => {
+                        let mut last = after.clone().or_else(|| before.clone()).unwrap();
+                        last["metadata"]["resourceVersion"] = at.to_string().into();
+                        Some(Event::Delete(parsed(&last, &query.gvk).metadata))
+                    }
+                    (false, false) => None,
+                };
+                (*cursor, *version) = (*cursor + 1, *at);
+                if let Some(event) = event {
+                    stream.events.unbounded_send(event).ok();
+                }
+                return true;
+            }
+        };
+        let ends = matches!(event, Event::Synced { .. }) && !stream.query.follow;
+        stream.events.unbounded_send(event).ok();
+        stream.phase = if ends { Phase::Ended } else { next };
+        if ends {
+            stream.events.close_channel();
+        }
+        true
+    }
+
+    /// A stream loses its connection: it goes on where it was, or begins with a list.
+    fn disturb(&mut self, index: usize, random: &mut Random) {
+        let stream = &mut self.streams[index];
+        if !matches!(stream.phase, Phase::Watching { .. }) {
+            return;
+        }
+        let blindness = Blindness { reason: BlindReason::Failed, message: "cut".into() };
+        stream.events.unbounded_send(Event::Blind(blindness)).ok();
+        if random.below(2) == 0 {
+            stream.events.unbounded_send(Event::Resumed).ok();
+        } else {
+            stream.phase = Phase::Asked;
+        }
+    }
+}
+
+struct Script {
+    world: Arc<Mutex<World>>,
+    kinds: watch::Sender<u64>,
+}
+
+#[async_trait]
+impl WatchSource for Script {
+    async fn resolve(&self, gvk: &Gvk) -> Resolution {
+        if self.world.lock().unwrap().missing.contains(&gvk.kind) {
+            let message = "not served".into();
+            return Resolution::Blind(Blindness { reason: BlindReason::NotServed, message });
+        }
+        Resolution::Served(Resource { name: gvk.kind.clone(), namespaced: gvk.kind == "Pod" })
+    }
+
+    async fn permits(&self, query: &Query) -> bool {
+        let place = (query.gvk.kind.clone(), query.namespace.as_deref().map(ToOwned::to_owned));
+        !self.world.lock().unwrap().denied.contains(&place)
+    }
+
+    fn watch(&self, query: Query) -> BoxStream<'static, Event> {
+        let (events, receiver) = mpsc::unbounded();
+        let mut world = self.world.lock().unwrap();
+        world.opened += 1;
+        world.streams.push(Stream { query, events, phase: Phase::Asked });
+        receiver.boxed()
+    }
+
+    fn kinds(&self) -> watch::Receiver<u64> {
+        self.kinds.subscribe()
+    }
+
+    fn is_complete(&self) -> bool {
+        true
+    }
+}
+
+/// What targets can look like.
+fn target_specs() -> Vec<Value> {
+    let pods = json!({ "version": "v1", "kind": "Pod" });
+    let red = json!({ "matchLabels": { "team": "red" } });
+    vec![
+        json!({}),
+        json!({ "includedNamespaces": ["a"] }),
+        json!({ "includedNamespaces": ["a", "b"], "labelSelector": { "matchLabels": { "app": "x" } } }),
+        json!({ "namespaceSelector": red }),
+        json!({ "namespaceExcludeSelector": red }),
+        json!({ "labelSelector": { "matchLabels": { "app": "x" } } }),
+        json!({ "watchMode": "OptIn" }),
+        json!({ "fieldSelector": "spec.node=1" }),
+        json!({ "names": ["p1"] }),
+        json!({ "resourceRules": [
+            { "gvk": pods, "fieldSelector": "spec.node=1" },
+            { "gvk": pods, "matchLabels": { "app": "x" } },
+        ] }),
+        json!({ "resourceRules": [
+            { "gvk": pods, "matchPolicy": "namespaceObject.metadata.labels.team == 'red'" },
+            { "gvk": { "version": "v1", "kind": "Node" } },
+        ] }),
+    ]
+}
+
+fn profile(attributes: &Value) -> Arc<CompiledProfile> {
+    let spec: KollectProfileSpec = serde_json::from_value(json!({
+        "targetGVK": { "version": "v1", "kind": "Pod" }, "attributes": attributes,
+    }))
+    .unwrap();
+    Arc::new(CompiledProfile::compile(&spec, OptIns::default(), &Policy::default()).unwrap())
+}
+
+fn target(number: usize, spec: &Value, profile: &Arc<CompiledProfile>) -> Arc<Target> {
+    let mut spec = spec.clone();
+    spec["profileRef"] = "p".into();
+    let spec: KollectTargetSpec = serde_json::from_value(spec).unwrap();
+    let policy = Policy::default();
+    let selection =
+        Selection::of_target(&spec, &profile.gvk, None, &policy, &NamespaceDefaults::default()).unwrap();
+    Arc::new(Target::new(target_id(number), profile.clone(), selection))
+}
+
+fn target_id(number: usize) -> TargetId {
+    TargetId { namespace: Some("team".into()), name: format!("t{number}").into() }
+}
+
+struct Lab {
+    world: Arc<Mutex<World>>,
+    kinds: watch::Sender<u64>,
+    collector: Collector,
+    rows: StoreReader,
+    targets: BTreeMap<usize, Arc<Target>>,
+    changes: Changes,
+    /// The newest version of each row, and the rows whose objects were deleted.
+    seen: BTreeMap<RowKey, u64>,
+    dead: BTreeSet<RowKey>,
+    random: Random,
+    next_uid: usize,
+}
+
+const TARGETS: usize = 4;
+
+impl Lab {
+    fn new(seed: u64) -> Self {
+        let world = Arc::new(Mutex::new(World::default()));
+        let kinds = watch::Sender::default();
+        let source = Script { world: world.clone(), kinds: kinds.clone() };
+        let (writer, rows) = store();
+        let collector = Collector::start(Arc::new(source), writer, Settings::default(), |_| {});
+        let ids: Vec<TargetId> = (0..TARGETS).map(target_id).collect();
+        let changes = rows.changes(&ids);
+        Self {
+            world,
+            kinds,
+            collector,
+            rows,
+            targets: BTreeMap::new(),
+            changes,
+            seen: BTreeMap::new(),
+            dead: BTreeSet::new(),
+            random: Random(seed),
+            next_uid: 0,
+        }
+    }
+
+    fn with<T>(&self, change: impl FnOnce(&mut World) -> T) -> T {
+        change(&mut self.world.lock().unwrap())
+    }
+
+    fn set_targets(&mut self) {
+        let targets: Vec<Arc<Target>> = self.targets.values().cloned().collect();
+        self.collector.set_targets(&targets, &BTreeSet::new());
+    }
+
+    fn change_target(&mut self) {
+        let number = self.random.below(TARGETS);
+        if self.random.below(4) == 0 {
+            self.targets.remove(&number);
+        } else {
+            let specs = target_specs();
+            let spec = &specs[self.random.below(specs.len())];
+            let version = json!({ "name": "version", "path": "$.metadata.resourceVersion", "type": "string" });
+            let full = profile(&json!([version, { "name": "image", "path": "$.spec.image" }]));
+            let slim = profile(&json!([version]));
+            let profile = if self.random.below(3) == 0 { slim } else { full };
+            self.targets.insert(number, target(number, spec, &profile));
+        }
+        self.set_targets();
+    }
+
+    fn change_namespace(&mut self) {
+        let name = self.random.pick(&["a", "b", "c", "d"]);
+        let uid = format!("ns-{name}");
+        if self.random.below(6) == 0 {
+            let inside = |object: &Value| object["metadata"]["namespace"] == *name;
+            self.with(|world| {
+                let pods: Vec<String> =
+                    world.objects.iter().filter(|(_, (_, o))| inside(o)).map(|(uid, _)| uid.clone()).collect();
+                pods.iter().for_each(|pod| world.delete(pod));
+                world.delete(&uid);
+            });
+            return;
+        }
+        let mark = self.random.pick(&["enabled", "disabled", "none", "none"]);
+        let labels = json!({ "team": self.random.pick(&["red", "blue"]), "kollect.dev/watch": mark });
+        self.with(|world| world.put("Namespace", &uid, json!({ "metadata": { "name": name, "labels": labels } })));
+    }
+
+    fn change_object(&mut self) {
+        let namespace = self.random.pick(&["a", "b", "c", "d"]);
+        let alive: Vec<String> = self.with(|world| {
+            world.objects.iter().filter(|(_, (kind, _))| kind != "Namespace").map(|(uid, _)| uid.clone()).collect()
+        });
+        let new = alive.is_empty() || self.random.below(3) == 0;
+        let uid = if new {
+            self.next_uid += 1;
+            format!("u{}", self.next_uid)
+        } else {
+            alive[self.random.below(alive.len())].clone()
+        };
+        if !new && self.random.below(4) == 0 {
+            self.with(|world| world.delete(&uid));
+            return;
+        }
+        let known = self.with(|world| world.objects.get(&uid).cloned());
+        let node = known.as_ref().map_or(self.random.below(5) == 0, |(kind, _)| kind == "Node");
+        let place = known.map(|(_, object)| object["metadata"].clone()).unwrap_or_else(|| {
+            let name = self.random.pick(&["p1", "p2"]);
+            if node { json!({ "name": uid }) } else { json!({ "name": name, "namespace": namespace }) }
+        });
+        let labels = json!({ "app": self.random.pick(&["x", "y"]) });
+        let image = self.random.pick(&["i1", "i2"]);
+        let node_name = self.random.pick(&["1", "2"]);
+        let mut object = json!({ "metadata": place, "spec": { "image": image, "node": node_name } });
+        object["metadata"]["labels"] = labels;
+        self.with(|world| world.put(if node { "Node" } else { "Pod" }, &uid, object));
+    }
+
+    fn change_permissions(&mut self) {
+        let place = self.random.pick(&["", "a", "b"]);
+        let place = ("Pod".to_owned(), (!place.is_empty()).then(|| place.to_owned()));
+        self.with(|world| {
+            if !world.denied.remove(&place) {
+                world.denied.insert(place);
+            }
+        });
+    }
+
+    fn step_streams(&mut self) {
+        let count = self.with(|world| world.streams.len());
+        for _ in 0..self.random.below(12) {
+            if count > 0 {
+                let index = self.random.below(count);
+                let (world, random) = (self.world.clone(), &mut self.random);
+                world.lock().unwrap().step(index, random);
+            }
+        }
+        if count > 0 && self.random.below(20) == 0 {
+            let index = self.random.below(count);
+            let (world, random) = (self.world.clone(), &mut self.random);
+            world.lock().unwrap().disturb(index, random);
+        }
+    }
+
+    /// Everything that is on its way has arrived.
+    async fn arrive(&mut self) {
+        time::sleep(Duration::from_millis(1)).await;
+        for change in self.changes.take() {
+            let version = |row: &Arc<kollect_model::row::Row>| -> u64 {
+                let attributes: Value = serde_json::from_str(row.attributes.get()).unwrap();
+                attributes["version"].as_str().unwrap().parse().unwrap()
+            };
+            match &change.after {
+                Some(row) => {
+                    assert!(!self.dead.contains(&change.key), "{} came back from the dead", change.key.uid);
+                    let known = self.seen.insert(change.key.clone(), version(row)).unwrap_or(0);
+                    assert!(known <= version(row), "{} went back from {known} to {}", change.key.uid, version(row));
+                }
+                None => {
+                    let alive = self.with(|world| world.objects.contains_key(&*change.key.uid));
+                    if !alive {
+                        self.dead.insert(change.key.clone());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Nothing changes any more, and all streams have told everything.
+    async fn rest(&mut self) {
+        for _ in 0..12 {
+            loop {
+                let (world, random) = (self.world.clone(), &mut self.random);
+                let moved = {
+                    let mut world = world.lock().unwrap();
+                    let count = world.streams.len();
+                    (0..count).filter(|index| world.step(*index, random)).count()
+                };
+                self.arrive().await;
+                if moved == 0 {
+                    break;
+                }
+            }
+            time::sleep(Duration::from_secs(8)).await;
+        }
+    }
+
+    /// Target, uid and digest of every row.
+    fn contents(rows: &StoreReader, targets: &BTreeMap<usize, Arc<Target>>) -> BTreeSet<(String, String, String)> {
+        let ids: Vec<TargetId> = targets.values().map(|target| target.id.clone()).collect();
+        let snapshot = rows.snapshot(&ids, Sight::Everything).expect("everything is known");
+        let row = |row: &Arc<kollect_model::row::Row>| {
+            (row.key.target.to_string(), row.key.uid.to_string(), row.attributes.get().to_owned())
+        };
+        snapshot.rows.values().map(row).collect()
+    }
+
+    /// What a fresh list gives.
+    async fn oracle(&self) -> BTreeSet<(String, String, String)> {
+        let world = self.with(|world| World {
+            version: world.version,
+            objects: world.objects.clone(),
+            denied: world.denied.clone(),
+            ..World::default()
+        });
+        let world = Arc::new(Mutex::new(world));
+        let source = Script { world: world.clone(), kinds: watch::Sender::default() };
+        let (writer, rows) = store();
+        let settings = Settings { follow: false, ..Settings::default() };
+        let mut collector = Collector::start(Arc::new(source), writer, settings, |_| {});
+        let targets: Vec<Arc<Target>> = self.targets.values().cloned().collect();
+        collector.set_targets(&targets, &BTreeSet::new());
+        for _ in 0..200 {
+            let mut world = world.lock().unwrap();
+            let count = world.streams.len();
+            (0..count).for_each(|index| while world.step(index, &mut Random(1)) {});
+            drop(world);
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        rows.settled().await;
+        Self::contents(&rows, &self.targets)
+    }
+}
+
+async fn run(seed: u64) {
+    let mut lab = Lab::new(seed);
+    lab.change_target();
+    for _ in 0..120 {
+        match lab.random.below(20) {
+            0..8 => lab.change_object(),
+            8..10 => lab.change_namespace(),
+            10 => lab.change_target(),
+            11 if lab.random.below(3) == 0 => lab.change_permissions(),
+            _ => lab.step_streams(),
+        }
+        lab.arrive().await;
+    }
+    // What may not be listed is frozen, so that a fresh list knows less.
+    lab.with(|world| world.denied.clear());
+    lab.rest().await;
+    let (found, expected) = (Lab::contents(&lab.rows, &lab.targets), lab.oracle().await);
+    assert_eq!(found, expected, "seed {seed}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rows_end_up_as_a_fresh_list_has_them() {
+    for seed in 1..=200 {
+        run(seed * 7919).await;
+    }
+}
+
+/// Lets every stream tell everything that it knows.
+async fn flow(lab: &mut Lab) {
+    loop {
+        let (world, random) = (lab.world.clone(), &mut lab.random);
+        let moved = {
+            let mut world = world.lock().unwrap();
+            let count = world.streams.len();
+            (0..count).filter(|index| world.step(*index, random)).count()
+        };
+        lab.arrive().await;
+        if moved == 0 {
+            return;
+        }
+    }
+}
+
+fn everything() -> Arc<Target> {
+    let version = json!({ "name": "version", "path": "$.metadata.resourceVersion", "type": "string" });
+    target(0, &json!({}), &profile(&json!([version, { "name": "image", "path": "$.spec.image" }])))
+}
+
+/// One namespace with some pods, and a target that wants them all.
+async fn lab_with_pods(pods: usize) -> Lab {
+    let mut lab = Lab::new(1);
+    lab.with(|world| world.put("Namespace", "ns-a", json!({ "metadata": { "name": "a" } })));
+    for number in 0..pods {
+        let pod = json!({ "metadata": { "name": format!("p{number}"), "namespace": "a" }, "spec": { "image": "i" } });
+        lab.with(|world| world.put("Pod", &format!("u{number}"), pod));
+    }
+    lab.targets.insert(0, everything());
+    lab.set_targets();
+    flow(&mut lab).await;
+    assert_eq!(lab.rows.count(&target_id(0)), pods);
+    lab
+}
+
+fn watches(lab: &Lab) -> usize {
+    lab.with(|world| {
+        let open = |stream: &&Stream| !stream.events.is_closed() && stream.query.gvk.kind == "Pod";
+        world.streams.iter().filter(open).count()
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn law_1_targets_of_a_kind_share_one_watch_and_the_last_one_ends_it() {
+    let mut lab = lab_with_pods(2).await;
+    assert_eq!(watches(&lab), 1);
+    lab.targets.insert(1, target(1, &json!({ "names": ["p1"] }), &lab.targets[&0].profile.clone()));
+    lab.set_targets();
+    flow(&mut lab).await;
+    assert_eq!(watches(&lab), 1, "the list for the new target has replaced the old watch");
+    assert_eq!(lab.rows.count(&target_id(1)), 1);
+    let opened = lab.with(|world| world.opened);
+    lab.targets.remove(&1);
+    lab.set_targets();
+    flow(&mut lab).await;
+    assert_eq!(lab.rows.count(&target_id(1)), 0);
+    assert_eq!(lab.with(|world| world.opened), opened, "nothing is listed again for those that stay");
+    lab.targets.clear();
+    lab.set_targets();
+    flow(&mut lab).await;
+    assert_eq!(watches(&lab), 0);
+    assert_eq!(lab.rows.count(&target_id(0)), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_target_does_not_disturb_the_others() {
+    let mut lab = lab_with_pods(3).await;
+    lab.targets.insert(1, target(1, &json!({}), &lab.targets[&0].profile.clone()));
+    lab.set_targets();
+    time::sleep(Duration::from_millis(5)).await;
+    // The new list stands still, and the old watch goes on.
+    lab.with(|world| world.delete("u0"));
+    let old = lab.with(|world| world.streams.iter().position(|stream| stream.query.gvk.kind == "Pod").unwrap());
+    let (world, random) = (lab.world.clone(), &mut lab.random);
+    while world.lock().unwrap().step(old, random) {}
+    lab.arrive().await;
+    assert_eq!(lab.rows.count(&target_id(0)), 2);
+    assert!(lab.rows.snapshot(&[target_id(1)], Sight::Everything).is_none(), "nothing was listed for it yet");
+    flow(&mut lab).await;
+    assert_eq!(lab.rows.count(&target_id(1)), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn targets_with_one_profile_share_the_attributes() {
+    let mut lab = lab_with_pods(1).await;
+    lab.targets.insert(1, target(1, &json!({}), &lab.targets[&0].profile.clone()));
+    lab.set_targets();
+    flow(&mut lab).await;
+    // The list for the new target skips rows that are there; the next change makes both.
+    let pod = json!({ "metadata": { "name": "p0", "namespace": "a" }, "spec": { "image": "new" } });
+    lab.with(|world| world.put("Pod", "u0", pod));
+    flow(&mut lab).await;
+    let snapshot = lab.rows.snapshot(&[target_id(0), target_id(1)], Sight::Everything).unwrap();
+    let bytes: Vec<_> = snapshot.rows.values().map(|row| row.attributes.clone()).collect();
+    assert_eq!(bytes.len(), 2);
+    assert!(Arc::ptr_eq(&bytes[0], &bytes[1]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn law_5_a_revoked_permission_freezes_rows_and_a_granted_one_thaws_them() {
+    let mut lab = lab_with_pods(2).await;
+    let places = [("Pod".to_owned(), None), ("Pod".to_owned(), Some("a".to_owned()))];
+    lab.with(|world| world.denied.extend(places.clone()));
+    flow(&mut lab).await;
+    lab.with(|world| world.delete("u0"));
+    flow(&mut lab).await;
+    assert_eq!(lab.rows.count(&target_id(0)), 2, "nobody saw it go");
+    let snapshot = lab.rows.snapshot(&[target_id(0)], Sight::Everything).unwrap();
+    let unknown = RowKey { uid: "u9".into(), ..snapshot.rows.keys().next().unwrap().clone() };
+    assert!(!snapshot.knows_gone(&unknown), "what is absent may exist");
+    let blind = |lab: &Lab| {
+        let coverage = lab.collector.coverage().read();
+        coverage.values().filter(|known| matches!(known.state, State::Blind { .. })).count()
+    };
+    assert_eq!(blind(&lab), 1);
+    lab.with(|world| world.denied.clear());
+    time::sleep(Duration::from_secs(40)).await;
+    flow(&mut lab).await;
+    assert_eq!((lab.rows.count(&target_id(0)), blind(&lab)), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn law_5_a_kind_that_is_not_served_freezes_and_comes_back() {
+    let mut lab = lab_with_pods(2).await;
+    lab.with(|world| drop(world.missing.insert("Pod".into())));
+    lab.kinds.send_modify(|number| *number += 1);
+    flow(&mut lab).await;
+    assert_eq!(lab.rows.count(&target_id(0)), 2);
+    lab.with(|world| {
+        world.missing.clear();
+        world.delete("u1");
+    });
+    lab.kinds.send_modify(|number| *number += 1);
+    lab.arrive().await;
+    flow(&mut lab).await;
+    assert_eq!(lab.rows.count(&target_id(0)), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gap_is_remembered_with_its_reason() {
+    let mut lab = lab_with_pods(1).await;
+    lab.with(|world| {
+        let index = world.streams.iter().position(|stream| stream.query.gvk.kind == "Pod").unwrap();
+        world.disturb(index, &mut Random(2));
+    });
+    flow(&mut lab).await;
+    let coverage = lab.collector.coverage().read();
+    let pods = coverage.iter().find(|(place, _)| place.gvk.kind == "Pod").unwrap().1;
+    assert!(matches!(pods.state, State::Synced { .. }));
+    assert_eq!(pods.gaps.len(), 1);
+    assert_eq!(pods.gaps[0].blindness.message, "cut");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_missed_event_is_found_repaired_and_counted() {
+    let mut lab = lab_with_pods(3).await;
+    lab.with(|world| {
+        // The watch does not tell what happens next.
+        world.silent = true;
+        let pod = json!({ "metadata": { "name": "p0", "namespace": "a" }, "spec": { "image": "new" } });
+        world.put("Pod", "u0", pod);
+        world.delete("u1");
+        for stream in world.streams.iter_mut().filter(|stream| stream.query.gvk.kind == "Pod") {
+            if let Phase::Watching { cursor, .. } = &mut stream.phase {
+                *cursor += 2;
+            }
+        }
+    });
+    flow(&mut lab).await;
+    assert_eq!(lab.rows.count(&target_id(0)), 3);
+    for _ in 0..(13 * 60) {
+        time::sleep(Duration::from_mins(1)).await;
+        flow(&mut lab).await;
+    }
+    assert_eq!(lab.rows.count(&target_id(0)), 2);
+    let coverage = lab.collector.coverage().read();
+    let pods = coverage.iter().find(|(place, _)| place.gvk.kind == "Pod").unwrap().1;
+    assert_eq!(pods.repaired, 2);
+    assert_eq!(watches(&lab), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cluster_that_was_restored_from_a_backup_is_read_again() {
+    let mut lab = lab_with_pods(2).await;
+    lab.seen.clear();
+    lab.with(|world| {
+        // Versions begin again, and one object is another one.
+        world.version = 0;
+        world.history.clear();
+        world.delete("u1");
+        let pod = json!({ "metadata": { "name": "p0", "namespace": "a" }, "spec": { "image": "old" } });
+        world.put("Pod", "u0", pod);
+        for stream in &mut world.streams {
+            stream.phase = Phase::Asked;
+        }
+    });
+    flow(&mut lab).await;
+    let rows = Lab::contents(&lab.rows, &lab.targets);
+    assert_eq!(rows.len(), 1);
+    assert!(rows.iter().next().unwrap().2.contains("old"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn w12_a_target_that_changes_its_kind_takes_its_old_rows_along() {
+    let mut lab = lab_with_pods(2).await;
+    lab.with(|world| world.put("Node", "n1", json!({ "metadata": { "name": "n1" }, "spec": {} })));
+    let nodes = json!({ "resourceRules": [{ "gvk": { "version": "v1", "kind": "Node" } }] });
+    lab.targets.insert(0, target(0, &nodes, &lab.targets[&0].profile.clone()));
+    lab.set_targets();
+    lab.arrive().await;
+    assert_eq!(lab.rows.count(&target_id(0)), 2, "the old rows stay until the new ones are there");
+    flow(&mut lab).await;
+    let rows = Lab::contents(&lab.rows, &lab.targets);
+    assert_eq!(rows.into_iter().map(|(_, uid, _)| uid).collect::<Vec<_>>(), ["n1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_frozen_target_keeps_its_rows_until_it_is_deleted() {
+    let mut lab = lab_with_pods(2).await;
+    let frozen = BTreeSet::from([target_id(0)]);
+    lab.collector.set_targets(&[], &frozen);
+    lab.with(|world| world.delete("u0"));
+    flow(&mut lab).await;
+    assert_eq!((lab.rows.count(&target_id(0)), watches(&lab)), (2, 0));
+    lab.set_targets();
+    flow(&mut lab).await;
+    assert_eq!(lab.rows.count(&target_id(0)), 1);
+    lab.collector.set_targets(&[], &frozen);
+    lab.collector.set_targets(&[], &BTreeSet::new());
+    assert_eq!(lab.rows.count(&target_id(0)), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_stands_still_counts_as_blind() {
+    let mut lab = Lab::new(1);
+    lab.targets.insert(0, everything());
+    lab.set_targets();
+    lab.arrive().await;
+    // Namespaces answer, pods do not.
+    let (world, random) = (lab.world.clone(), &mut lab.random);
+    while world.lock().unwrap().step(0, random) {}
+    lab.arrive().await;
+    assert!(lab.rows.snapshot(&[target_id(0)], Sight::Everything).is_none());
+    time::sleep(Duration::from_secs(70)).await;
+    assert!(lab.rows.snapshot(&[target_id(0)], Sight::Everything).is_some(), "others need not wait for it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn w53_changes_are_told_at_once_and_never_lost() {
+    let mut lab = lab_with_pods(1).await;
+    let mut changes = lab.rows.changes(&[target_id(0)]);
+    for number in 0..50 {
+        let image = format!("i{number}");
+        let pod = json!({ "metadata": { "name": "p0", "namespace": "a" }, "spec": { "image": image } });
+        lab.with(|world| world.put("Pod", "u0", pod));
+        flow(&mut lab).await;
+    }
+    let told = changes.next().await;
+    assert_eq!(told.len(), 1, "one row, told once");
+    assert!(told[0].before.as_ref().unwrap().attributes.get().contains("\"i\""));
+    assert!(told[0].after.as_ref().unwrap().attributes.get().contains("i49"));
+    assert!(changes.take().is_empty());
+}

@@ -1,0 +1,166 @@
+//! What is being watched, since when, and every gap with its reason.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex, PoisonError},
+    time::SystemTime,
+};
+
+use kollect_model::crd::shapes::Gvk;
+
+use crate::watch::{Blindness, Query};
+
+/// How many gaps of a place are remembered.
+const GAPS: usize = 16;
+
+/// A kind, and where it is looked at.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// Kind.
+    pub gvk: Gvk,
+    /// Namespace; `None`: the whole cluster.
+    pub namespace: Option<Arc<str>>,
+    /// Field selector, if the API server filters with one.
+    pub field_selector: Option<String>,
+}
+
+impl Place {
+    pub(crate) fn of(query: &Query) -> Self {
+        Self {
+            gvk: query.gvk.clone(),
+            namespace: query.namespace.clone(),
+            field_selector: query.field_selector.clone(),
+        }
+    }
+}
+
+/// How much of a place is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Nothing has been asked yet.
+    Waiting,
+    /// The first list is running.
+    Listing {
+        /// Objects so far.
+        seen: u64,
+        /// Objects in all, if known.
+        total: Option<u64>,
+    },
+    /// Everything is known.
+    Synced {
+        /// Since when without a gap.
+        since: SystemTime,
+        /// Resource version of the last event.
+        version: u64,
+    },
+    /// The kind does not exist.
+    Absent,
+    /// Nothing is known about what happens now; what was known is frozen.
+    Blind {
+        /// Since when.
+        since: SystemTime,
+        /// Why.
+        blindness: Blindness,
+    },
+}
+
+impl State {
+    pub(crate) fn synced(version: u64) -> Self {
+        Self::Synced { since: SystemTime::now(), version }
+    }
+
+    pub(crate) fn blind(blindness: Blindness) -> Self {
+        Self::Blind { since: SystemTime::now(), blindness }
+    }
+}
+
+/// A time of which nothing is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gap {
+    /// When it began.
+    pub from: SystemTime,
+    /// When it ended.
+    pub to: SystemTime,
+    /// Why.
+    pub blindness: Blindness,
+}
+
+/// What is known about a place.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Now.
+    pub state: State,
+    /// The last gaps, oldest first.
+    pub gaps: VecDeque<Gap>,
+    /// Rows that the regular comparison with a list had to repair.
+    pub repaired: u64,
+}
+
+/// The ledger. Whoever watches writes it, everybody can read it.
+#[derive(Clone, Default)]
+pub struct Coverage(Arc<Mutex<BTreeMap<Place, Known>>>);
+
+impl Coverage {
+    fn with<T>(&self, change: impl FnOnce(&mut BTreeMap<Place, Known>) -> T) -> T {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Everything that is known now.
+    pub fn read(&self) -> BTreeMap<Place, Known> {
+        self.with(|places| places.clone())
+    }
+
+    pub(crate) fn set(&self, place: &Place, state: State) {
+        self.with(|places| {
+            let Some(known) = places.get_mut(place) else {
+                places.insert(place.clone(), Known { state, gaps: VecDeque::new(), repaired: 0 });
+                return;
+            };
+            let state = match (&known.state, state) {
+                // The first reason stands until something is seen again.
+                (State::Blind { since, .. }, State::Blind { blindness, .. }) => {
+                    State::Blind { since: *since, blindness }
+                }
+                // A list after a gap does not end it, and what is known stays known while it runs.
+                (State::Blind { .. } | State::Synced { .. }, State::Listing { .. } | State::Waiting) => {
+                    return;
+                }
+                (State::Blind { since, blindness }, next @ (State::Synced { .. } | State::Absent)) => {
+                    if known.gaps.len() == GAPS {
+                        known.gaps.pop_front();
+                    }
+                    let gap = Gap { from: *since, to: SystemTime::now(), blindness: blindness.clone() };
+                    known.gaps.push_back(gap);
+                    next
+                }
+                (State::Synced { since, version: known_version }, State::Synced { version, .. }) => {
+                    State::Synced { since: *since, version: version.max(*known_version) }
+                }
+                (_, next) => next,
+            };
+            known.state = state;
+        });
+    }
+
+    /// Counts an object of a running list.
+    pub(crate) fn count(&self, place: &Place, more: u64) {
+        self.with(|places| {
+            if let Some(Known { state: State::Listing { seen, .. }, .. }) = places.get_mut(place) {
+                *seen += more;
+            }
+        });
+    }
+
+    pub(crate) fn count_repairs(&self, place: &Place, rows: u64) {
+        self.with(|places| {
+            if let Some(known) = places.get_mut(place) {
+                known.repaired += rows;
+            }
+        });
+    }
+
+    /// Nobody looks there any more.
+    pub(crate) fn forget(&self, gone: impl Fn(&Place) -> bool) {
+        self.with(|places| places.retain(|place, _| !gone(place)));
+    }
+}

@@ -1,0 +1,201 @@
+//! What must be asked of a source so that all targets of a kind see what they select, and as little
+//! else as possible. Pure: the same knowledge gives the same queries.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use kollect_model::crd::shapes::{Gvk, LabelOperator, LabelSelector};
+
+use super::{Namespaces, Rule, Selection};
+use crate::watch::Query;
+
+/// More namespaces than this are watched as one: a watch for each would cost more than it saves.
+const MAX_WATCHED_NAMESPACES: usize = 16;
+
+/// One target of the kind.
+#[derive(Clone, Copy)]
+pub struct Member<'a> {
+    /// Tells it from the others.
+    pub number: u32,
+    /// What it selects.
+    pub selection: &'a Selection,
+    /// Whether its profile reads nothing but metadata.
+    pub metadata_only: bool,
+}
+
+/// What to ask, and what cannot be asked.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Queries {
+    /// Disjoint queries, with the members that each serves. Field selectors are an exception: only
+    /// the API server can evaluate them, so queries with different ones may return one object.
+    pub wanted: BTreeMap<Query, BTreeSet<u32>>,
+    /// Where listing is not permitted, with the members that want it; `None`: the whole kind.
+    pub dark: BTreeMap<Option<Arc<str>>, BTreeSet<u32>>,
+    /// Members whose selection depends on namespaces that nobody can list.
+    pub undecided: BTreeSet<u32>,
+}
+
+/// The queries of one kind. `within` restricts them to some namespaces; `denied` are the places where
+/// listing is known to be forbidden.
+pub fn queries(
+    gvk: &Gvk,
+    in_namespaces: bool,
+    members: &[Member<'_>],
+    namespaces: &Namespaces,
+    within: Option<&BTreeSet<Arc<str>>>,
+    denied: &BTreeSet<Option<Arc<str>>>,
+) -> Queries {
+    let mut result = Queries::default();
+    let mut groups: BTreeMap<&Option<String>, Vec<Wish<'_>>> = BTreeMap::new();
+    for member in members {
+        if in_namespaces && member.selection.is_undecided(namespaces, within) {
+            result.undecided.insert(member.number);
+            continue;
+        }
+        if !in_namespaces && !member.selection.cluster_scoped {
+            continue;
+        }
+        for rule in member.selection.rules.iter().filter(|rule| rule.gvk == *gvk) {
+            let group = groups.entry(&rule.field_selector).or_default();
+            match group.last_mut().filter(|wish| wish.member.number == member.number) {
+                Some(wish) => wish.rules.push(rule),
+                None => group.push(Wish { member: *member, rules: vec![rule] }),
+            }
+        }
+    }
+    for (field_selector, wishes) in groups {
+        for (place, wishes) in places(in_namespaces, &wishes, namespaces, within, denied) {
+            let numbers: BTreeSet<u32> = wishes.iter().map(|wish| wish.member.number).collect();
+            if denied.contains(&place) {
+                result.dark.entry(place).or_default().extend(numbers);
+                continue;
+            }
+            let rules = || wishes.iter().flat_map(|wish| wish.rules.iter().copied());
+            let query = Query {
+                namespace: place,
+                label_selector: common_labels(rules()),
+                name: common_name(rules()),
+                field_selector: field_selector.clone(),
+                metadata_only: wishes.iter().all(Wish::metadata_only),
+                ..Query::all(gvk.clone())
+            };
+            result.wanted.insert(query, numbers);
+        }
+    }
+    result
+}
+
+/// The rules of one member that one query must serve.
+#[derive(Clone)]
+struct Wish<'a> {
+    member: Member<'a>,
+    rules: Vec<&'a Rule>,
+}
+
+impl Wish<'_> {
+    fn metadata_only(&self) -> bool {
+        let policies = self.rules.iter().filter_map(|rule| rule.policy.as_ref());
+        self.member.metadata_only && policies.into_iter().all(|policy| policy.reads_only_metadata())
+    }
+
+    /// The namespaces that can be selected; `None`: any.
+    fn reach(&self, namespaces: &Namespaces) -> Option<BTreeSet<Arc<str>>> {
+        let selection = self.member.selection;
+        let allowed = selection.ceiling.as_ref().map_or(&[][..], |ceiling| &ceiling.allowed_namespaces);
+        let restricted = selection.namespace_selector.is_some()
+            || !selection.filter.included_namespaces.is_empty()
+            || !allowed.is_empty()
+            || self.rules.iter().all(|rule| rule.namespace_selector.is_some());
+        restricted.then(|| self.taken(namespaces))
+    }
+
+    fn taken(&self, namespaces: &Namespaces) -> BTreeSet<Arc<str>> {
+        let taken = |(name, metadata): &(&Arc<str>, &Arc<crate::watch::Metadata>)| {
+            self.member.selection.takes_namespace(name, Some(metadata)).is_ok()
+                && self.rules.iter().any(|rule| rule.takes_namespace(Some(metadata)))
+        };
+        namespaces.known.iter().filter(taken).map(|(name, _)| name.clone()).collect()
+    }
+}
+
+/// Where to look, and for whom: the whole cluster or some namespaces, never both.
+fn places<'a>(
+    in_namespaces: bool,
+    wishes: &[Wish<'a>],
+    namespaces: &Namespaces,
+    within: Option<&BTreeSet<Arc<str>>>,
+    denied: &BTreeSet<Option<Arc<str>>>,
+) -> BTreeMap<Option<Arc<str>>, Vec<Wish<'a>>> {
+    let everywhere = || BTreeMap::from([(None, wishes.to_vec())]);
+    if !in_namespaces {
+        return everywhere();
+    }
+    let reaches: Vec<_> = wishes.iter().map(|wish| wish.reach(namespaces)).collect();
+    let bounded: Option<Vec<&BTreeSet<Arc<str>>>> = reaches.iter().map(Option::as_ref).collect();
+    let count = bounded.map(|sets| sets.into_iter().flatten().collect::<BTreeSet<_>>().len());
+    let split = within.is_some()
+        || count.is_some_and(|count| count <= MAX_WATCHED_NAMESPACES)
+        || denied.contains(&None) && namespaces.complete
+        || !namespaces.complete && count.is_some();
+    if !split {
+        return everywhere();
+    }
+    let mut places: BTreeMap<Option<Arc<str>>, Vec<Wish<'a>>> = BTreeMap::new();
+    for (wish, reach) in wishes.iter().zip(reaches) {
+        let reach = reach.unwrap_or_else(|| wish.taken(namespaces));
+        for name in reach.into_iter().filter(|name| within.is_none_or(|within| within.contains(name))) {
+            places.entry(Some(name)).or_default().push(wish.clone());
+        }
+    }
+    places
+}
+
+impl Selection {
+    /// Whether namespaces that cannot be listed decide what is selected. Those that a spec names are
+    /// taken to exist; their labels are not known.
+    fn is_undecided(&self, namespaces: &Namespaces, within: Option<&BTreeSet<Arc<str>>>) -> bool {
+        !namespaces.complete
+            && !(self.needs_only_names() && (within.is_some() || self.named_namespaces().is_some()))
+    }
+
+    /// The namespaces that can be selected at all, as far as names alone tell; `None`: any.
+    pub fn named_namespaces(&self) -> Option<BTreeSet<Arc<str>>> {
+        let lists =
+            [Some(&self.filter.included_namespaces), self.ceiling.as_ref().map(|c| &c.allowed_namespaces)];
+        let lists = lists.into_iter().flatten().filter(|list| !list.is_empty());
+        let sets =
+            lists.map(|list| list.iter().map(|name| name.as_str().into()).collect::<BTreeSet<Arc<str>>>());
+        sets.reduce(|a, b| a.intersection(&b).cloned().collect())
+    }
+}
+
+/// A label selector that all rules share, for the API server.
+fn common_labels<'r>(mut rules: impl Iterator<Item = &'r Rule>) -> Option<String> {
+    let first = rules.next()?;
+    let shared = !first.labels.is_empty() && rules.all(|rule| rule.labels == first.labels);
+    shared.then(|| selector_text(&first.labels))
+}
+
+/// The one name that all rules ask for.
+fn common_name<'r>(mut rules: impl Iterator<Item = &'r Rule>) -> Option<String> {
+    let first = rules.next()?;
+    let shared = first.names.len() == 1 && rules.all(|rule| rule.names == first.names);
+    first.names.first().filter(|_| shared).cloned()
+}
+
+/// A selector in the notation of the API server.
+fn selector_text(selector: &LabelSelector) -> String {
+    let equal = selector.match_labels.iter().map(|(key, value)| format!("{key}={value}"));
+    let terms = selector.match_expressions.iter().map(|term| {
+        let (key, values) = (&term.key, term.values.join(","));
+        match term.operator {
+            LabelOperator::In => format!("{key} in ({values})"),
+            LabelOperator::NotIn => format!("{key} notin ({values})"),
+            LabelOperator::Exists => key.clone(),
+            LabelOperator::DoesNotExist => format!("!{key}"),
+        }
+    });
+    equal.chain(terms).collect::<Vec<_>>().join(",")
+}

@@ -1,0 +1,247 @@
+//! What the subcommands that run the engine have in common: where manifests and objects come from, and
+//! what is told about things that cannot be seen.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    error::Error,
+    future::Future,
+    path::PathBuf,
+    process::ExitCode,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use anyhow::Context;
+use kollect_engine::{
+    collect::{Collector, Problem, Settings, Target},
+    extract::Policy,
+    select::NamespaceDefaults,
+    store::{StoreReader, store},
+    watch::{BlindReason, WatchSource},
+};
+use kollect_model::{
+    crd::shapes::{Gvk, is_namespace_name},
+    row::TargetId,
+};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::manifests::{self, Work};
+use crate::cluster::ClusterSource;
+
+/// The input is wrong; nothing was collected.
+const BAD_INPUT: u8 = 2;
+/// Something that was asked for could not be seen; everything else was collected.
+pub(crate) const BLIND: u8 = 3;
+/// Somebody pressed Ctrl-C.
+pub(crate) const INTERRUPTED: u8 = 130;
+
+/// Manifests, the cluster, and what applies to all targets.
+#[derive(clap::Args)]
+pub(crate) struct Input {
+    /// Files or directories with Kollect manifests.
+    #[arg(short = 'f', long = "filename", required = true, value_name = "DIR|FILE", num_args = 1..)]
+    manifests: Vec<PathBuf>,
+    /// Context of the kubeconfig.
+    #[arg(long)]
+    context: Option<String>,
+    /// Kubeconfig file; default: $KUBECONFIG, then ~/.kube/config.
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Look at one namespace and at cluster-scoped kinds; nothing else is touched in a sink.
+    #[arg(long, short = 'n', value_parser = namespace_name)]
+    namespace: Option<String>,
+    /// More keys whose values are redacted, separated by commas.
+    #[arg(long, value_name = "KEY,…", value_delimiter = ',')]
+    scrub_keys: Vec<String>,
+    /// More kinds whose data and stringData are treated like those of Secrets, as GROUP/KIND or KIND.
+    #[arg(long, value_name = "KIND,…", value_delimiter = ',')]
+    sensitive_kinds: Vec<String>,
+    /// Namespaces of targets that include none by name.
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = namespace_name)]
+    default_included_namespaces: Vec<String>,
+    /// Namespaces that every target excludes.
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = namespace_name)]
+    default_excluded_namespaces: Vec<String>,
+}
+
+fn namespace_name(text: &str) -> Result<String, String> {
+    let known = is_namespace_name(text).then(|| text.to_owned());
+    known.ok_or_else(|| "must be the name of a namespace: lower-case letters, digits and -".into())
+}
+
+impl Input {
+    /// What the manifests ask for, or everything that is wrong with them.
+    pub(crate) fn load(&self) -> Result<Work, Vec<String>> {
+        let group_kind = |text: &String| match text.split_once('/') {
+            Some((group, kind)) => (group.to_owned(), kind.to_owned()),
+            None => (String::new(), text.clone()),
+        };
+        let sensitive_kinds = self.sensitive_kinds.iter().map(group_kind).collect();
+        let policy = Policy { scrub_keys: self.scrub_keys.clone(), sensitive_kinds };
+        let defaults = NamespaceDefaults {
+            included: self.default_included_namespaces.clone(),
+            excluded: self.default_excluded_namespaces.clone(),
+        };
+        let work = manifests::load(&self.manifests, &policy, &defaults)?;
+        work.notes.iter().for_each(|note| eprintln!("note: {note}"));
+        Ok(work)
+    }
+
+    pub(crate) async fn connect(&self) -> anyhow::Result<ClusterSource> {
+        ClusterSource::connect(self.kubeconfig.as_deref(), self.context.as_deref()).await
+    }
+
+    pub(crate) fn settings(&self, follow: bool) -> Settings {
+        let within = self.namespace.as_deref().map(|namespace| [namespace.into()].into());
+        Settings { within, follow, ..Settings::default() }
+    }
+}
+
+/// Starts to collect the targets.
+pub(crate) fn start(
+    source: Arc<dyn WatchSource>,
+    settings: Settings,
+    targets: &[Arc<Target>],
+    problems: &Problems,
+) -> (Collector, StoreReader) {
+    let (writer, reader) = store();
+    let heard = problems.clone();
+    let mut collector = Collector::start(source, writer, settings, move |problem| heard.hear(problem));
+    collector.set_targets(targets, &BTreeSet::new());
+    (collector, reader)
+}
+
+/// Runs to the end, and tells why if that is not possible.
+pub(crate) fn finish(work: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    match runtime.context("start the runtime").and_then(|runtime| runtime.block_on(work)) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {}", told_once(error.as_ref()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+pub(crate) fn refuse(problems: &[String]) -> ExitCode {
+    problems.iter().for_each(|problem| eprintln!("error: {problem}"));
+    let noun = if problems.len() == 1 { "problem" } else { "problems" };
+    eprintln!("{} {noun}; nothing was collected", problems.len());
+    ExitCode::from(BAD_INPUT)
+}
+
+/// Returns when somebody wants the program to end.
+pub(crate) async fn asked_to_stop() {
+    let signals = [SignalKind::interrupt(), SignalKind::terminate()];
+    let signals = signals.map(signal).into_iter().collect::<Result<Vec<_>, _>>();
+    // Without handlers the signals end the program by themselves.
+    let Ok(mut signals) = signals else { return std::future::pending().await };
+    let waits = signals.iter_mut().map(|signal| Box::pin(signal.recv()));
+    futures::future::select_all(waits).await;
+}
+
+/// The chain of causes. Some libraries repeat a cause in the text of its effect; it is told once.
+pub(crate) fn told_once(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        if !text.contains(&next) {
+            text = format!("{text}: {next}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// How many namespaces are named one by one.
+const NAMED_PLACES: usize = 3;
+
+/// What could not be seen or read. It is told at the end: what concerns single objects is counted.
+#[derive(Clone, Default)]
+pub(crate) struct Problems(Arc<Mutex<Heard>>);
+
+#[derive(Default)]
+struct Heard {
+    /// Kinds that somebody asked for.
+    asked: BTreeSet<Gvk>,
+    blind: bool,
+    lines: Vec<String>,
+    /// Kinds that may not be listed in these namespaces.
+    forbidden: BTreeMap<Gvk, Vec<(String, String)>>,
+    mismatches: BTreeMap<(TargetId, String), (usize, String)>,
+}
+
+impl Problems {
+    pub(crate) fn of(targets: &[Arc<Target>]) -> Self {
+        let asked = targets.iter().flat_map(|target| target.selection.kinds()).cloned().collect();
+        Self(Arc::new(Mutex::new(Heard { asked, ..Heard::default() })))
+    }
+
+    fn with<T>(&self, change: impl FnOnce(&mut Heard) -> T) -> T {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn hear(&self, problem: Problem) {
+        self.with(|heard| heard.hear(problem));
+    }
+
+    /// Tells everything that was heard, and whether something was not seen.
+    pub(crate) fn tell(&self) -> bool {
+        self.with(|heard| {
+            for (gvk, places) in std::mem::take(&mut heard.forbidden) {
+                if places.len() <= NAMED_PLACES {
+                    heard.lines.extend(places.into_iter().map(|(_, message)| format!("forbidden: {message}")));
+                } else {
+                    let names: Vec<&str> = places.iter().map(|(name, _)| &**name).take(NAMED_PLACES).collect();
+                    let (count, names) = (places.len(), names.join(", "));
+                    heard.lines.push(format!(
+                        "forbidden: list {gvk} in {count} namespaces, such as {names}; grant the verb list on it"
+                    ));
+                }
+            }
+            heard.lines.sort();
+            heard.lines.drain(..).for_each(|line| eprintln!("{line}"));
+            for ((target, attribute), (count, example)) in std::mem::take(&mut heard.mismatches) {
+                let objects = if count == 1 { example } else { format!("{count} objects, such as {example}") };
+                eprintln!(
+                    "warning: target {target}: {attribute} is null: not of the declared type in {objects}"
+                );
+            }
+            heard.blind
+        })
+    }
+}
+
+impl Heard {
+    fn hear(&mut self, problem: Problem) {
+        let line = match problem {
+            Problem::Blind { place, blindness } if !self.asked.contains(&place.gvk) => {
+                self.lines.push(format!("warning: {}; their labels are not known", blindness.message));
+                return;
+            }
+            Problem::Blind { place, blindness } if blindness.reason == BlindReason::Forbidden => {
+                let namespace = place.namespace.as_deref().unwrap_or_default().to_owned();
+                self.forbidden.entry(place.gvk).or_default().push((namespace, blindness.message));
+                self.blind = true;
+                return;
+            }
+            Problem::Blind { blindness, .. } => format!("not seen: {}", blindness.message),
+            Problem::Undecided { target, gvk } => format!(
+                "not seen: target {target}: which {gvk} it selects depends on namespaces that cannot be listed"
+            ),
+            Problem::TypeMismatch { target, object, attributes } => {
+                for attribute in attributes {
+                    let entry = self.mismatches.entry((target.clone(), attribute));
+                    entry.or_insert_with(|| (0, object.clone())).0 += 1;
+                }
+                return;
+            }
+            Problem::Unreadable { target, object, error } => {
+                format!("not seen: target {target}: {object}: {}", told_once(&error))
+            }
+            Problem::Crashed { gvk } => format!("not seen: {gvk}: internal error; please report it"),
+        };
+        self.blind = true;
+        self.lines.push(line);
+    }
+}

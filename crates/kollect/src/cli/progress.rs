@@ -1,0 +1,86 @@
+//! How far the first lists have come: a line that changes on a terminal, a line now and then elsewhere.
+
+use std::{
+    io::{self, IsTerminal, Write},
+    time::Duration,
+};
+
+use kollect_engine::coverage::{Coverage, Place, State};
+use tokio::time::{self, Instant};
+
+/// Who is done sooner needs no progress.
+const SOON: Duration = Duration::from_millis(500);
+/// How often a line is written where lines stay.
+const PERIOD: Duration = Duration::from_secs(5);
+const BAR: u64 = 20;
+
+/// Shows progress until the work is done.
+pub(crate) async fn during<T>(coverage: &Coverage, work: impl Future<Output = T>) -> T {
+    let mut work = std::pin::pin!(work);
+    let terminal = io::stderr().is_terminal();
+    let period = if terminal { Duration::from_millis(200) } else { PERIOD };
+    let mut ticks = time::interval_at(Instant::now() + if terminal { SOON } else { PERIOD }, period);
+    loop {
+        tokio::select! {
+            done = &mut work => {
+                if terminal {
+                    eprint!("\r\x1b[K");
+                }
+                return done;
+            }
+            _ = ticks.tick() => show(&lines(coverage), terminal),
+        }
+    }
+}
+
+fn show(lines: &[String], terminal: bool) {
+    let mut out = io::stderr().lock();
+    // Who cannot see progress needs none.
+    drop(if terminal {
+        let line: String = lines.join(" · ").chars().take(100).collect();
+        write!(out, "\r\x1b[K{line}").and_then(|()| out.flush())
+    } else {
+        lines.iter().try_for_each(|line| writeln!(out, "listing {line}"))
+    });
+}
+
+fn lines(coverage: &Coverage) -> Vec<String> {
+    let known = coverage.read();
+    known.iter().filter_map(|(place, known)| line(place, &known.state)).collect()
+}
+
+fn line(place: &Place, state: &State) -> Option<String> {
+    let name = match &place.namespace {
+        Some(namespace) => format!("{} in {namespace}", place.gvk.kind),
+        None => place.gvk.kind.clone(),
+    };
+    match state {
+        State::Waiting => Some(format!("{name}: waiting")),
+        State::Listing { seen, total: Some(total) } if *total > 0 => {
+            let full = usize::try_from((seen * BAR / total).min(BAR)).unwrap_or(0);
+            let empty = usize::try_from(BAR).unwrap_or(0) - full;
+            Some(format!("{name}: {}{} {seen} of {total}", "█".repeat(full), "░".repeat(empty)))
+        }
+        State::Listing { seen, .. } => Some(format!("{name}: {seen}")),
+        State::Synced { .. } | State::Absent | State::Blind { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kollect_model::crd::shapes::Gvk;
+
+    use super::*;
+
+    #[test]
+    fn a_list_shows_how_far_it_is() {
+        let gvk = Gvk { group: "apps".into(), version: "v1".into(), kind: "Deployment".into() };
+        let place = Place { gvk, namespace: Some("shop".into()), field_selector: None };
+        let half = State::Listing { seen: 500, total: Some(1000) };
+        assert_eq!(line(&place, &half).unwrap(), "Deployment in shop: ██████████░░░░░░░░░░ 500 of 1000");
+        let unknown = State::Listing { seen: 7, total: None };
+        assert_eq!(line(&place, &unknown).unwrap(), "Deployment in shop: 7");
+        let over = State::Listing { seen: 1200, total: Some(1000) };
+        assert!(line(&place, &over).unwrap().contains("████████████████████ 1200"));
+    }
+}

@@ -1,0 +1,331 @@
+//! `kollect watch`: the engine with manifests from files, printing every row that changes.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::Context;
+use clap::ValueEnum;
+use kollect_engine::{
+    collect::Collector,
+    coverage::{Coverage, Known, Place, State},
+    store::{Change, StoreReader},
+};
+use kollect_model::row::{Row, RowKey, TargetId};
+use serde::Serialize;
+use serde_json::Value;
+use tokio::time;
+
+use super::{
+    input::{Input, Problems, asked_to_stop, finish, refuse, start},
+    manifests::Work,
+    print, progress,
+};
+
+/// Arguments of `kollect watch`.
+#[derive(clap::Args)]
+#[command(
+    after_help = "+ is a new row, ~ a changed one, - one that is gone. What cannot be seen is told on standard error,\n\
+        and changes nothing. Ctrl-C ends."
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    input: Input,
+    /// How changes are printed.
+    #[arg(short = 'o', long, value_name = "FORMAT", default_value = "text", hide_default_value = true)]
+    output: Output,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people: what changed, from what to what. The rows that exist at first are counted.
+    Text,
+    /// For programs: one JSON object per change. The rows that exist at first are added, then synced.
+    Ndjson,
+}
+
+/// `kollect watch`
+pub(crate) fn run(args: &Args) -> ExitCode {
+    match args.input.load() {
+        Ok(work) => finish(watch(args, work)),
+        Err(problems) => refuse(&problems),
+    }
+}
+
+async fn watch(args: &Args, work: Work) -> anyhow::Result<ExitCode> {
+    let source = Arc::new(args.input.connect().await?);
+    let _kinds = AbortOnDrop(tokio::spawn(source.clone().follow_kinds()));
+    let problems = Problems::of(&work.targets);
+    let began = time::Instant::now();
+    let (collector, rows) = start(source, args.input.settings(true), &work.targets, &problems);
+    let ids: Vec<TargetId> = work.targets.iter().map(|target| target.id.clone()).collect();
+    let watch = Watch { output: args.output, several: ids.len() > 1 };
+    tokio::select! {
+        result = watch.run(&collector, &rows, &ids, began) => result.map(|()| ExitCode::SUCCESS),
+        () = asked_to_stop() => Ok(ExitCode::SUCCESS),
+    }
+}
+
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+struct Watch {
+    output: Output,
+    /// Whether rows of several targets are printed.
+    several: bool,
+}
+
+impl Watch {
+    async fn run(
+        &self,
+        collector: &Collector,
+        rows: &StoreReader,
+        targets: &[TargetId],
+        began: time::Instant,
+    ) -> anyhow::Result<()> {
+        let mut changes = rows.changes(targets);
+        let coverage = collector.coverage();
+        let mut places = Places::default();
+        progress::during(coverage, rows.settled()).await;
+        places.tell(coverage);
+        let count: usize = targets.iter().map(|target| rows.count(target)).sum();
+        let first = changes.take();
+        let noun = if count == 1 { "row" } else { "rows" };
+        eprintln!("watching {count} {noun}, listed in {:.1} s; Ctrl-C ends", began.elapsed().as_secs_f32());
+        if self.output == Output::Ndjson {
+            self.print(&first)?;
+            print_line(&format!("{{\"op\":\"synced\",\"rows\":{count}}}"))?;
+        }
+        let mut ticks = time::interval(Duration::from_millis(500));
+        loop {
+            tokio::select! {
+                changes = changes.next() => self.print(&changes)?,
+                _ = ticks.tick() => places.tell(coverage),
+            }
+        }
+    }
+
+    fn print(&self, changes: &[Change]) -> anyhow::Result<()> {
+        let mut out = io::BufWriter::new(io::stdout().lock());
+        for change in changes {
+            match self.output {
+                Output::Text => writeln!(out, "{}", self.line(change)),
+                Output::Ndjson => serde_json::to_writer(&mut out, &Told::of(change))
+                    .map_err(io::Error::other)
+                    .and_then(|()| writeln!(out)),
+            }
+            .context("print a change")?;
+        }
+        out.flush().context("print the changes")
+    }
+
+    fn line(&self, change: &Change) -> String {
+        let Change { key, before, after } = change;
+        let sign = match (before, after) {
+            (None, _) => '+',
+            (Some(_), Some(_)) => '~',
+            (Some(_), None) => '-',
+        };
+        let name = after.as_ref().or(before.as_ref()).map_or("", |row| &row.name);
+        let place = match &*key.namespace {
+            "" => name.to_owned(),
+            namespace => format!("{namespace}/{name}"),
+        };
+        let target = if self.several { format!("{} ", key.target) } else { String::new() };
+        let details: Vec<String> =
+            differences(before.as_deref(), after.as_deref()).iter().map(Difference::text).collect();
+        format!("{sign} {target}{} {place}  {}", key.kind, details.join(", ")).trim_end().to_owned()
+    }
+}
+
+fn print_line(line: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).context("print")
+}
+
+/// An attribute that is not what it was.
+struct Difference {
+    name: String,
+    before: Option<Value>,
+    after: Option<Value>,
+}
+
+impl Difference {
+    fn text(&self) -> String {
+        let show =
+            |value: &Option<Value>| value.as_ref().map_or("-".into(), |value| shortened(&value.to_string()));
+        match (&self.before, &self.after) {
+            (None, after) => format!("{}: {}", self.name, show(after)),
+            (before, after) => format!("{}: {} → {}", self.name, show(before), show(after)),
+        }
+    }
+}
+
+/// Longer values would hide what else has changed.
+const LONGEST_VALUE: usize = 80;
+
+fn shortened(text: &str) -> String {
+    if text.chars().count() <= LONGEST_VALUE {
+        return text.to_owned();
+    }
+    text.chars().take(LONGEST_VALUE - 1).chain("…".chars()).collect()
+}
+
+/// What a new or changed row says that was not said before. A row that is gone says nothing.
+fn differences(before: Option<&Row>, after: Option<&Row>) -> Vec<Difference> {
+    let Some(after) = after.map(print::attributes) else { return Vec::new() };
+    let mut before = before.map(print::attributes).unwrap_or_default();
+    let mut differences = Vec::new();
+    for (name, value) in after {
+        let old = before.remove(&name);
+        if old.as_ref() != Some(&value) {
+            differences.push(Difference { name, before: old, after: Some(value) });
+        }
+    }
+    differences.extend(before.into_iter().map(|(name, old)| Difference {
+        name,
+        before: Some(old),
+        after: None,
+    }));
+    differences
+}
+
+/// A change for programs.
+#[derive(Serialize)]
+struct Told<'a> {
+    op: &'static str,
+    key: Key<'a>,
+    before: Option<&'a Row>,
+    after: Option<&'a Row>,
+    changed: Vec<String>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Key<'a> {
+    target_namespace: Option<&'a str>,
+    target_name: &'a str,
+    group: &'a str,
+    kind: &'a str,
+    namespace: &'a str,
+    uid: &'a str,
+}
+
+impl<'a> Told<'a> {
+    fn of(Change { key, before, after }: &'a Change) -> Self {
+        let op = match (before, after) {
+            (None, _) => "added",
+            (Some(_), Some(_)) => "changed",
+            (Some(_), None) => "removed",
+        };
+        let (before, after) = (before.as_deref(), after.as_deref());
+        let both = before.is_some() && after.is_some();
+        let changed = if both { differences(before, after) } else { Vec::new() };
+        let RowKey { target, group, kind, namespace, uid } = key;
+        let key = Key {
+            target_namespace: target.namespace.as_deref(),
+            target_name: &target.name,
+            group,
+            kind,
+            namespace,
+            uid,
+        };
+        Self { op, key, before, after, changed: changed.into_iter().map(|d| d.name).collect() }
+    }
+}
+
+/// What is known about the places that are watched; tells what has changed since it was last asked.
+#[derive(Default)]
+struct Places(BTreeMap<Place, Known>);
+
+impl Places {
+    fn tell(&mut self, coverage: &Coverage) {
+        let now = coverage.read();
+        for (place, known) in &now {
+            let before = self.0.get(place).map(|known| &known.state);
+            match (&known.state, before) {
+                (State::Blind { .. }, Some(State::Blind { .. })) => {}
+                (State::Blind { blindness, .. }, _) => {
+                    eprintln!(
+                        "blind: {}: {}; its rows stay as they are",
+                        blindness.reason, blindness.message
+                    );
+                }
+                (State::Absent, Some(State::Blind { .. })) => {
+                    eprintln!("gone: {} is not served any more and has no rows", place.gvk);
+                }
+                (State::Synced { .. }, Some(State::Blind { since, .. })) => {
+                    let gap = since.elapsed().unwrap_or_default().as_secs();
+                    let place = match &place.namespace {
+                        Some(namespace) => format!("{} in namespace {namespace}", place.gvk),
+                        None => place.gvk.to_string(),
+                    };
+                    eprintln!("seen again: {place}, after {gap} s");
+                }
+                _ => {}
+            }
+        }
+        self.0 = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::value::to_raw_value;
+
+    use super::*;
+
+    fn row(attributes: &Value) -> Arc<Row> {
+        let key = RowKey {
+            target: TargetId { namespace: Some("default".into()), name: "web".into() },
+            group: "apps".into(),
+            kind: "Deployment".into(),
+            namespace: "shop".into(),
+            uid: "u1".into(),
+        };
+        Arc::new(Row::new(key, "v1".into(), "cart".into(), to_raw_value(attributes).unwrap().into()))
+    }
+
+    fn change(before: Option<Value>, after: Option<Value>) -> Change {
+        let [before, after] = [before, after].map(|row_of| row_of.as_ref().map(row));
+        let key = before.as_ref().or(after.as_ref()).unwrap().key.clone();
+        Change { key, before, after }
+    }
+
+    #[test]
+    fn lines_show_what_was_and_what_is() {
+        let watch = Watch { output: Output::Text, several: false };
+        let old = serde_json::json!({ "image": "cart:1", "replicas": 2, "team": null });
+        let new = serde_json::json!({ "image": "cart:2", "replicas": 2 });
+        let line = |before: Option<&Value>, after: Option<&Value>| {
+            watch.line(&change(before.cloned(), after.cloned()))
+        };
+        assert_eq!(line(None, Some(&new)), r#"+ Deployment shop/cart  image: "cart:2", replicas: 2"#);
+        assert_eq!(
+            line(Some(&old), Some(&new)),
+            r#"~ Deployment shop/cart  image: "cart:1" → "cart:2", team: null → -"#
+        );
+        assert_eq!(line(Some(&old), None), "- Deployment shop/cart");
+    }
+
+    #[test]
+    fn programs_get_both_sides_and_the_names_of_what_changed() {
+        let told =
+            change(Some(serde_json::json!({ "a": 1, "b": 2 })), Some(serde_json::json!({ "a": 1, "b": 3 })));
+        let told = serde_json::to_value(Told::of(&told)).unwrap();
+        assert_eq!(told["op"], "changed");
+        assert_eq!(told["changed"], serde_json::json!(["b"]));
+        assert_eq!(told["before"]["attributes"]["b"], 2);
+        assert_eq!(told["after"]["attributes"]["b"], 3);
+        assert_eq!(told["key"]["uid"], "u1");
+    }
+}

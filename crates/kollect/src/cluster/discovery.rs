@@ -1,0 +1,299 @@
+//! Which kinds the API server serves, and under which names.
+//!
+//! One request for all groups (aggregated discovery). It is asked again when definitions of kinds
+//! change, when somebody wants a kind that is not there, and every few minutes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use futures::StreamExt;
+use http::{Request, header::ACCEPT};
+use kollect_engine::watch::{BlindReason, Blindness, Event, Query, Resolution, WatchSource};
+use kollect_model::crd::shapes::Gvk;
+use kube::Client;
+use serde::Deserialize;
+use tokio::{
+    sync::{Mutex, watch},
+    time::{self, Instant},
+};
+
+use super::plain;
+
+const FORMAT: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+/// How often everything is asked again, whatever happens.
+const REFRESH: Duration = Duration::from_mins(3);
+/// How long an answer is good enough for somebody who misses a kind.
+const FRESH: Duration = Duration::from_secs(5);
+/// Two complete answers this far apart that do not know a kind: it does not exist.
+const CERTAIN: Duration = Duration::from_secs(30);
+/// Several changes of definitions in a row are one.
+const DEBOUNCE: Duration = Duration::from_millis(500);
+
+/// How to ask for the objects of a kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Served {
+    pub(super) version: String,
+    pub(super) plural: String,
+    pub(super) namespaced: bool,
+    verbs: Vec<String>,
+    /// The resource that the kind is a part of.
+    part_of: Option<String>,
+}
+
+type Kinds = BTreeMap<(String, String), Vec<Served>>;
+
+#[derive(Default)]
+struct Answer {
+    kinds: Kinds,
+    /// Groups that did not answer.
+    stale: BTreeSet<String>,
+    at: Option<Instant>,
+    /// Kinds that somebody asked for in vain: since when complete answers have not known them.
+    missing: BTreeMap<(String, String), Instant>,
+}
+
+/// What is known about kinds. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Discovery {
+    client: Client,
+    answer: Arc<RwLock<Answer>>,
+    /// One question at a time.
+    asking: Arc<Mutex<()>>,
+    pub(super) changes: watch::Sender<u64>,
+}
+
+#[derive(Deserialize)]
+struct Groups {
+    items: Vec<Group>,
+}
+
+#[derive(Deserialize)]
+struct Group {
+    #[serde(default)]
+    metadata: GroupMetadata,
+    #[serde(default)]
+    versions: Vec<Version>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct GroupMetadata {
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    #[serde(rename = "version")]
+    name: String,
+    #[serde(default)]
+    resources: Vec<ApiResource>,
+    #[serde(default)]
+    freshness: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ApiResource {
+    resource: String,
+    response_kind: Option<ResponseKind>,
+    #[serde(default)]
+    scope: String,
+    #[serde(default)]
+    verbs: Vec<String>,
+    #[serde(default)]
+    subresources: Vec<Subresource>,
+}
+
+#[derive(Deserialize)]
+struct ResponseKind {
+    #[serde(default)]
+    kind: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Subresource {
+    response_kind: Option<ResponseKind>,
+}
+
+impl Discovery {
+    pub(super) fn new(client: Client) -> Self {
+        let answer = Arc::default();
+        Self { client, answer, asking: Arc::default(), changes: watch::Sender::default() }
+    }
+
+    fn read<T>(&self, read: impl FnOnce(&Answer) -> T) -> T {
+        read(&self.answer.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// How to ask for the kind, or why that is impossible.
+    pub(super) async fn find(&self, gvk: &Gvk) -> Result<Served, Resolution> {
+        let known = self.read(|answer| answer.at.map(|_| answer.find(gvk)));
+        if let Some(Ok(served)) = known {
+            return Ok(served);
+        }
+        if self.read(|answer| answer.at.is_none_or(|at| at.elapsed() >= FRESH)) {
+            self.refresh().await.map_err(|error| {
+                let message = format!("ask which kinds the cluster serves: {error:#}");
+                Resolution::Blind(Blindness { reason: BlindReason::Failed, message })
+            })?;
+        }
+        let mut answer = self.answer.write().unwrap_or_else(PoisonError::into_inner);
+        let found = answer.find(gvk);
+        if let (Err(Resolution::Blind(blindness)), Some(at)) = (&found, answer.at)
+            && blindness.reason == BlindReason::NotServed
+        {
+            answer.missing.entry((gvk.group.clone(), gvk.kind.clone())).or_insert(at);
+        }
+        found
+    }
+
+    async fn refresh(&self) -> anyhow::Result<()> {
+        let began = Instant::now();
+        let _asking = self.asking.lock().await;
+        // Somebody else has asked while this one waited.
+        if self.read(|answer| answer.at.is_some_and(|at| at >= began)) {
+            return Ok(());
+        }
+        let mut kinds = Kinds::new();
+        let mut stale = BTreeSet::new();
+        for path in ["/api", "/apis"] {
+            let request = Request::get(path).header(ACCEPT, FORMAT).body(Vec::new())?;
+            let groups: Groups = self.client.request(request).await.map_err(plain)?;
+            groups.items.into_iter().for_each(|group| group.add_to(&mut kinds, &mut stale));
+        }
+        let now = Instant::now();
+        let mut answer = self.answer.write().unwrap_or_else(PoisonError::into_inner);
+        let changed = answer.kinds != kinds || answer.stale != stale;
+        let known = |name: &(String, String)| kinds.contains_key(name) || stale.contains(&name.0);
+        answer.missing.retain(|name, _| !known(name));
+        (answer.kinds, answer.stale, answer.at) = (kinds, stale, Some(now));
+        drop(answer);
+        if changed {
+            self.changes.send_modify(|number| *number += 1);
+        }
+        Ok(())
+    }
+
+    /// Asks again whenever that may make a difference, for ever.
+    pub(super) async fn follow(self, source: Arc<dyn WatchSource>) {
+        let definition = |group: &str, kind: &str| {
+            let gvk = Gvk { group: group.into(), version: "v1".into(), kind: kind.into() };
+            Query { metadata_only: true, ..Query::all(gvk) }
+        };
+        let definitions = [
+            definition("apiextensions.k8s.io", "CustomResourceDefinition"),
+            definition("apiregistration.k8s.io", "APIService"),
+        ];
+        let mut streams = Vec::new();
+        for query in definitions {
+            if source.permits(&query).await {
+                streams.push(source.watch(query));
+            }
+        }
+        let mut changes = futures::stream::select_all(streams);
+        let mut listing = 2;
+        loop {
+            tokio::select! {
+                () = time::sleep(REFRESH) => {}
+                Some(event) = changes.next() => {
+                    listing -= i32::from(matches!(event, Event::Synced { .. }));
+                    if listing > 0 || !matches!(event, Event::Apply(_) | Event::Delete(_)) {
+                        continue;
+                    }
+                    time::sleep(DEBOUNCE).await;
+                }
+            }
+            // It is asked again soon enough.
+            drop(self.refresh().await);
+        }
+    }
+}
+
+impl Group {
+    fn add_to(self, kinds: &mut Kinds, stale: &mut BTreeSet<String>) {
+        let group = self.metadata.name;
+        for Version { name: version, resources, freshness } in self.versions {
+            if freshness == "Stale" {
+                stale.insert(group.clone());
+            }
+            for resource in resources {
+                let served = |part_of| Served {
+                    version: version.clone(),
+                    plural: resource.resource.clone(),
+                    namespaced: resource.scope == "Namespaced",
+                    verbs: resource.verbs.clone(),
+                    part_of,
+                };
+                let mut add = |kind: &Option<ResponseKind>, served| {
+                    let kind = kind.as_ref().map_or("", |kind| &kind.kind);
+                    kinds.entry((group.clone(), kind.to_owned())).or_default().push(served);
+                };
+                add(&resource.response_kind, served(None));
+                for part in &resource.subresources {
+                    add(&part.response_kind, served(Some(resource.resource.clone())));
+                }
+            }
+        }
+    }
+}
+
+impl Answer {
+    fn find(&self, gvk: &Gvk) -> Result<Served, Resolution> {
+        let blind = |reason, message| Err(Resolution::Blind(Blindness { reason, message }));
+        let name = (gvk.group.clone(), gvk.kind.clone());
+        let served = self.kinds.get(&name).map_or(&[][..], |served| served);
+        let whole: Vec<&Served> = served.iter().filter(|served| served.part_of.is_none()).collect();
+        let listable = |served: &&&Served| {
+            ["list", "watch"].iter().all(|verb| served.verbs.iter().any(|known| known == verb))
+        };
+        let version: Vec<&Served> = whole.iter().copied().filter(|s| s.version == gvk.version).collect();
+        if let Some(served) = version.iter().find(listable) {
+            return Ok((*served).clone());
+        }
+        if !version.is_empty() {
+            let message =
+                format!("{gvk} cannot be collected: the API server offers no list and watch for it");
+            return blind(BlindReason::NotListable, message);
+        }
+        if !whole.is_empty() {
+            let versions: BTreeSet<&str> = whole.iter().map(|served| &*served.version).collect();
+            let versions = versions.into_iter().collect::<Vec<_>>().join(", ");
+            let message = format!(
+                "{gvk} is not served by the cluster: {} is served as {versions}; name one of these versions",
+                gvk.kind
+            );
+            return blind(BlindReason::VersionNotServed, message);
+        }
+        if let Some(part) = served.first().and_then(|served| served.part_of.as_ref()) {
+            let message =
+                format!("{gvk} cannot be collected: it is a part of {part} and has no list of its own");
+            return blind(BlindReason::NotListable, message);
+        }
+        if self.stale.contains(&gvk.group) {
+            let message = format!("{gvk}: the API group {} does not answer", gvk.group);
+            return blind(BlindReason::Failed, message);
+        }
+        let since = self.missing.get(&name);
+        if let (Some(since), Some(at)) = (since, self.at)
+            && at.duration_since(*since) >= CERTAIN
+        {
+            return Err(Resolution::Absent);
+        }
+        let message = format!("{gvk} is not served by the cluster: check group, version and kind");
+        blind(BlindReason::NotServed, message)
+    }
+}
+
+impl Served {
+    /// What permissions call it.
+    pub(super) fn resource_name(&self, group: &str) -> String {
+        match group {
+            "" => self.plural.clone(),
+            group => format!("{}.{group}", self.plural),
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! One query, listed and then followed: consistent, resumed where it stopped, listed again only when
+//! the API server has forgotten where that was.
+//!
+//! kube's own watcher begins with whatever a cache happens to hold, which may be older than what was
+//! seen before and would look like deletions.
+
+use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
+
+use futures::{SinkExt, StreamExt, channel::mpsc};
+use http::StatusCode;
+use kollect_engine::watch::{Event, Object, Query};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::time;
+
+use super::{
+    Shared,
+    request::{Endpoint, PAGE, Refusal, Status},
+};
+
+/// The annotation of the bookmark that ends the first part of a watch.
+const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
+
+/// How often a list that nobody will follow is tried again.
+const ATTEMPTS: u32 = 3;
+/// A watch that ends sooner, without a word, has failed.
+const SHORTEST_WATCH: Duration = Duration::from_secs(1);
+
+/// Nobody listens any more.
+struct Gone;
+
+type Outcome<T> = Result<T, Stop>;
+
+/// Why a step ended.
+enum Stop {
+    Gone,
+    Refused(Refusal),
+}
+
+impl From<Gone> for Stop {
+    fn from(_: Gone) -> Self {
+        Self::Gone
+    }
+}
+
+impl From<Refusal> for Stop {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+#[derive(Deserialize)]
+struct WatchLine<'a> {
+    #[serde(rename = "type")]
+    kind: &'a str,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct Bookmark {
+    metadata: BookmarkMetadata,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct BookmarkMetadata {
+    resource_version: String,
+    annotations: Option<std::collections::BTreeMap<String, String>>,
+}
+
+/// Follows a query until nobody listens, or until only a change elsewhere can help.
+pub(super) async fn follow(shared: Arc<Shared>, query: Query, events: mpsc::Sender<Event>) {
+    let endpoint = match shared.endpoint(&query).await {
+        Ok(endpoint) => endpoint,
+        Err(blindness) => {
+            let mut events = events;
+            drop(events.send(Event::Blind(blindness)).await);
+            return;
+        }
+    };
+    let version = String::new();
+    let mut follower =
+        Follower { shared, query, endpoint, events, version, listed: false, heard: false, blind: false };
+    follower.run().await;
+}
+
+struct Follower {
+    shared: Arc<Shared>,
+    query: Query,
+    endpoint: Endpoint,
+    events: mpsc::Sender<Event>,
+    /// Where the next watch begins; empty: with a list.
+    version: String,
+    /// Whether a list has ever ended.
+    listed: bool,
+    /// Whether the last watch said anything.
+    heard: bool,
+    blind: bool,
+}
+
+impl Follower {
+    async fn run(&mut self) {
+        let mut failures = 0;
+        loop {
+            let verb = if self.version.is_empty() { "list" } else { "watch" };
+            let refusal = match self.step().await {
+                Ok(true) => {
+                    failures = 0;
+                    continue;
+                }
+                Ok(false) | Err(Stop::Gone) => return,
+                Err(Stop::Refused(refusal)) => refusal,
+            };
+            if std::mem::take(&mut self.heard) {
+                failures = 0;
+            }
+            let forgotten = refusal.is(StatusCode::GONE);
+            if forgotten {
+                // The server does not know this version any more; a fresh list is never older than it.
+                self.version.clear();
+            }
+            // What a second attempt mends is nobody's business; a run that ends is told only the end.
+            let patient = if self.query.follow {
+                failures == 0 && (self.listed || forgotten)
+            } else {
+                failures < ATTEMPTS
+            };
+            if refusal.is_final() || !patient {
+                self.blind = true;
+                let blindness = self.endpoint.blindness(verb, &refusal);
+                let told = self.send(Event::Blind(blindness)).await;
+                if told.is_err() || refusal.is_final() || !self.query.follow {
+                    return;
+                }
+            }
+            self.pause(&mut failures, &refusal).await;
+        }
+    }
+
+    /// Waits longer after each failure, never in step with others, and as long as the server asks.
+    async fn pause(&self, failures: &mut u32, refusal: &Refusal) {
+        let timing = &self.shared.timing;
+        let longest = timing.pause * 2u32.saturating_pow(*failures);
+        let pause = longest.min(timing.longest_pause).mul_f64(0.5 + fastrand::f64() / 2.0);
+        *failures += 1;
+        time::sleep(pause.max(refusal.retry_after.unwrap_or_default())).await;
+    }
+
+    async fn send(&mut self, event: Event) -> Result<(), Gone> {
+        self.events.send(event).await.map_err(|_| Gone)
+    }
+
+    /// One list or one watch. Says whether there is more to do.
+    async fn step(&mut self) -> Outcome<bool> {
+        if !self.version.is_empty() {
+            let began = time::Instant::now();
+            self.watch_on().await?;
+            if !self.heard && began.elapsed() < SHORTEST_WATCH {
+                return Err(Refusal::failed("the watch ended at once").into());
+            }
+            return Ok(true);
+        }
+        let permit = self.shared.lists.clone().acquire_owned().await;
+        if self.query.follow && !self.shared.refuses_watch_lists.load(Ordering::Relaxed) {
+            match self.watch_list(permit.ok()).await {
+                Err(Stop::Refused(refusal))
+                    if refusal.is(StatusCode::UNPROCESSABLE_ENTITY)
+                        || refusal.is(StatusCode::BAD_REQUEST) =>
+                {
+                    // Either it knows no such lists, or it does not like the selectors. The other list
+                    // tells which.
+                    let permit = self.shared.lists.clone().acquire_owned().await;
+                    self.list_pages().await?;
+                    self.shared.refuses_watch_lists.store(true, Ordering::Relaxed);
+                    drop(permit);
+                }
+                other => other?,
+            }
+        } else {
+            self.list_pages().await?;
+            drop(permit);
+        }
+        Ok(self.query.follow)
+    }
+
+    async fn synced(&mut self, version: String) -> Result<(), Gone> {
+        self.listed = true;
+        self.blind = false;
+        let number = version.parse().unwrap_or(0);
+        self.version = version;
+        self.send(Event::Synced { version: number }).await
+    }
+
+    /// A list in pages, one in flight: memory does not grow with the list.
+    async fn list_pages(&mut self) -> Outcome<()> {
+        let mut page = self.endpoint.page(None).await?;
+        let version = page.metadata.resource_version.clone();
+        let total = match page.metadata.remaining_item_count {
+            Some(more) => Some(page.items.len() as u64 + more),
+            None => (page.items.len() < PAGE).then_some(page.items.len() as u64),
+        };
+        self.send(Event::Listing { total }).await?;
+        loop {
+            for raw in std::mem::take(&mut page.items) {
+                self.apply(raw).await?;
+            }
+            let token = page.metadata.continue_token.take().filter(|token| !token.is_empty());
+            let Some(token) = token else { break };
+            page = self.endpoint.page(Some(&token)).await?;
+        }
+        Ok(self.synced(version).await?)
+    }
+
+    async fn apply(&mut self, raw: Box<RawValue>) -> Outcome<()> {
+        let object = Object::parse(raw, &self.query.gvk);
+        let object = object.map_err(|error| Refusal::failed(format!("read an object: {error}")))?;
+        Ok(self.send(Event::Apply(object)).await?)
+    }
+
+    /// A list as the beginning of a watch: a consistent read, streamed.
+    async fn watch_list(&mut self, permit: Option<tokio::sync::OwnedSemaphorePermit>) -> Outcome<()> {
+        let parameters = format!(
+            "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&{}",
+            self.watch_parameters()
+        );
+        self.read_watch(&parameters, permit).await
+    }
+
+    /// Goes on where the last watch ended.
+    async fn watch_on(&mut self) -> Outcome<()> {
+        let parameters = format!("watch=true&resourceVersion={}&{}", self.version, self.watch_parameters());
+        self.read_watch(&parameters, None).await
+    }
+
+    /// Watches end after some minutes, so that a revoked permission is noticed; not all at once.
+    fn watch_parameters(&self) -> String {
+        let longest = self.shared.timing.watch.as_secs().max(2);
+        format!("allowWatchBookmarks=true&timeoutSeconds={}", fastrand::u64(longest * 4 / 5..=longest))
+    }
+
+    async fn read_watch(
+        &mut self,
+        parameters: &str,
+        mut permit: Option<tokio::sync::OwnedSemaphorePermit>,
+    ) -> Outcome<()> {
+        self.heard = false;
+        let mut lines = self.endpoint.watch(parameters).await?;
+        let mut listing = self.version.is_empty();
+        if listing {
+            self.send(Event::Listing { total: None }).await?;
+        } else if std::mem::take(&mut self.blind) {
+            self.send(Event::Resumed).await?;
+        }
+        loop {
+            // Silence for longer than bookmarks are apart may be a dead connection: opening another one
+            // finds out.
+            let line = match time::timeout(self.shared.timing.silence, lines.next()).await {
+                Ok(Some(line)) => line?,
+                Ok(None) if listing => return Err(Refusal::failed("the list ended before its end").into()),
+                Err(_) if listing => {
+                    // Some servers take the request and never say that the list is complete.
+                    self.list_pages().await?;
+                    return Ok(());
+                }
+                Ok(None) | Err(_) => return Ok(()),
+            };
+            self.heard = true;
+            let line: WatchLine<'_> = serde_json::from_slice(&line)
+                .map_err(|error| Refusal::failed(format!("read an event: {error}")))?;
+            match line.kind {
+                "ADDED" | "MODIFIED" | "DELETED" => self.change(line.kind, line.object, listing).await?,
+                "BOOKMARK" => {
+                    let bookmark: Bookmark = serde_json::from_str(line.object.get()).map_err(unreadable)?;
+                    let BookmarkMetadata { resource_version, annotations } = bookmark.metadata;
+                    let ends = annotations.is_some_and(|marks| marks.contains_key(INITIAL_EVENTS_END));
+                    if listing && ends {
+                        listing = false;
+                        self.synced(resource_version).await?;
+                    } else if !listing {
+                        let version = resource_version.parse().unwrap_or(0);
+                        self.version = resource_version;
+                        self.send(Event::Progress { version }).await?;
+                    }
+                }
+                "ERROR" => {
+                    let status: Status = serde_json::from_str(line.object.get()).unwrap_or_default();
+                    let message = format!("{} ({})", status.message, status.code);
+                    let status = StatusCode::from_u16(status.code).ok();
+                    return Err(Refusal { status, message, retry_after: None }.into());
+                }
+                _ => {}
+            }
+            // Held until the list is complete.
+            permit = permit.filter(|_| listing);
+        }
+    }
+
+    async fn change(&mut self, kind: &str, raw: &RawValue, listing: bool) -> Outcome<()> {
+        let object = Object::parse(raw.to_owned(), &self.query.gvk).map_err(unreadable)?;
+        if !listing && object.metadata.version != 0 {
+            self.version = object.metadata.version.to_string();
+        }
+        let event = if kind == "DELETED" { Event::Delete(object.metadata) } else { Event::Apply(object) };
+        Ok(self.send(event).await?)
+    }
+}
+
+fn unreadable(error: serde_json::Error) -> Refusal {
+    Refusal::failed(format!("read an event: {error}"))
+}
+
+/// How patient watches are.
+#[derive(Clone, Debug)]
+pub(super) struct Timing {
+    /// First pause after a failure; each further one is twice as long.
+    pub(super) pause: Duration,
+    pub(super) longest_pause: Duration,
+    /// Longest life of a watch.
+    pub(super) watch: Duration,
+    /// Bookmarks come once a minute.
+    pub(super) silence: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            pause: Duration::from_millis(500),
+            longest_pause: Duration::from_secs(30),
+            watch: Duration::from_mins(5),
+            silence: Duration::from_secs(90),
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Requests for the objects of one query, and what comes back.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures::{Stream, StreamExt, TryStreamExt};
+use http::{
+    Request, Response, StatusCode,
+    header::{ACCEPT, ACCEPT_ENCODING, RETRY_AFTER},
+};
+use http_body_util::BodyExt;
+use kollect_engine::watch::{BlindReason, Blindness, Query};
+use kollect_model::crd::shapes::is_namespace_name;
+use kube::{Client, client::Body};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::time;
+
+use super::{discovery::Served, plain};
+
+/// Objects per page: what kubectl asks for.
+pub(super) const PAGE: usize = 500;
+/// How long an API server may take to begin an answer.
+const PATIENCE: Duration = Duration::from_mins(1);
+/// Longer lines than an API server stores are not objects.
+const LONGEST_LINE: usize = 64 << 20;
+
+/// Why a request gave nothing.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    pub(super) status: Option<StatusCode>,
+    pub(super) message: String,
+    /// What the server asks for.
+    pub(super) retry_after: Option<Duration>,
+}
+
+impl Refusal {
+    pub(super) fn failed(message: impl Into<String>) -> Self {
+        Self { status: None, message: message.into(), retry_after: None }
+    }
+
+    pub(super) fn is(&self, status: StatusCode) -> bool {
+        self.status == Some(status)
+    }
+
+    /// Neither now nor later, unless something else changes first.
+    pub(super) fn is_final(&self) -> bool {
+        self.reason() != BlindReason::Failed
+    }
+
+    fn reason(&self) -> BlindReason {
+        match self.status {
+            Some(StatusCode::FORBIDDEN) => BlindReason::Forbidden,
+            Some(StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) => BlindReason::NotServed,
+            Some(StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY) => BlindReason::Rejected,
+            _ => BlindReason::Failed,
+        }
+    }
+}
+
+/// The part of a status object that people read.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Status {
+    pub(super) code: u16,
+    pub(super) message: String,
+}
+
+/// One query to one resource.
+pub(super) struct Endpoint {
+    client: Client,
+    path: String,
+    selectors: String,
+    metadata_only: bool,
+    /// What people call it: `deployments.apps in namespace shop`.
+    pub(super) name: String,
+}
+
+impl Endpoint {
+    pub(super) fn new(client: Client, served: &Served, query: &Query) -> Result<Self, Blindness> {
+        let gvk = &query.gvk;
+        let root = if gvk.group.is_empty() { "/api".to_owned() } else { format!("/apis/{}", gvk.group) };
+        let mut path = format!("{root}/{}", gvk.version);
+        let mut name = served.resource_name(&gvk.group);
+        match query.namespace.as_deref() {
+            // A name from a manifest must not become another path.
+            Some(namespace) if !is_namespace_name(namespace) => {
+                let message = format!("{namespace} is not the name of a namespace");
+                return Err(Blindness { reason: BlindReason::Rejected, message });
+            }
+            Some(namespace) => {
+                path = format!("{path}/namespaces/{namespace}");
+                name = format!("{name} in namespace {namespace}");
+            }
+            None => name.push_str(" in the whole cluster"),
+        }
+        path = format!("{path}/{}", served.plural);
+        let by_name = query.name.as_ref().map(|name| format!("metadata.name={name}"));
+        // Field selectors are terms that must all hold.
+        let fields: Vec<String> = by_name.into_iter().chain(query.field_selector.clone()).collect();
+        let mut selectors = form_urlencoded::Serializer::new(String::new());
+        if let Some(labels) = &query.label_selector {
+            selectors.append_pair("labelSelector", labels);
+        }
+        if !fields.is_empty() {
+            selectors.append_pair("fieldSelector", &fields.join(","));
+        }
+        Ok(Self { client, path, selectors: selectors.finish(), metadata_only: query.metadata_only, name })
+    }
+
+    /// What somebody who reads the ledger must know.
+    pub(super) fn blindness(&self, verb: &str, refusal: &Refusal) -> Blindness {
+        let reason = refusal.reason();
+        let name = &self.name;
+        let message = match reason {
+            BlindReason::Forbidden => format!("{verb} {name}: forbidden; grant the verb {verb} on it"),
+            _ => format!("{verb} {name}: {}", refusal.message),
+        };
+        Blindness { reason, message }
+    }
+
+    /// `metadata` is what the answer is called where nobody reads more than metadata.
+    async fn get(&self, parameters: &str, metadata: &str) -> Result<Response<Body>, Refusal> {
+        let form =
+            if self.metadata_only { format!(";as={metadata};g=meta.k8s.io;v=v1") } else { String::new() };
+        let separator = if self.selectors.is_empty() { "" } else { "&" };
+        let uri = format!("{}?{}{separator}{parameters}", self.path, self.selectors);
+        let request = Request::get(uri)
+            .header(ACCEPT, format!("application/json{form}"))
+            // A compressed watch is one archive per event, which nobody can read as one.
+            .header(ACCEPT_ENCODING, "identity")
+            .body(Body::empty())
+            .map_err(|error| Refusal::failed(error.to_string()))?;
+        let answer = time::timeout(PATIENCE, self.client.send(request));
+        let response = answer
+            .await
+            .map_err(|_| Refusal::failed(format!("no answer for {} s", PATIENCE.as_secs())))?
+            .map_err(|error| Refusal::failed(plain(error).to_string()))?;
+        if response.status().is_success() { Ok(response) } else { Err(refusal(response).await) }
+    }
+
+    /// One page of a list.
+    pub(super) async fn page(&self, continue_token: Option<&str>) -> Result<Page, Refusal> {
+        let mut parameters = format!("limit={PAGE}");
+        if let Some(token) = continue_token {
+            parameters
+                .extend(["&continue="].into_iter().chain(form_urlencoded::byte_serialize(token.as_bytes())));
+        }
+        let response = self.get(&parameters, "PartialObjectMetadataList").await?;
+        let body = time::timeout(PATIENCE, response.into_body().collect_bytes());
+        let body = body.await.map_err(|_| Refusal::failed("the page did not arrive"))?;
+        let body = body.map_err(|error| Refusal::failed(plain(error).to_string()))?;
+        serde_json::from_slice(&body).map_err(|error| Refusal::failed(format!("read the page: {error}")))
+    }
+
+    /// The lines of a watch.
+    pub(super) async fn watch(
+        &self,
+        parameters: &str,
+    ) -> Result<impl Stream<Item = Result<Bytes, Refusal>> + Unpin + use<>, Refusal> {
+        let response = self.get(parameters, "PartialObjectMetadata").await?;
+        let chunks = response.into_body().into_data_stream();
+        let chunks = chunks.map_err(|error| Refusal::failed(plain(error).to_string())).boxed();
+        Ok(Box::pin(futures::stream::try_unfold((chunks, BytesMut::new(), 0), next_line)))
+    }
+}
+
+type Chunks = futures::stream::BoxStream<'static, Result<Bytes, Refusal>>;
+
+/// The next complete line. A line that was cut off is nothing.
+async fn next_line(
+    (mut chunks, mut buffer, mut searched): (Chunks, BytesMut, usize),
+) -> Result<Option<(Bytes, (Chunks, BytesMut, usize))>, Refusal> {
+    loop {
+        if let Some(end) = memchr::memchr(b'\n', buffer.get(searched..).unwrap_or_default()) {
+            let line = buffer.split_to(searched + end + 1).freeze();
+            return Ok(Some((line, (chunks, buffer, 0))));
+        }
+        searched = buffer.len();
+        if searched > LONGEST_LINE {
+            return Err(Refusal::failed("an event is larger than any object can be"));
+        }
+        match chunks.next().await.transpose()? {
+            Some(chunk) => buffer.extend_from_slice(&chunk),
+            None => return Ok(None),
+        }
+    }
+}
+
+async fn refusal(response: Response<Body>) -> Refusal {
+    let status = response.status();
+    let seconds = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+    let body = time::timeout(PATIENCE, response.into_body().collect_bytes()).await;
+    let body = body.ok().and_then(Result::ok).unwrap_or_default();
+    let told: Status = serde_json::from_slice(&body).unwrap_or_default();
+    let reason = status.canonical_reason().unwrap_or("no reason given").to_owned();
+    let message = if told.message.is_empty() { reason } else { told.message };
+    Refusal {
+        status: Some(status),
+        message: format!("{message} ({})", status.as_u16()),
+        retry_after: seconds.map(Duration::from_secs),
+    }
+}
+
+/// One page of a list, with the items as they were sent.
+#[derive(Deserialize)]
+pub(super) struct Page {
+    pub(super) metadata: PageMetadata,
+    #[serde(default)]
+    pub(super) items: Vec<Box<RawValue>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[derive(Default)]
+pub(super) struct PageMetadata {
+    #[serde(rename = "continue")]
+    pub(super) continue_token: Option<String>,
+    pub(super) resource_version: String,
+    pub(super) remaining_item_count: Option<u64>,
+}

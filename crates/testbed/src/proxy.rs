@@ -1,0 +1,195 @@
+//! A network that breaks on demand: an HTTP/1.1 proxy in front of the API server.
+//!
+//! Called by tests of what clients do when connections end, hang or are answered with errors. Clients
+//! speak plain HTTP to it, so their kubeconfig names an `http://` server; it speaks TLS to the API
+//! server. A connection carries one request, and what the API server says is passed on as it
+//! arrives, because watches are streams. A thread per connection relays and another one notices that
+//! the client has left; all have ended when the proxy is dropped.
+//!
+//! kubectl keeps its token to itself on plain HTTP, so through the proxy it is anonymous. The Rust
+//! client sends it.
+
+mod lines;
+mod request;
+mod rules;
+mod upstream;
+
+use std::fmt;
+use std::fs;
+use std::io::{self, BufReader, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle, sleep};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::{ControlPlane, Error, Scratch};
+use lines::{Line, Lines};
+use request::Request;
+use rules::Rules;
+use upstream::Upstream;
+
+/// Before the next try when a connection could not be accepted, for want of file handles perhaps.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+
+/// A running proxy; dropping it closes its port and all connections.
+pub struct Proxy {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    scratch: Scratch,
+    /// Taken when the proxy is dropped.
+    acceptor: Option<JoinHandle<()>>,
+}
+
+/// What the threads work with.
+struct Shared {
+    lines: Lines,
+    rules: Rules,
+    upstream: Upstream,
+}
+
+impl Proxy {
+    /// Starts a proxy that passes everything on, on a free loopback port. It survives restarts of the
+    /// API server, whose address stays the same.
+    pub fn start(plane: &ControlPlane) -> Result<Self, Error> {
+        let upstream = Upstream::new(plane).map_err(Error::io("trust the API server"))?;
+        let shared = Arc::new(Shared { lines: Lines::default(), rules: Rules::default(), upstream });
+        let scratch = Scratch::new()?;
+        let action = "start a proxy";
+        let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(Error::io(action))?;
+        let address = listener.local_addr().map_err(Error::io(action))?;
+        let acceptor = {
+            let shared = Arc::clone(&shared);
+            thread::Builder::new().spawn(move || shared.accept(&listener)).map_err(Error::io(action))?
+        };
+        Ok(Self { shared, address, scratch, acceptor: Some(acceptor) })
+    }
+
+    /// The address for clients, with the scheme `http`.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// A copy of a kubeconfig of the control plane, with this proxy as the server.
+    pub fn kubeconfig(&self, of: &Path) -> Result<PathBuf, Error> {
+        let action = || format!("read the kubeconfig {}", of.display());
+        let text = fs::read_to_string(of).map_err(Error::io(action()))?;
+        let mut config: Value =
+            serde_json::from_str(&text).map_err(io::Error::from).map_err(Error::io(action()))?;
+        let no_cluster = || io::Error::new(io::ErrorKind::InvalidData, "it names no cluster");
+        let cluster = config.pointer_mut("/clusters/0/cluster").ok_or_else(no_cluster);
+        *cluster.map_err(Error::io(action()))? = json!({ "server": self.url() });
+        let name = of.file_name().unwrap_or_default().to_string_lossy();
+        self.scratch.write(&name, format!("{config:#}\n"))
+    }
+
+    /// Closes all connections that are open now. New ones work.
+    pub fn cut(&self) {
+        self.shared.lines.cut();
+    }
+
+    /// While true, new connections are closed at once; those that are open are closed now.
+    pub fn refuse(&self, on: bool) {
+        self.shared.lines.refuse(on);
+    }
+
+    /// While true, connections stay open, also those that the API server ends, but no byte passes on
+    /// any of them. Then all go on where they were. A client that leaves meanwhile has left.
+    ///
+    /// Requests are still logged when they reach the proxy.
+    pub fn stall(&self, on: bool) {
+        self.shared.lines.stall(on);
+    }
+
+    /// Answers the next `times` requests whose request line satisfies `when`, instead of forwarding
+    /// them. A request line is like `GET /apis/apps/v1/deployments?watch=true HTTP/1.1`. Of several
+    /// answers that would do, the one that was ordered first is given. The length of the body needs no
+    /// header.
+    pub fn answer(
+        &self,
+        times: usize,
+        when: impl Fn(&str) -> bool + Send + Sync + 'static,
+        status: u16,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) {
+        self.shared.rules.add(times, Box::new(when), request::response(status, headers, body));
+    }
+
+    /// The request lines of all requests so far, in the order in which they arrived.
+    pub fn requests(&self) -> Vec<String> {
+        self.shared.rules.requests()
+    }
+
+    /// How many requests are being relayed now. A watch counts until one side ends it; any other
+    /// request counts for a moment longer than its client waits for the response.
+    pub fn open(&self) -> usize {
+        self.shared.lines.relayed()
+    }
+}
+
+impl fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Proxy").field("url", &self.url()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.lines.stop();
+        // Wakes the acceptor, which then finds that it has to end.
+        if TcpStream::connect(self.address).is_ok()
+            && let Some(acceptor) = self.acceptor.take()
+        {
+            // A failure means that a condition of a rule has panicked, which has been reported.
+            acceptor.join().ok();
+        }
+    }
+}
+
+impl Shared {
+    /// Ends when all threads that it has started have.
+    fn accept(&self, listener: &TcpListener) {
+        thread::scope(|scope| {
+            for client in listener.incoming() {
+                if self.lines.stopped() {
+                    break;
+                }
+                match client.and_then(|client| self.lines.admit(client)) {
+                    // A failure is for the client to see: its connection is closed.
+                    Ok(Some(line)) => drop(scope.spawn(move || self.serve(&line).ok())),
+                    Ok(None) => {}
+                    Err(_) => sleep(ACCEPT_PAUSE),
+                }
+            }
+        });
+    }
+
+    fn serve(&self, line: &Line<'_>) -> io::Result<()> {
+        let request = Request::read(&mut BufReader::new(line.client()))?;
+        let answer = self.rules.answer(&request.line);
+        thread::scope(|scope| {
+            scope.spawn(|| line.until_client_leaves());
+            let outcome = match answer {
+                Some(answer) => line.client().write_all(&answer),
+                None => self.relay(line, &request),
+            };
+            line.finish();
+            outcome
+        })
+    }
+
+    fn relay(&self, line: &Line<'_>, request: &Request) -> io::Result<()> {
+        line.count_as_relayed();
+        let mut server = self.upstream.connect(line)?;
+        server.write_all(&request.bytes)?;
+        server.flush()?;
+        // Writes what one read has returned before it reads again.
+        io::copy(&mut server, &mut line.client()).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,244 @@
+//! The open connections of a proxy, and whether bytes may pass.
+//!
+//! Called by the threads that relay, and by the test that breaks the network under them. A [`Line`]
+//! is a client's connection together with the one to the API server, if there is one yet. What must
+//! hold: bytes leave through [`Socket`] only, which asks each time. A write lasts no longer than
+//! [`WRITE_LIMIT`] even if nobody reads, so a stall can wait for those under way.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+const WRITE_LIMIT: Duration = Duration::from_millis(20);
+
+/// All lines of a proxy.
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    open: HashMap<u64, Sockets>,
+    /// Numbers the lines.
+    admitted: u64,
+    refused: bool,
+    stalled: bool,
+    stopped: bool,
+    /// Writes under way.
+    writing: usize,
+}
+
+#[derive(Debug)]
+struct Sockets {
+    client: Arc<TcpStream>,
+    server: Option<Arc<TcpStream>>,
+    relayed: bool,
+}
+
+/// One connection of a client; dropping it closes it.
+#[derive(Debug)]
+pub(super) struct Line<'a> {
+    lines: &'a Lines,
+    number: u64,
+    client: Arc<TcpStream>,
+}
+
+/// One end of a line. Reads what has arrived; writes only when bytes may pass.
+#[derive(Debug)]
+pub(super) struct Socket<'a> {
+    line: &'a Line<'a>,
+    stream: Arc<TcpStream>,
+}
+
+/// Bytes may pass while this exists.
+struct Passage<'a>(&'a Lines);
+
+impl Lines {
+    /// A line for a new client, unless clients are refused.
+    pub(super) fn admit(&self, client: TcpStream) -> io::Result<Option<Line<'_>>> {
+        let client = prepared(client)?;
+        let mut state = self.state();
+        if state.refused || state.stopped {
+            return Ok(None);
+        }
+        state.admitted += 1;
+        let number = state.admitted;
+        let sockets = Sockets { client: Arc::clone(&client), server: None, relayed: false };
+        state.open.insert(number, sockets);
+        Ok(Some(Line { lines: self, number, client }))
+    }
+
+    pub(super) fn cut(&self) {
+        self.change(State::cut);
+    }
+
+    pub(super) fn refuse(&self, on: bool) {
+        self.change(|state| {
+            state.refused = on;
+            if on {
+                state.cut();
+            }
+        });
+    }
+
+    pub(super) fn stall(&self, on: bool) {
+        self.change(|state| state.stalled = on);
+        let under_way = |state: &mut State| state.stalled && state.writing > 0;
+        drop(self.changed.wait_while(self.state(), under_way));
+    }
+
+    pub(super) fn stop(&self) {
+        self.change(|state| {
+            state.stopped = true;
+            state.cut();
+        });
+    }
+
+    pub(super) fn stopped(&self) -> bool {
+        self.state().stopped
+    }
+
+    pub(super) fn relayed(&self) -> usize {
+        self.state().open.values().filter(|sockets| sockets.relayed).count()
+    }
+
+    #[cfg(test)]
+    pub(super) fn admitted(&self) -> u64 {
+        self.state().admitted
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let outcome = change(&mut self.state());
+        self.changed.notify_all();
+        outcome
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn cut(&mut self) {
+        self.open.drain().for_each(|(_, sockets)| sockets.close());
+    }
+}
+
+impl Sockets {
+    /// At once, whoever reads or writes in another thread.
+    fn close(self) {
+        for stream in [Some(self.client), self.server].into_iter().flatten() {
+            // A failure means that the other side has closed it already.
+            stream.shutdown(Shutdown::Both).ok();
+        }
+    }
+}
+
+impl Line<'_> {
+    /// The client's end.
+    pub(super) fn client(&self) -> Socket<'_> {
+        Socket { line: self, stream: Arc::clone(&self.client) }
+    }
+
+    /// Connects the other end. Waits for the end of a stall first: a refusal is a message too.
+    pub(super) fn connect(&self, server: SocketAddr) -> io::Result<Socket<'_>> {
+        let _passage = self.passage()?;
+        let stream = prepared(TcpStream::connect(server)?)?;
+        match self.lines.state().open.get_mut(&self.number) {
+            Some(sockets) => sockets.server = Some(Arc::clone(&stream)),
+            None => return Err(cut_off()),
+        }
+        Ok(Socket { line: self, stream })
+    }
+
+    pub(super) fn count_as_relayed(&self) {
+        if let Some(sockets) = self.lines.state().open.get_mut(&self.number) {
+            sockets.relayed = true;
+        }
+    }
+
+    /// Returns when the client has closed its connection, and then the line is closed.
+    pub(super) fn until_client_leaves(&self) {
+        // There is nothing to read: a connection has one request.
+        io::copy(&mut self.client(), &mut io::sink()).ok();
+        self.close();
+    }
+
+    /// Closes the line, but not during a stall.
+    pub(super) fn finish(&self) {
+        let _passage = self.passage();
+        self.close();
+    }
+
+    fn close(&self) {
+        let sockets = self.lines.change(|state| state.open.remove(&self.number));
+        sockets.into_iter().for_each(Sockets::close);
+    }
+
+    /// Waits until bytes may pass; fails if the line is closed.
+    fn passage(&self) -> io::Result<Passage<'_>> {
+        let held = |state: &mut State| state.stalled && state.open.contains_key(&self.number);
+        let state = self.lines.changed.wait_while(self.lines.state(), held);
+        let mut state = state.unwrap_or_else(PoisonError::into_inner);
+        if !state.open.contains_key(&self.number) {
+            return Err(cut_off());
+        }
+        state.writing += 1;
+        Ok(Passage(self.lines))
+    }
+}
+
+impl Drop for Line<'_> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Drop for Passage<'_> {
+    fn drop(&mut self) {
+        self.0.change(|state| state.writing -= 1);
+    }
+}
+
+impl Read for Socket<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        (&*self.stream).read(buffer)
+    }
+}
+
+impl Write for Socket<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            let passage = self.line.passage()?;
+            let outcome = (&*self.stream).write(bytes);
+            drop(passage);
+            // Nobody reads at the other side; between two tries a stall can begin.
+            if !outcome.as_ref().is_err_and(is_timeout) {
+                return outcome;
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Sends at once, and never waits long for a reader.
+fn prepared(stream: TcpStream) -> io::Result<Arc<TcpStream>> {
+    stream.set_nodelay(true)?;
+    stream.set_write_timeout(Some(WRITE_LIMIT))?;
+    Ok(Arc::new(stream))
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+fn cut_off() -> io::Error {
+    io::ErrorKind::ConnectionAborted.into()
+}

@@ -1,0 +1,54 @@
+//! Which requests have come, and which of them the proxy answers itself.
+//!
+//! Called once per request.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Says whether a request line is meant.
+pub(super) type Condition = Box<dyn Fn(&str) -> bool + Send + Sync>;
+
+/// The requests so far and the rules that are not used up.
+#[derive(Default)]
+pub(super) struct Rules(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    requests: Vec<String>,
+    rules: Vec<Rule>,
+}
+
+struct Rule {
+    /// More than none.
+    times: usize,
+    when: Condition,
+    answer: Vec<u8>,
+}
+
+impl Rules {
+    pub(super) fn add(&self, times: usize, when: Condition, answer: Vec<u8>) {
+        if times > 0 {
+            self.state().rules.push(Rule { times, when, answer });
+        }
+    }
+
+    pub(super) fn requests(&self) -> Vec<String> {
+        self.state().requests.clone()
+    }
+
+    /// Logs a request; returns the answer if it is not to be forwarded.
+    pub(super) fn answer(&self, request: &str) -> Option<Vec<u8>> {
+        let mut state = self.state();
+        state.requests.push(request.to_owned());
+        let position = state.rules.iter().position(|rule| (rule.when)(request))?;
+        let rule = &mut state.rules[position];
+        rule.times -= 1;
+        if rule.times > 0 {
+            return Some(rule.answer.clone());
+        }
+        Some(state.rules.remove(position).answer)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

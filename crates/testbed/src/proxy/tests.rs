@@ -1,0 +1,304 @@
+//! A real API server behind a network that works, is cut, refuses, stalls and lies.
+
+use std::io::{BufRead as _, ErrorKind, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::Instant;
+
+use super::*;
+use crate::Rule;
+
+const LIMIT: Duration = Duration::from_secs(10);
+/// How long nothing must arrive to count as nothing.
+const SILENCE: Duration = Duration::from_millis(300);
+const WATCH: &str = "/api/v1/namespaces?watch=true";
+const DEFAULT: &str = "/api/v1/namespaces/default";
+
+/// The shared control plane, and a proxy of its own for each test.
+fn start() -> (&'static ControlPlane, Proxy) {
+    let plane = ControlPlane::shared();
+    (plane, Proxy::start(plane).unwrap())
+}
+
+/// A client that has sent something.
+fn send(proxy: &Proxy, text: &str) -> BufReader<TcpStream> {
+    let mut client = TcpStream::connect(proxy.address).unwrap();
+    client.set_read_timeout(Some(LIMIT)).unwrap();
+    client.write_all(text.as_bytes()).unwrap();
+    BufReader::new(client)
+}
+
+/// A client that has sent the head of a request as the administrator, but for the empty line.
+fn request(proxy: &Proxy, line: &str, more: &str) -> BufReader<TcpStream> {
+    let token = ControlPlane::shared().admin_token();
+    send(proxy, &format!("{line} HTTP/1.1\r\nHost: proxy\r\nAuthorization: Bearer {token}\r\n{more}"))
+}
+
+fn get(proxy: &Proxy, path: &str) -> BufReader<TcpStream> {
+    request(proxy, &format!("GET {path}"), "Connection: keep-alive\r\n\r\n")
+}
+
+/// All that comes until the connection is closed.
+fn rest(client: &mut BufReader<TcpStream>) -> String {
+    let mut text = String::new();
+    client.read_to_string(&mut text).unwrap();
+    text
+}
+
+/// Reads on to the line that contains `text`.
+fn read_to(client: &mut BufReader<TcpStream>, text: &str) {
+    let found = client.lines().any(|line| line.unwrap().contains(text));
+    assert!(found, "{text} did not come before the end");
+}
+
+/// A watch that has seen the namespace `default`.
+fn watch(proxy: &Proxy, path: &str) -> BufReader<TcpStream> {
+    let mut client = get(proxy, path);
+    read_to(&mut client, r#""name":"default""#);
+    client
+}
+
+/// Whether the connection is closed, in order or not.
+fn is_closed(client: &mut BufReader<TcpStream>) -> bool {
+    match client.read_to_end(&mut Vec::new()) {
+        Ok(_) => true,
+        Err(error) => error.kind() == ErrorKind::ConnectionReset,
+    }
+}
+
+/// Whether the connection is open and nothing comes.
+fn is_silent(client: &mut BufReader<TcpStream>) -> bool {
+    client.get_ref().set_read_timeout(Some(SILENCE)).unwrap();
+    let outcome = client.fill_buf().map(<[u8]>::len);
+    client.get_ref().set_read_timeout(Some(LIMIT)).unwrap();
+    outcome.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+}
+
+/// Reads what had passed before a stall.
+fn drain(client: &mut BufReader<TcpStream>) {
+    while !is_silent(client) {
+        let length = client.buffer().len();
+        assert!(length > 0, "it is closed");
+        client.consume(length);
+    }
+}
+
+fn until(mut holds: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + LIMIT;
+    while !holds() {
+        if Instant::now() > deadline {
+            return false;
+        }
+        sleep(Duration::from_millis(5));
+    }
+    true
+}
+
+fn is_default(response: &str) -> bool {
+    response.starts_with("HTTP/1.1 200 ") && response.contains(r#""name":"default""#)
+}
+
+#[test]
+fn requests_pass_and_are_logged() {
+    let (plane, proxy) = start();
+    let namespace = plane.namespace("proxy").unwrap();
+    assert!(is_default(&rest(&mut get(&proxy, DEFAULT))));
+
+    let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
+    let post = format!("POST {maps}");
+    let object = |name: &str| json!({ "metadata": { "name": name } }).to_string();
+    let kind = "Content-Type: application/json\r\n";
+    let body = object("whole");
+    let more = format!("{kind}Content-Length: {}\r\n\r\n{body}", body.len());
+    let whole = rest(&mut request(&proxy, &post, &more));
+    assert!(whole.starts_with("HTTP/1.1 201 "), "{whole}");
+    let body = object("chunked");
+    let (start, end) = body.split_at(5);
+    let more = format!(
+        "{kind}Transfer-Encoding: chunked\r\n\r\n5\r\n{start}\r\n{:x}\r\n{end}\r\n0\r\n\r\n",
+        end.len()
+    );
+    let chunked = rest(&mut request(&proxy, &post, &more));
+    assert!(chunked.starts_with("HTTP/1.1 201 "), "{chunked}");
+    plane.kubectl(&["get", "configmaps", "whole", "chunked", "-n", &namespace]).unwrap();
+
+    let expected =
+        [format!("GET {DEFAULT} HTTP/1.1"), format!("{post} HTTP/1.1"), format!("{post} HTTP/1.1")];
+    assert_eq!(proxy.requests(), expected);
+    assert_eq!(proxy.open(), 0);
+}
+
+#[test]
+fn a_kubeconfig_leads_to_the_proxy() {
+    let (plane, proxy) = start();
+    let rules = [Rule::cluster("", &["namespaces"], &["get"])];
+    let user = plane.user("default", "proxied", &rules).unwrap();
+    let read = |path: &Path| -> Value { serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap() };
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+    for of in [plane.kubeconfig(), &user] {
+        let copy = proxy.kubeconfig(of).unwrap();
+        assert_eq!(mode(&copy), mode(of));
+        let (original, config) = (read(of), read(&copy));
+        assert_eq!(config["users"], original["users"]);
+        assert_eq!(config["clusters"][0]["cluster"], json!({ "server": proxy.url() }));
+        // Everybody may ask for the version, kubectl without its token too.
+        let version = ["get", "--raw=/version", "--kubeconfig", &copy.display().to_string()];
+        assert!(plane.kubectl(&version).unwrap().contains("gitVersion"));
+        let token = config["users"][0]["user"]["token"].as_str().unwrap();
+        let with_token =
+            format!("GET {DEFAULT} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {token}\r\n\r\n");
+        assert!(is_default(&rest(&mut send(&proxy, &with_token))));
+    }
+    let error = proxy.kubeconfig(Path::new("/nonexistent")).unwrap_err().to_string();
+    assert_eq!(error, "could not read the kubeconfig /nonexistent");
+}
+
+#[test]
+fn events_of_a_watch_come_at_once_and_a_cut_ends_it() {
+    let (plane, proxy) = start();
+    let mut first = watch(&proxy, WATCH);
+    let mut second = watch(&proxy, WATCH);
+    let mut idle = send(&proxy, "");
+    assert_eq!(proxy.open(), 2);
+    let namespace = plane.namespace("watched").unwrap();
+    read_to(&mut first, &namespace);
+    read_to(&mut second, &namespace);
+
+    // Else it might not have been accepted yet.
+    assert!(until(|| proxy.shared.lines.admitted() == 3));
+    proxy.cut();
+    assert_eq!(proxy.open(), 0);
+    assert!([&mut first, &mut second, &mut idle].into_iter().all(is_closed));
+    assert!(is_default(&rest(&mut get(&proxy, DEFAULT))));
+}
+
+#[test]
+fn a_client_that_leaves_is_noticed() {
+    let (_, proxy) = start();
+    let client = watch(&proxy, WATCH);
+    assert_eq!(proxy.open(), 1);
+    drop(client);
+    assert!(until(|| proxy.open() == 0));
+
+    proxy.stall(true);
+    let client = get(&proxy, WATCH);
+    assert!(until(|| proxy.open() == 1));
+    drop(client);
+    assert!(until(|| proxy.open() == 0));
+}
+
+#[test]
+fn refused_clients_are_closed_until_they_are_not() {
+    let (_, proxy) = start();
+    let mut before = watch(&proxy, WATCH);
+    proxy.refuse(true);
+    assert!(is_closed(&mut before));
+    for _ in 0..3 {
+        assert!(is_closed(&mut send(&proxy, "")));
+    }
+    proxy.refuse(false);
+    assert!(is_default(&rest(&mut get(&proxy, DEFAULT))));
+    assert_eq!(proxy.requests().len(), 2);
+}
+
+#[test]
+fn a_stall_holds_everything_back_and_lets_it_go_later() {
+    let (plane, proxy) = start();
+    let mut old = watch(&proxy, WATCH);
+    let mut ending = watch(&proxy, &format!("{WATCH}&timeoutSeconds=2"));
+    proxy.stall(true);
+    drain(&mut old);
+    drain(&mut ending);
+    proxy.answer(1, |line| line.contains("/answered"), 503, &[], "");
+    let namespace = plane.namespace("stalled").unwrap();
+    let mut new = get(&proxy, DEFAULT);
+    let mut answered = get(&proxy, "/answered");
+    assert!(until(|| proxy.requests().len() == 4));
+    // Long enough for the API server to end the second watch.
+    sleep(Duration::from_secs(3));
+    assert!([&mut old, &mut ending, &mut new, &mut answered].into_iter().all(is_silent));
+    assert_eq!(proxy.open(), 3);
+
+    proxy.stall(false);
+    read_to(&mut old, &namespace);
+    assert!(is_default(&rest(&mut new)));
+    assert!(rest(&mut answered).starts_with("HTTP/1.1 503 "));
+    assert!(rest(&mut ending).ends_with("\r\n0\r\n\r\n"), "the API server has ended it in order");
+    assert_eq!(proxy.open(), 1);
+}
+
+#[test]
+fn a_client_that_does_not_read_holds_nobody_up() {
+    let (_, proxy) = start();
+    // More than fits into the buffers of the system.
+    let body = "x".repeat(64 << 20);
+    proxy.answer(1, |line| line.contains("/large"), 200, &[], &body);
+    let mut lazy = get(&proxy, "/large");
+    lazy.fill_buf().unwrap();
+    sleep(SILENCE);
+    let started = Instant::now();
+    proxy.stall(true);
+    proxy.stall(false);
+    assert!(is_default(&rest(&mut get(&proxy, DEFAULT))));
+    assert!(started.elapsed() < Duration::from_secs(2));
+    let response = rest(&mut lazy);
+    assert!(response.split_once("\r\n\r\n").is_some_and(|(_, received)| received == body));
+}
+
+#[test]
+fn answers_are_given_as_often_as_ordered_and_in_that_order() {
+    let (_, proxy) = start();
+    let is_watch = |line: &str| line.starts_with("GET ") && line.contains("watch=true");
+    proxy.answer(2, is_watch, 429, &[("Retry-After", "7")], "slow down");
+    proxy.answer(1, is_watch, 410, &[], "gone");
+    proxy.answer(0, |_| true, 500, &[], "never");
+    let expected =
+        "HTTP/1.1 429 \r\nContent-Length: 9\r\nConnection: close\r\nRetry-After: 7\r\n\r\nslow down";
+    assert_eq!(rest(&mut get(&proxy, WATCH)), expected);
+    assert!(is_default(&rest(&mut get(&proxy, DEFAULT))));
+    assert_eq!(rest(&mut get(&proxy, WATCH)), expected);
+    assert!(rest(&mut get(&proxy, WATCH)).starts_with("HTTP/1.1 410 "));
+    watch(&proxy, WATCH);
+    assert_eq!(proxy.requests().len(), 5, "those that are answered here are logged too");
+}
+
+#[test]
+fn nothing_stays_when_a_proxy_is_dropped() {
+    let (plane, proxy) = start();
+    let address = proxy.address;
+    let directory = proxy.scratch.path().to_owned();
+    proxy.kubeconfig(plane.kubeconfig()).unwrap();
+    let mut idle = send(&proxy, "GET / HT");
+    let mut open = watch(&proxy, WATCH);
+    proxy.stall(true);
+    let mut stalled = get(&proxy, WATCH);
+    assert!(until(|| proxy.open() == 2));
+    let shared = Arc::downgrade(&proxy.shared);
+    let started = Instant::now();
+    drop(proxy);
+    assert!(started.elapsed() < Duration::from_secs(2));
+    assert!(shared.upgrade().is_none(), "a thread still has it");
+    assert!(!directory.exists());
+    assert!([&mut idle, &mut open, &mut stalled].into_iter().all(is_closed));
+    assert_eq!(TcpStream::connect(address).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    TcpListener::bind(address).unwrap();
+}
+
+#[test]
+fn the_end_of_an_api_server_passes_when_bytes_may_and_another_one_is_found() {
+    let mut plane = ControlPlane::start().unwrap();
+    let proxy = Proxy::start(&plane).unwrap();
+    let as_admin =
+        format!("HTTP/1.1\r\nHost: proxy\r\nAuthorization: Bearer {}\r\n\r\n", plane.admin_token());
+    let mut watch = send(&proxy, &format!("GET {WATCH} {as_admin}"));
+    read_to(&mut watch, r#""name":"default""#);
+    proxy.stall(true);
+    drain(&mut watch);
+    plane.stop_api_server();
+    let get = format!("GET {DEFAULT} {as_admin}");
+    let mut early = send(&proxy, &get);
+    assert!(is_silent(&mut watch) && is_silent(&mut early));
+    proxy.stall(false);
+    assert!(is_closed(&mut watch) && is_closed(&mut early));
+    plane.start_api_server().unwrap();
+    assert!(is_default(&rest(&mut send(&proxy, &get))));
+}
