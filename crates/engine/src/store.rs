@@ -268,6 +268,13 @@ impl KindRows {
         gone.iter().for_each(|held| target.changed(&self.shared, &held.row.key, Some(&held.row)));
     }
 
+    /// The rows of a namespace are made again when their objects are next seen.
+    pub fn outdate(&self, namespace: &str) {
+        let mut target = lock(&self.target);
+        let rows = target.open(&self.kind).into_iter().flat_map(|kind| kind.rows.values_mut());
+        rows.filter(|held| &*held.row.key.namespace == namespace).for_each(|held| held.origin.definition = 0);
+    }
+
     /// The objects whose rows satisfy the condition.
     pub fn find(&self, condition: impl Fn(&Row, Origin) -> bool) -> Vec<Arc<str>> {
         let target = lock(&self.target);

@@ -31,7 +31,7 @@ use crate::{
     watch::{BlindReason, Blindness, Query, Resolution},
 };
 use compare::{Suspicion, jittered};
-use events::Told;
+use events::{Latest, Told};
 
 /// Keeps the rows of a kind up to date until nobody wants them.
 pub(super) async fn follow(context: Arc<Context>, gvk: Gvk, mut wanted: watch::Receiver<Vec<Arc<Target>>>) {
@@ -51,9 +51,8 @@ pub(super) async fn follow(context: Arc<Context>, gvk: Gvk, mut wanted: watch::R
             kind.reconcile().await;
         }
         tokio::select! {
-            _ = events.recv_many(&mut arrivals, QUEUE) => {
-                arrivals.drain(..).for_each(|arrival| kind.hear(arrival));
-            }
+            // What is wanted comes before what is told; it is rare enough to starve nobody.
+            biased;
             changed = wanted.changed() => match changed {
                 Ok(()) => kind.take_targets(&wanted.borrow_and_update().clone()),
                 Err(_) => return,
@@ -64,6 +63,9 @@ pub(super) async fn follow(context: Arc<Context>, gvk: Gvk, mut wanted: watch::R
             }
             Ok(()) = kinds.changed() => kind.resolve().await,
             _ = tick.tick() => kind.tick().await,
+            _ = events.recv_many(&mut arrivals, QUEUE) => {
+                arrivals.drain(..).for_each(|arrival| kind.hear(arrival));
+            }
         }
     }
 }
@@ -124,8 +126,7 @@ struct KindTask {
     feeds: Vec<Feed>,
     plan: Queries,
     replan: bool,
-    /// While feeds overlap: the newest version of each object that one of them has told.
-    latest: HashMap<Arc<str>, u64>,
+    latest: Latest,
     told: Vec<Told>,
     /// Namespaces to list once more, when, and for whom.
     renewals: BTreeMap<Arc<str>, (Instant, BTreeSet<u32>)>,
@@ -154,7 +155,7 @@ impl KindTask {
             feeds: Vec::new(),
             plan: Queries::default(),
             replan: true,
-            latest: HashMap::new(),
+            latest: Latest::default(),
             told: Vec::new(),
             renewals: BTreeMap::new(),
             suspicions: Vec::new(),

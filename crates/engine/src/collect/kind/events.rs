@@ -27,7 +27,7 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// A list that ended: whatever is older than it is old news.
 pub(super) struct Told {
-    namespace: Option<Arc<str>>,
+    pub(super) namespace: Option<Arc<str>>,
     field_selector: Option<String>,
     serves: BTreeSet<u32>,
     version: u64,
@@ -111,37 +111,36 @@ impl KindTask {
             whole.1 |= query.namespace.is_none();
             places.insert((&query.field_selector, &query.namespace));
         }
-        self.overlap =
-            places.len() < self.feeds.len() || selectors.values().any(|(n, whole)| *whole && *n > 1);
+        let split = self.served.iter().any(|served| served.claims.is_some());
+        self.overlap = places.len() < self.feeds.len()
+            || selectors.values().any(|(count, whole)| *whole && *count > 1)
+            || split && selectors.len() > 1;
         self.forget_overlap();
     }
 
     /// Old news can come only from feeds that are behind.
     fn forget_overlap(&mut self) {
-        if self.overlap || self.latest.is_empty() && self.told.is_empty() {
+        if self.latest.is_empty() && self.told.is_empty() {
             return;
         }
         let behind = self.feeds.iter().map(|feed| feed.position).min().unwrap_or(u64::MAX);
         self.told.retain(|told| told.version > behind);
-        if self.latest.values().max().is_none_or(|newest| *newest <= behind) {
-            self.latest = HashMap::new();
+        self.latest.forget(behind);
+    }
+
+    fn advance(&mut self, index: usize, version: u64) {
+        let feed = &mut self.feeds[index];
+        if feed.list.is_none() {
+            feed.position = feed.position.max(version);
         }
     }
 
-    /// Whether the event is older than what another feed has told about the object.
-    fn is_outdated(&mut self, feed: usize, metadata: &Metadata) -> bool {
-        let version = metadata.version;
-        if self.latest.get(&metadata.uid).is_some_and(|latest| version != 0 && version < *latest) {
-            return true;
+    /// Remembers how new the event of a watch is.
+    fn note(&mut self, index: usize, metadata: &Metadata) {
+        let feed = &self.feeds[index];
+        if feed.list.is_none() && (self.overlap || !self.latest.is_empty()) {
+            self.latest.note(&metadata.uid, &feed.query, metadata.version);
         }
-        let feed = &mut self.feeds[feed];
-        if feed.list.is_none() {
-            feed.position = feed.position.max(version);
-            if self.overlap || !self.latest.is_empty() {
-                self.latest.insert(metadata.uid.clone(), version);
-            }
-        }
-        false
     }
 
     /// Whether a complete list of another feed already accounts for the event.
@@ -156,6 +155,7 @@ impl KindTask {
                 other.id != feed.id
                     && other.purpose == Purpose::Follow
                     && !other.suspect
+                    && !other.ended
                     && other.listed >= version
                     && other.serves.contains(&definition)
                     && other.query.field_selector == feed.query.field_selector
@@ -177,9 +177,11 @@ impl KindTask {
                 self.context.coverage.count(&feed.place, 1);
             }
         }
-        if self.is_outdated(index, metadata) {
+        self.advance(index, metadata.version);
+        if self.latest.of_all(&metadata.uid) > metadata.version && metadata.version != 0 {
             return;
         }
+        self.note(index, metadata);
         let renews = self.feeds[index].purpose == Purpose::Renew;
         let mut extracted = Extractions::default();
         for number in 0..self.served.len() {
@@ -196,13 +198,25 @@ impl KindTask {
             match origin.filter(|_| metadata.version != 0).map(|origin| origin.version) {
                 Some(version) if version > metadata.version => continue,
                 Some(version) if version == metadata.version && !renews => {
-                    served.claim(&metadata.uid, &query);
+                    // The row stands; whether this query selects it too is another question.
+                    if served.claims.is_some() {
+                        match served.target.selection.verdict(&query, object, &self.namespaces) {
+                            Ok(()) => served.claim(&metadata.uid, &query),
+                            Err(_) => {
+                                served.release(&metadata.uid, &query);
+                            }
+                        }
+                    }
                     continue;
                 }
                 _ if told => continue,
                 _ => {}
             }
             let changed = self.decide(number, &query, object, &mut extracted);
+            // A row remembers its version; where there is none, somebody else must.
+            if self.overlap && self.served[number].rows.origin(&metadata.uid).is_none() {
+                self.latest.note(&metadata.uid, &query, metadata.version);
+            }
             if changed && counts {
                 self.context.coverage.count_repairs(&Place::of(&query), 1);
             }
@@ -252,9 +266,13 @@ impl KindTask {
     }
 
     fn delete(&mut self, index: usize, metadata: &Metadata) {
-        if self.is_outdated(index, metadata) {
+        self.advance(index, metadata.version);
+        // Nobody else tells that the object has left this query.
+        let latest = self.latest.of(&metadata.uid, &self.feeds[index].query);
+        if latest > metadata.version && metadata.version != 0 {
             return;
         }
+        self.note(index, metadata);
         for number in 0..self.served.len() {
             let feed = &self.feeds[index];
             let definition = self.served[number].definition;
@@ -264,7 +282,8 @@ impl KindTask {
             let query = feed.query.clone();
             let served = &mut self.served[number];
             let newer = |origin: Origin| metadata.version != 0 && origin.version > metadata.version;
-            if !served.rows.origin(&metadata.uid).is_some_and(newer) {
+            // A newer row of a split target is another query's, which claims it.
+            if served.claims.is_some() || !served.rows.origin(&metadata.uid).is_some_and(newer) {
                 served.release(&metadata.uid, &query);
             }
         }
@@ -306,7 +325,10 @@ impl KindTask {
             }
         }
         match purpose {
-            Purpose::Follow => self.context.coverage.set(&Place::of(&query), State::synced(version)),
+            Purpose::Follow => {
+                self.context.coverage.set(&Place::of(&query), State::synced(version));
+                self.restart_renewals(&query);
+            }
             Purpose::Renew | Purpose::Compare => {
                 let (namespace, field_selector) = (query.namespace.clone(), query.field_selector.clone());
                 self.told.push(Told { namespace, field_selector, serves, version });
@@ -320,7 +342,7 @@ impl KindTask {
     /// Versions went back: the cluster was restored from a backup, and what is known about the order of
     /// events is worth nothing.
     fn start_over(&mut self) {
-        self.latest.clear();
+        self.latest = Latest::default();
         self.told.clear();
         self.feeds.clear();
         for served in &mut self.served {
@@ -329,6 +351,42 @@ impl KindTask {
             served.stale = true;
         }
         self.replan = true;
+    }
+}
+
+/// While feeds overlap: the newest version of each object that the feeds of a query have told.
+#[derive(Default)]
+pub(super) struct Latest(HashMap<Arc<str>, Vec<(Option<String>, u64)>>);
+
+impl Latest {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// By whatever query.
+    fn of_all(&self, uid: &str) -> u64 {
+        self.0.get(uid).into_iter().flatten().map(|(_, version)| *version).max().unwrap_or(0)
+    }
+
+    fn of(&self, uid: &str, query: &Query) -> u64 {
+        let told = self.0.get(uid).into_iter().flatten();
+        told.filter(|(own, _)| *own == query.field_selector).map(|(_, version)| *version).max().unwrap_or(0)
+    }
+
+    fn note(&mut self, uid: &Arc<str>, query: &Query, version: u64) {
+        let told = self.0.entry(uid.clone()).or_default();
+        match told.iter_mut().find(|(own, _)| *own == query.field_selector) {
+            Some((_, known)) => *known = version.max(*known),
+            None => told.push((query.field_selector.clone(), version)),
+        }
+    }
+
+    /// Everybody has come as far as this version.
+    fn forget(&mut self, version: u64) {
+        self.0.retain(|_, told| told.iter().any(|(_, newest)| *newest > version));
+        if self.0.is_empty() {
+            self.0 = HashMap::new();
+        }
     }
 }
 

@@ -37,7 +37,14 @@ impl KindTask {
                     }
                     effect => effect,
                 };
-                let covered = |feed: &Feed| feed.serves.contains(&served.definition) && feed.covers(name);
+                if effect != NamespaceEffect::None {
+                    // What was told about the namespace, or is being told, is about another one.
+                    self.told.retain(|told| told.namespace.as_ref() != Some(name));
+                    let renewals = self.feeds.iter_mut().filter(|feed| feed.purpose == Purpose::Renew);
+                    for feed in renewals.filter(|feed| feed.query.namespace.as_ref() == Some(name)) {
+                        feed.serves.remove(&served.definition);
+                    }
+                }
                 match effect {
                     NamespaceEffect::Lost => {
                         for uid in served.rows.find(|row, _| row.key.namespace == *name) {
@@ -45,11 +52,11 @@ impl KindTask {
                             served.rows.remove(&uid);
                         }
                     }
-                    NamespaceEffect::Other if self.feeds.iter().any(covered) => {
+                    NamespaceEffect::Other => {
                         let renewal = self.renewals.entry(name.clone()).or_insert((now, BTreeSet::new()));
                         renewal.1.insert(served.definition);
                     }
-                    NamespaceEffect::Other | NamespaceEffect::None => {}
+                    NamespaceEffect::None => {}
                 }
             }
         }
@@ -63,8 +70,13 @@ impl KindTask {
         let due: Vec<Arc<str>> =
             self.renewals.iter().filter(|(_, (due, _))| *due <= now).map(|(name, _)| name.clone()).collect();
         for name in due {
-            let Some((_, definitions)) = self.renewals.remove(&name) else { continue };
-            let covering = self.feeds.iter().filter(|f| f.purpose == Purpose::Follow && f.covers(&name));
+            let Some((_, mut definitions)) = self.renewals.remove(&name) else { continue };
+            // An older list that is still running would bring older news after newer ones.
+            let older = |feed: &mut Feed| {
+                feed.purpose == Purpose::Renew && feed.query.namespace.as_ref() == Some(&name)
+            };
+            definitions.extend(self.feeds.extract_if(.., older).flat_map(|feed| feed.serves));
+            let covering = self.feeds.iter().filter(|feed| looks_at(feed, &name));
             let queries: Vec<(Query, BTreeSet<u32>)> = covering
                 .map(|feed| {
                     let query =
@@ -72,12 +84,34 @@ impl KindTask {
                     (query, feed.serves.intersection(&definitions).copied().collect())
                 })
                 .collect();
-            for (query, serves) in queries {
-                let covered: BTreeSet<u32> = serves;
-                if !covered.is_empty() {
-                    self.start(query, Purpose::Renew, covered);
+            // Where nobody can look now, whoever looks next must look twice.
+            for served in self.served.iter_mut().filter(|served| definitions.contains(&served.definition)) {
+                if !queries.iter().any(|(_, serves)| serves.contains(&served.definition)) {
+                    served.rows.outdate(&name);
+                    served.stale = true;
                 }
+            }
+            for (query, serves) in queries.into_iter().filter(|(_, serves)| !serves.is_empty()) {
+                self.start(query, Purpose::Renew, serves);
             }
         }
     }
+}
+
+impl KindTask {
+    /// A list is complete. What lists beside it have not told yet may be older: they begin again.
+    pub(super) fn restart_renewals(&mut self, listed: &Query) {
+        let older = |feed: &mut Feed| feed.purpose == Purpose::Renew && feed.overlaps(listed);
+        for feed in self.feeds.extract_if(.., older).collect::<Vec<_>>() {
+            let Some(namespace) = feed.query.namespace.clone() else { continue };
+            let renewal = self.renewals.entry(namespace).or_insert((Instant::now(), BTreeSet::new()));
+            renewal.1.extend(feed.serves);
+        }
+        self.renew();
+    }
+}
+
+/// Whether changes in the namespace come from this feed.
+fn looks_at(feed: &Feed, namespace: &str) -> bool {
+    feed.purpose == Purpose::Follow && !feed.ended && feed.covers(namespace)
 }
