@@ -351,7 +351,7 @@ impl Lab {
         let mark = self.random.pick(&["enabled", "disabled", "none", "none"]);
         let labels = json!({ "team": self.random.pick(&["red", "blue"]), "kollect.dev/watch": mark });
         self.with(|world| {
-            world.put("Namespace", &uid, json!({ "metadata": { "name": name, "labels": labels } }))
+            world.put("Namespace", &uid, json!({ "metadata": { "name": name, "labels": labels } }));
         });
     }
 
@@ -378,10 +378,12 @@ impl Lab {
         }
         let known = self.with(|world| world.objects.get(&uid).cloned());
         let node = known.as_ref().map_or(self.random.below(5) == 0, |(kind, _)| kind == "Node");
-        let place = known.map(|(_, object)| object["metadata"].clone()).unwrap_or_else(|| {
-            let name = self.random.pick(&["p1", "p2"]);
-            if node { json!({ "name": uid }) } else { json!({ "name": name, "namespace": namespace }) }
-        });
+        let name = self.random.pick(&["p1", "p2"]);
+        let place = match known {
+            Some((_, object)) => object["metadata"].clone(),
+            None if node => json!({ "name": uid }),
+            None => json!({ "name": name, "namespace": namespace }),
+        };
         let labels = json!({ "app": self.random.pick(&["x", "y"]) });
         let image = self.random.pick(&["i1", "i2"]);
         let node_name = self.random.pick(&["1", "2"]);
@@ -498,10 +500,11 @@ impl Lab {
         let targets: Vec<Arc<Target>> = self.targets.values().cloned().collect();
         collector.set_targets(&targets, &BTreeSet::new());
         for _ in 0..200 {
-            let mut world = world.lock().unwrap();
-            let count = world.streams.len();
-            (0..count).for_each(|index| while world.step(index, &mut Random(1)) {});
-            drop(world);
+            {
+                let mut world = world.lock().unwrap();
+                let count = world.streams.len();
+                (0..count).for_each(|index| while world.step(index, &mut Random(1)) {});
+            }
             time::sleep(Duration::from_millis(1)).await;
         }
         rows.settled().await;
@@ -511,7 +514,7 @@ impl Lab {
 
 async fn run(seed: u64) {
     let mut lab = Lab::new(seed);
-    lab.calm = seed % 2 == 0;
+    lab.calm = seed.is_multiple_of(2);
     lab.change_target();
     if lab.calm {
         (0..12).for_each(|_| lab.change_namespace());

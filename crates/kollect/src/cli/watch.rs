@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use kollect_engine::{
     collect::Collector,
     coverage::{Coverage, Known, Place, State},
-    store::{Change, StoreReader},
+    store::{Change, Sight, StoreReader},
 };
 use kollect_model::row::{Row, RowKey, TargetId};
 use serde::Serialize;
@@ -92,18 +92,16 @@ impl Watch {
         targets: &[TargetId],
         began: time::Instant,
     ) -> anyhow::Result<()> {
-        let mut changes = rows.changes(targets);
         let coverage = collector.coverage();
         let mut places = Places::default();
         progress::during(coverage, rows.settled()).await;
         places.tell(coverage);
+        let mut changes = rows.changes(targets);
         let count: usize = targets.iter().map(|target| rows.count(target)).sum();
-        let first = changes.take();
         let noun = if count == 1 { "row" } else { "rows" };
         eprintln!("watching {count} {noun}, listed in {:.1} s; Ctrl-C ends", began.elapsed().as_secs_f32());
         if self.output == Output::Ndjson {
-            self.print(&first)?;
-            print_line(&format!("{{\"op\":\"synced\",\"rows\":{count}}}"))?;
+            self.print_all(rows, targets)?;
         }
         let mut ticks = time::interval(Duration::from_millis(500));
         loop {
@@ -112,6 +110,21 @@ impl Watch {
                 _ = ticks.tick() => places.tell(coverage),
             }
         }
+    }
+
+    /// The rows that exist, for programs that begin with nothing.
+    fn print_all(&self, rows: &StoreReader, targets: &[TargetId]) -> anyhow::Result<()> {
+        let mut count = 0;
+        for target in targets {
+            let snapshot = rows.snapshot(std::slice::from_ref(target), Sight::Everything);
+            let rows = snapshot.into_iter().flat_map(|snapshot| snapshot.rows);
+            let added = rows.map(|(key, row)| Change { key, before: None, after: Some(row) });
+            let added: Vec<Change> = added.collect();
+            count += added.len();
+            self.print(&added)?;
+        }
+        let mut out = io::stdout().lock();
+        writeln!(out, "{{\"op\":\"synced\",\"rows\":{count}}}").and_then(|()| out.flush()).context("print")
     }
 
     fn print(&self, changes: &[Change]) -> anyhow::Result<()> {
@@ -145,11 +158,6 @@ impl Watch {
             differences(before.as_deref(), after.as_deref()).iter().map(Difference::text).collect();
         format!("{sign} {target}{} {place}  {}", key.kind, details.join(", ")).trim_end().to_owned()
     }
-}
-
-fn print_line(line: &str) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).context("print")
 }
 
 /// An attribute that is not what it was.
