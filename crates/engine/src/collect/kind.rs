@@ -28,7 +28,7 @@ use crate::{
     coverage::{Place, State},
     select::{Namespaces, Queries},
     store::KindRows,
-    watch::{BlindReason, Blindness, Query, Resolution},
+    watch::{BlindReason, Blindness, Metadata, Query, Resolution},
 };
 use compare::{Suspicion, jittered};
 use events::{Latest, Told};
@@ -77,18 +77,22 @@ struct Served {
     rows: KindRows,
     /// Rows of earlier definitions may still be there.
     stale: bool,
-    /// Where several queries may return one object: which of them do now.
-    claims: Option<HashMap<Arc<str>, BTreeSet<Option<String>>>>,
+    /// Where several queries may return one object: which of them do, and since which version.
+    claims: Option<HashMap<Arc<str>, Claimed>>,
     undecided: bool,
 }
 
+/// Field selectors of queries, with versions.
+type Claimed = BTreeMap<Option<String>, u64>;
+
 impl Served {
-    /// A query does not select the object any more. Says whether that changed a row.
-    fn release(&mut self, uid: &str, query: &Query) -> bool {
+    /// At this version of the object a query does not select it any more. Says whether that changed a
+    /// row. A target with one query per object need not be told twice: its rows know their version.
+    fn release(&mut self, uid: &str, query: &Query, version: u64) -> bool {
         if let Some(claims) = &mut self.claims
             && let Some(claimed) = claims.get_mut(uid)
         {
-            claimed.remove(&query.field_selector);
+            claimed.retain(|own, since| *own != query.field_selector || *since > version && version != 0);
             if !claimed.is_empty() {
                 return false;
             }
@@ -97,16 +101,18 @@ impl Served {
         self.rows.remove(uid)
     }
 
-    fn claim(&mut self, uid: &Arc<str>, query: &Query) {
+    fn claim(&mut self, metadata: &Metadata, query: &Query) {
         if let Some(claims) = &mut self.claims {
-            claims.entry(uid.clone()).or_default().insert(query.field_selector.clone());
+            let claimed = claims.entry(metadata.uid.clone()).or_default();
+            let since = claimed.entry(query.field_selector.clone()).or_default();
+            *since = metadata.version.max(*since);
         }
     }
 
     /// Whether only other queries than this one select the object.
     fn belongs_to_others(&self, uid: &str, query: &Query) -> bool {
         let claims = self.claims.as_ref().and_then(|claims| claims.get(uid));
-        claims.is_some_and(|claimed| !claimed.contains(&query.field_selector))
+        claims.is_some_and(|claimed| !claimed.contains_key(&query.field_selector))
     }
 }
 

@@ -201,15 +201,16 @@ impl KindTask {
                     // The row stands; whether this query selects it too is another question.
                     if served.claims.is_some() {
                         match served.target.selection.verdict(&query, object, &self.namespaces) {
-                            Ok(()) => served.claim(&metadata.uid, &query),
+                            Ok(()) => served.claim(metadata, &query),
                             Err(_) => {
-                                served.release(&metadata.uid, &query);
+                                served.release(&metadata.uid, &query, metadata.version);
                             }
                         }
                     }
                     continue;
                 }
-                _ if told => continue,
+                // A newer event than the row's is news, whatever was told.
+                None if told => continue,
                 _ => {}
             }
             let changed = self.decide(number, &query, object, &mut extracted);
@@ -228,7 +229,7 @@ impl KindTask {
         let metadata = &object.metadata;
         let served = &mut self.served[number];
         if served.target.selection.verdict(query, object, &self.namespaces).is_err() {
-            return served.release(&metadata.uid, query);
+            return served.release(&metadata.uid, query, metadata.version);
         }
         let target = &served.target;
         let namespace = self.namespaces.known.get_key_value(&metadata.namespace);
@@ -253,7 +254,7 @@ impl KindTask {
                 };
                 let row = Row::new(key, self.version.clone(), metadata.name.clone(), attributes.clone());
                 let origin = Origin { version: metadata.version, definition: served.definition };
-                served.claim(&metadata.uid, query);
+                served.claim(metadata, query);
                 served.rows.upsert(row, origin)
             }
             Err(error) => {
@@ -276,15 +277,15 @@ impl KindTask {
         for number in 0..self.served.len() {
             let feed = &self.feeds[index];
             let definition = self.served[number].definition;
-            if !feed.serves.contains(&definition) || self.is_told(feed, definition, metadata) {
+            if !feed.serves.contains(&definition) {
                 continue;
             }
             let query = feed.query.clone();
             let served = &mut self.served[number];
             let newer = |origin: Origin| metadata.version != 0 && origin.version > metadata.version;
-            // A newer row of a split target is another query's, which claims it.
+            // Whether a newer row of a split target stays is up to those who claim it.
             if served.claims.is_some() || !served.rows.origin(&metadata.uid).is_some_and(newer) {
-                served.release(&metadata.uid, &query);
+                served.release(&metadata.uid, &query, metadata.version);
             }
         }
     }
@@ -312,13 +313,13 @@ impl KindTask {
                 let here = |row: &Row| query.namespace.as_ref().is_none_or(|n| *n == row.key.namespace);
                 let gone = served.rows.find(|row, origin| {
                     origin.definition == served.definition
-                        && (version == 0 || origin.version <= version)
+                        && (version == 0 || origin.version <= version || served.claims.is_some())
                         && here(row)
                         && !list.shows(&row.key.uid)
                         && !served.belongs_to_others(&row.key.uid, &query)
                 });
                 for uid in gone {
-                    if served.release(&uid, &query) && repairs {
+                    if served.release(&uid, &query, version) && repairs {
                         self.context.coverage.count_repairs(&Place::of(&query), 1);
                     }
                 }

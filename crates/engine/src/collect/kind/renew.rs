@@ -76,14 +76,16 @@ impl KindTask {
                 feed.purpose == Purpose::Renew && feed.query.namespace.as_ref() == Some(&name)
             };
             definitions.extend(self.feeds.extract_if(.., older).flat_map(|feed| feed.serves));
-            let covering = self.feeds.iter().filter(|feed| looks_at(feed, &name));
-            let queries: Vec<(Query, BTreeSet<u32>)> = covering
-                .map(|feed| {
-                    let query =
-                        Query { namespace: Some(name.clone()), follow: false, ..(*feed.query).clone() };
-                    (query, feed.serves.intersection(&definitions).copied().collect())
-                })
-                .collect();
+            // Each target has one list per field selector: that of its newest feed.
+            let mut queries: Vec<(Query, BTreeSet<u32>)> = Vec::new();
+            for feed in self.feeds.iter().rev().filter(|feed| looks_at(feed, &name)) {
+                let same =
+                    queries.iter().filter(|(query, _)| query.field_selector == feed.query.field_selector);
+                let done: BTreeSet<u32> = same.flat_map(|(_, serves)| serves).copied().collect();
+                let serves = feed.serves.intersection(&definitions).copied().filter(|d| !done.contains(d));
+                let query = Query { namespace: Some(name.clone()), follow: false, ..(*feed.query).clone() };
+                queries.push((query, serves.collect()));
+            }
             // Where nobody can look now, whoever looks next must look twice.
             for served in self.served.iter_mut().filter(|served| definitions.contains(&served.definition)) {
                 if !queries.iter().any(|(_, serves)| serves.contains(&served.definition)) {
