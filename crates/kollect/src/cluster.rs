@@ -67,6 +67,14 @@ impl Shared {
 impl ClusterSource {
     /// Connects with a context of the user's kubeconfig. The error names the context.
     pub(crate) async fn connect(kubeconfig: Option<&Path>, context: Option<&str>) -> anyhow::Result<Self> {
+        Self::connect_with(kubeconfig, context, Timing::default()).await
+    }
+
+    async fn connect_with(
+        kubeconfig: Option<&Path>,
+        context: Option<&str>,
+        timing: Timing,
+    ) -> anyhow::Result<Self> {
         let kubeconfig = match kubeconfig {
             Some(file) => Kubeconfig::read_from(file).with_context(|| format!("read {}", file.display()))?,
             None => Kubeconfig::read().context("read the kubeconfig; name one with --kubeconfig")?,
@@ -90,11 +98,11 @@ impl ClusterSource {
             Err(error) => return Err(plain(error)).with_context(unreachable),
         };
         let shared = Shared {
-            discovery: Discovery::new(client.clone()),
+            discovery: Discovery::new(client.clone(), timing.certain),
             client,
             lists: Arc::new(Semaphore::new(LISTS)),
             refuses_watch_lists: AtomicBool::new(false),
-            timing: Timing::default(),
+            timing,
         };
         Ok(Self { shared: Arc::new(shared), id })
     }
@@ -183,3 +191,6 @@ impl WatchSource for ClusterSource {
         true
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -27,8 +27,6 @@ const FORMAT: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDis
 const REFRESH: Duration = Duration::from_mins(3);
 /// How long an answer is good enough for somebody who misses a kind.
 const FRESH: Duration = Duration::from_secs(5);
-/// Two complete answers this far apart that do not know a kind: it does not exist.
-const CERTAIN: Duration = Duration::from_secs(30);
 /// Several changes of definitions in a row are one.
 const DEBOUNCE: Duration = Duration::from_millis(500);
 
@@ -62,6 +60,8 @@ pub(super) struct Discovery {
     answer: Arc<RwLock<Answer>>,
     /// One question at a time.
     asking: Arc<Mutex<()>>,
+    /// Two complete answers this far apart that do not know a kind: it does not exist.
+    certain: Duration,
     pub(super) changes: watch::Sender<u64>,
 }
 
@@ -107,9 +107,11 @@ struct ApiResource {
     subresources: Vec<Subresource>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct ResponseKind {
-    #[serde(default)]
+    /// Parts of a resource may be of a kind from another group.
+    group: String,
     kind: String,
 }
 
@@ -120,9 +122,9 @@ struct Subresource {
 }
 
 impl Discovery {
-    pub(super) fn new(client: Client) -> Self {
+    pub(super) fn new(client: Client, certain: Duration) -> Self {
         let answer = Arc::default();
-        Self { client, answer, asking: Arc::default(), changes: watch::Sender::default() }
+        Self { client, answer, asking: Arc::default(), certain, changes: watch::Sender::default() }
     }
 
     fn read<T>(&self, read: impl FnOnce(&Answer) -> T) -> T {
@@ -131,7 +133,7 @@ impl Discovery {
 
     /// How to ask for the kind, or why that is impossible.
     pub(super) async fn find(&self, gvk: &Gvk) -> Result<Served, Resolution> {
-        let known = self.read(|answer| answer.at.map(|_| answer.find(gvk)));
+        let known = self.read(|answer| answer.at.map(|_| answer.find(gvk, self.certain)));
         if let Some(Ok(served)) = known {
             return Ok(served);
         }
@@ -142,7 +144,7 @@ impl Discovery {
             })?;
         }
         let mut answer = self.answer.write().unwrap_or_else(PoisonError::into_inner);
-        let found = answer.find(gvk);
+        let found = answer.find(gvk, self.certain);
         if let (Err(Resolution::Blind(blindness)), Some(at)) = (&found, answer.at)
             && blindness.reason == BlindReason::NotServed
         {
@@ -228,13 +230,12 @@ impl Group {
                     verbs: resource.verbs.clone(),
                     part_of,
                 };
-                let mut add = |kind: &Option<ResponseKind>, served| {
-                    let kind = kind.as_ref().map_or("", |kind| &kind.kind);
-                    kinds.entry((group.clone(), kind.to_owned())).or_default().push(served);
-                };
-                add(&resource.response_kind, served(None));
-                for part in &resource.subresources {
-                    add(&part.response_kind, served(Some(resource.resource.clone())));
+                let kind = resource.response_kind.as_ref().map_or("", |kind| &kind.kind);
+                kinds.entry((group.clone(), kind.to_owned())).or_default().push(served(None));
+                for part in resource.subresources.iter().filter_map(|part| part.response_kind.as_ref()) {
+                    let of = if part.group.is_empty() { &group } else { &part.group };
+                    let parts = kinds.entry((of.clone(), part.kind.clone())).or_default();
+                    parts.push(served(Some(resource.resource.clone())));
                 }
             }
         }
@@ -242,7 +243,7 @@ impl Group {
 }
 
 impl Answer {
-    fn find(&self, gvk: &Gvk) -> Result<Served, Resolution> {
+    fn find(&self, gvk: &Gvk, certain: Duration) -> Result<Served, Resolution> {
         let blind = |reason, message| Err(Resolution::Blind(Blindness { reason, message }));
         let name = (gvk.group.clone(), gvk.kind.clone());
         let served = self.kinds.get(&name).map_or(&[][..], |served| served);
@@ -279,7 +280,7 @@ impl Answer {
         }
         let since = self.missing.get(&name);
         if let (Some(since), Some(at)) = (since, self.at)
-            && at.duration_since(*since) >= CERTAIN
+            && at.duration_since(*since) >= certain
         {
             return Err(Resolution::Absent);
         }

@@ -320,6 +320,8 @@ pub(super) struct Timing {
     pub(super) watch: Duration,
     /// Bookmarks come once a minute.
     pub(super) silence: Duration,
+    /// How long a kind must be missing until it is certain that it does not exist.
+    pub(super) certain: Duration,
 }
 
 impl Default for Timing {
@@ -329,6 +331,7 @@ impl Default for Timing {
             longest_pause: Duration::from_secs(30),
             watch: Duration::from_mins(5),
             silence: Duration::from_secs(90),
+            certain: Duration::from_secs(30),
         }
     }
 }

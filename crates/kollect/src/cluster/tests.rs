@@ -1,0 +1,610 @@
+//! Collection from a real API server, on a network that breaks. After each accident the rows must be
+//! what a fresh list gives, and none may have been removed while nobody could see.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use kollect_engine::{
+    collect::{Collector, Problem, Settings, Target},
+    coverage::{Known, State},
+    extract::{CompiledProfile, OptIns, Policy},
+    select::{NamespaceDefaults, Selection},
+    store::{Change, Changes, Sight, StoreReader, store},
+    watch::BlindReason,
+};
+use kollect_model::{
+    crd::{
+        profile::KollectProfileSpec,
+        target::{KollectClusterTargetSpec, KollectTargetSpec},
+    },
+    row::TargetId,
+};
+use kollect_testbed::{ControlPlane, Proxy, Rule};
+use serde_json::{Value, json};
+use tokio::time::{self, Instant};
+
+use super::{ClusterSource, follow::Timing};
+
+/// Long enough for a machine that is busy with something else.
+const LIMIT: Duration = Duration::from_secs(40);
+
+fn impatient() -> Timing {
+    Timing {
+        pause: Duration::from_millis(100),
+        longest_pause: Duration::from_secs(1),
+        watch: Duration::from_secs(4),
+        silence: Duration::from_secs(3),
+        certain: Duration::from_secs(1),
+    }
+}
+
+fn config_maps() -> Value {
+    json!({ "version": "v1", "kind": "ConfigMap" })
+}
+
+fn profile(gvk: &Value) -> Arc<CompiledProfile> {
+    let attributes = match gvk["kind"].as_str() {
+        Some("ConfigMap") => json!([{ "name": "value", "path": "$.data.value" }]),
+        _ => json!([{ "name": "size", "path": "$.spec.size" }]),
+    };
+    let spec = json!({ "targetGVK": gvk, "attributes": attributes });
+    let spec: KollectProfileSpec = serde_json::from_value(spec).unwrap();
+    Arc::new(CompiledProfile::compile(&spec, OptIns::default(), &Policy::default()).unwrap())
+}
+
+fn target(name: &str, gvk: &Value, spec: &Value) -> Arc<Target> {
+    let mut spec = spec.clone();
+    spec["profileRef"] = "p".into();
+    let spec: KollectTargetSpec = serde_json::from_value(spec).unwrap();
+    let profile = profile(gvk);
+    let (policy, defaults) = (Policy::default(), NamespaceDefaults::default());
+    let selection = Selection::of_target(&spec, &profile.gvk, None, &policy, &defaults).unwrap();
+    Arc::new(Target::new(id(name), profile, selection))
+}
+
+fn id(name: &str) -> TargetId {
+    TargetId { namespace: Some("team".into()), name: name.into() }
+}
+
+/// Some namespaces that only one test uses, found by a label.
+fn labelled(plane: &ControlPlane, prefix: &str) -> (String, Value) {
+    let namespace = plane.namespace(prefix).unwrap();
+    plane.kubectl(&["label", "namespace", &namespace, &format!("test={namespace}")]).unwrap();
+    let selector = json!({ "namespaceSelector": { "matchLabels": { "test": namespace } } });
+    (namespace, selector)
+}
+
+fn put(plane: &ControlPlane, namespace: &str, name: &str, value: &str) {
+    let object = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": { "name": name, "namespace": namespace }, "data": { "value": value },
+    });
+    plane.apply(&object.to_string()).unwrap();
+}
+
+fn delete(plane: &ControlPlane, namespace: &str, name: &str) {
+    plane.kubectl(&["delete", "configmap", name, "-n", namespace]).unwrap();
+}
+
+type Rows = BTreeMap<(String, String), String>;
+
+/// The engine on a live cluster.
+struct Live {
+    collector: Collector,
+    rows: StoreReader,
+    targets: Vec<Arc<Target>>,
+    changes: Changes,
+    problems: Arc<Mutex<Vec<String>>>,
+    _kinds: tokio::task::JoinHandle<()>,
+}
+
+impl Live {
+    async fn start(kubeconfig: &Path, targets: Vec<Arc<Target>>) -> Self {
+        let settings = Settings { review: Duration::from_secs(1), ..Settings::default() };
+        Self::start_with(kubeconfig, targets, settings, impatient()).await
+    }
+
+    async fn start_with(
+        kubeconfig: &Path,
+        targets: Vec<Arc<Target>>,
+        settings: Settings,
+        timing: Timing,
+    ) -> Self {
+        let source = Arc::new(ClusterSource::connect_with(Some(kubeconfig), None, timing).await.unwrap());
+        let kinds = tokio::spawn(source.clone().follow_kinds());
+        let (writer, rows) = store();
+        let problems: Arc<Mutex<Vec<String>>> = Arc::default();
+        let heard = problems.clone();
+        let report = move |problem: Problem| heard.lock().unwrap().push(format!("{problem:?}"));
+        let mut collector = Collector::start(source, writer, settings, report);
+        collector.set_targets(&targets, &BTreeSet::new());
+        let ids: Vec<TargetId> = targets.iter().map(|target| target.id.clone()).collect();
+        let changes = rows.changes(&ids);
+        Self { collector, rows, targets, changes, problems, _kinds: kinds }
+    }
+
+    fn found(rows: &StoreReader, targets: &[Arc<Target>]) -> Option<Rows> {
+        let ids: Vec<TargetId> = targets.iter().map(|target| target.id.clone()).collect();
+        let snapshot = rows.snapshot(&ids, Sight::Everything)?;
+        let row = |(key, row): (&kollect_model::row::RowKey, &Arc<kollect_model::row::Row>)| {
+            let place = format!("{}/{}", key.namespace, row.name);
+            ((key.target.name.to_string(), place), row.attributes.get().to_owned())
+        };
+        Some(snapshot.rows.iter().map(row).collect())
+    }
+
+    /// What a fresh list gives.
+    async fn oracle(&self, kubeconfig: &Path) -> Rows {
+        let source = Arc::new(ClusterSource::connect(Some(kubeconfig), None).await.unwrap());
+        let (writer, rows) = store();
+        let settings = Settings { follow: false, ..Settings::default() };
+        let mut collector = Collector::start(source, writer, settings, |_| {});
+        collector.set_targets(&self.targets, &BTreeSet::new());
+        rows.settled().await;
+        Self::found(&rows, &self.targets).unwrap()
+    }
+
+    /// Waits until the rows are what a fresh list gives.
+    async fn catches_up(&self, plane: &ControlPlane) {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let expected = self.oracle(plane.kubeconfig()).await;
+            let found = Self::found(&self.rows, &self.targets);
+            if found.as_ref() == Some(&expected) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "found {found:#?}\nexpected {expected:#?}");
+            time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.targets.iter().map(|target| self.rows.count(&target.id)).sum()
+    }
+
+    fn places(&self, kind: &str) -> Vec<(Option<String>, Known)> {
+        let coverage = self.collector.coverage().read();
+        let of_kind = coverage.into_iter().filter(|(place, _)| place.gvk.kind == kind);
+        of_kind.map(|(place, known)| (place.namespace.as_deref().map(Into::into), known)).collect()
+    }
+
+    fn is_blind(&self, kind: &str) -> bool {
+        self.places(kind).iter().any(|(_, known)| matches!(known.state, State::Blind { .. }))
+    }
+
+    fn removed(&mut self) -> Vec<Change> {
+        self.changes.take().into_iter().filter(|change| change.after.is_none()).collect()
+    }
+}
+
+async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what} never came true");
+        time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_api_server_freezes_rows_and_a_restarted_one_thaws_them() {
+    let mut plane = ControlPlane::start().unwrap();
+    let (namespace, selector) = labelled(&plane, "dead");
+    (0..20).for_each(|number| put(&plane, &namespace, &format!("c{number}"), "1"));
+    let mut live = Live::start(plane.kubeconfig(), vec![target("a", &config_maps(), &selector)]).await;
+    live.catches_up(&plane).await;
+    live.changes.take();
+
+    plane.stop_api_server();
+    eventually("blindness", || live.is_blind("ConfigMap")).await;
+    assert!(live.removed().is_empty());
+    plane.start_api_server().unwrap();
+    put(&plane, &namespace, "new", "1");
+    delete(&plane, &namespace, "c0");
+    live.catches_up(&plane).await;
+    assert!(!live.is_blind("ConfigMap"));
+    let gaps: Vec<_> = live.places("ConfigMap").into_iter().flat_map(|(_, known)| known.gaps).collect();
+    assert_eq!(gaps.len(), 1, "{gaps:?}");
+    assert_eq!(gaps[0].blindness.reason, BlindReason::Failed);
+    let removed: Vec<String> =
+        live.removed().iter().map(|c| c.before.as_ref().unwrap().name.to_string()).collect();
+    assert_eq!(removed, ["c0"], "nothing else was removed on the way");
+
+    // With its history compacted the API server has forgotten where the watch was: a list, not a flood.
+    plane.stop_api_server();
+    plane.compact_etcd().unwrap();
+    plane.start_api_server().unwrap();
+    put(&plane, &namespace, "c1", "2");
+    delete(&plane, &namespace, "c2");
+    live.catches_up(&plane).await;
+    assert_eq!(live.changes.take().len(), 2, "unchanged rows are not told again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_that_is_cut_off_in_the_middle_begins_again() {
+    let plane = ControlPlane::shared();
+    let proxy = Proxy::start(plane).unwrap();
+    let (namespace, selector) = labelled(plane, "middle");
+    (0..5).for_each(|number| put(plane, &namespace, &format!("c{number}"), "1"));
+    proxy.stall(true);
+    let kubeconfig = proxy.kubeconfig(plane.kubeconfig()).unwrap();
+    let targets = vec![target("a", &config_maps(), &selector)];
+    let start = tokio::spawn(async move { Live::start(&kubeconfig, targets).await });
+    time::sleep(Duration::from_millis(500)).await;
+    proxy.stall(false);
+    let live = start.await.unwrap();
+    for _ in 0..10 {
+        proxy.cut();
+        time::sleep(Duration::from_millis(30)).await;
+    }
+    live.catches_up(plane).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broken_network_loses_nothing() {
+    let plane = ControlPlane::shared();
+    let proxy = Proxy::start(plane).unwrap();
+    let (namespace, selector) = labelled(plane, "broken");
+    (0..5).for_each(|number| put(plane, &namespace, &format!("c{number}"), "1"));
+    let kubeconfig = proxy.kubeconfig(plane.kubeconfig()).unwrap();
+    let mut live = Live::start(&kubeconfig, vec![target("a", &config_maps(), &selector)]).await;
+    live.catches_up(plane).await;
+    live.changes.take();
+
+    // Cut: the watch goes on where it was.
+    let lists = |proxy: &Proxy| {
+        let asks = |line: &&String| line.contains("configmaps") && !line.contains("resourceVersion=");
+        proxy.requests().iter().filter(asks).count()
+    };
+    let before = lists(&proxy);
+    proxy.cut();
+    put(plane, &namespace, "c0", "cut");
+    live.catches_up(plane).await;
+    assert_eq!(lists(&proxy), before, "no list was needed");
+
+    // Refused for a while: blind, and nothing is removed.
+    proxy.refuse(true);
+    delete(plane, &namespace, "c1");
+    eventually("blindness", || live.is_blind("ConfigMap")).await;
+    assert_eq!(live.count(), 5);
+    proxy.refuse(false);
+    live.catches_up(plane).await;
+    assert_eq!(live.count(), 4);
+
+    // Silent: a dead connection is found out.
+    proxy.stall(true);
+    put(plane, &namespace, "c2", "stalled");
+    time::sleep(Duration::from_secs(1)).await;
+    proxy.cut();
+    proxy.stall(false);
+    live.catches_up(plane).await;
+
+    // The server asks for patience, and has forgotten the version.
+    let watch = |line: &str| line.contains("configmaps") && line.contains("watch=true");
+    let gone = r#"{"kind":"Status","code":410,"reason":"Expired","message":"too old"}"#;
+    proxy.answer(1, watch, 429, &[("Retry-After", "1")], "{}");
+    proxy.answer(1, watch, 410, &[], gone);
+    proxy.answer(2, watch, 500, &[], "{}");
+    proxy.cut();
+    put(plane, &namespace, "c3", "after");
+    live.catches_up(plane).await;
+    assert!(live.removed().len() == 1, "only what was deleted is gone");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_server_that_refuses_watch_lists_is_read_in_pages() {
+    let plane = ControlPlane::start_with(&["--feature-gates=WatchList=false"]).unwrap();
+    let (namespace, selector) = labelled(&plane, "pages");
+    put(&plane, &namespace, "c0", "1");
+    let proxy = Proxy::start(&plane).unwrap();
+    let kubeconfig = proxy.kubeconfig(plane.kubeconfig()).unwrap();
+    let live = Live::start(&kubeconfig, vec![target("a", &config_maps(), &selector)]).await;
+    live.catches_up(&plane).await;
+    put(&plane, &namespace, "c1", "1");
+    live.catches_up(&plane).await;
+    let refused = proxy.requests().iter().filter(|line| line.contains("sendInitialEvents")).count();
+    assert!(refused <= 8, "the refusal is remembered: {refused}");
+    assert!(!live.is_blind("ConfigMap"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn permissions_come_and_go() {
+    let plane = ControlPlane::shared();
+    let (seen, _) = labelled(plane, "seen");
+    let (hidden, _) = labelled(plane, "hidden");
+    put(plane, &seen, "c", "1");
+    put(plane, &hidden, "c", "1");
+    let verbs = &["list", "watch"];
+    let names = Rule::cluster("", &["namespaces"], verbs);
+    let here = Rule::in_namespace(&seen, "", &["configmaps"], verbs);
+    let user = plane.user(&seen, "reader", &[names, here]).unwrap();
+    let included = json!({ "includedNamespaces": [&seen, &hidden] });
+    let mut live = Live::start(&user, vec![target("a", &config_maps(), &included)]).await;
+    live.rows.settled().await;
+    assert_eq!(live.count(), 1);
+    let dark = |live: &Live| -> BTreeSet<Option<String>> {
+        let blind = live.places("ConfigMap").into_iter();
+        blind.filter(|(_, k)| matches!(k.state, State::Blind { .. })).map(|(place, _)| place).collect()
+    };
+    assert_eq!(dark(&live), [Some(hidden.clone())].into());
+
+    // Granted: the other namespace joins without a restart.
+    let binding = format!("{seen}-reader-1");
+    let account = format!("--serviceaccount={seen}:reader");
+    plane
+        .kubectl(&["create", "role", "r", "-n", &hidden, "--verb=list,watch", "--resource=configmaps"])
+        .unwrap();
+    plane.kubectl(&["create", "rolebinding", "r", "-n", &hidden, "--role=r", &account]).unwrap();
+    eventually("the granted namespace", || live.count() == 2).await;
+    assert!(dark(&live).is_empty());
+
+    // Revoked: frozen within the life of a watch.
+    live.changes.take();
+    plane.kubectl(&["delete", "rolebinding", &binding, "-n", &seen]).unwrap();
+    eventually("blindness", || dark(&live).contains(&Some(seen.clone()))).await;
+    delete(plane, &seen, "c");
+    put(plane, &hidden, "c", "2");
+    eventually("the other namespace", || !live.changes.take().is_empty()).await;
+    assert_eq!(live.count(), 2, "nobody saw it go");
+    plane
+        .kubectl(&["create", "rolebinding", &binding, "-n", &seen, &format!("--role={binding}"), &account])
+        .unwrap();
+    eventually("what happened meanwhile", || live.count() == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn w44_a_role_in_one_namespace_is_enough() {
+    let plane = ControlPlane::shared();
+    let (own, _) = labelled(plane, "tenant");
+    put(plane, &own, "c", "1");
+    let user = plane
+        .user(&own, "tenant", &[Rule::in_namespace(&own, "", &["configmaps"], &["list", "watch"])])
+        .unwrap();
+    let proxy = Proxy::start(plane).unwrap();
+    let kubeconfig = proxy.kubeconfig(&user).unwrap();
+    let included = json!({ "includedNamespaces": [own] });
+    let live = Live::start(&kubeconfig, vec![target("a", &config_maps(), &included)]).await;
+    live.rows.settled().await;
+    assert_eq!(live.count(), 1);
+    put(plane, &own, "d", "1");
+    eventually("the new object", || live.count() == 2).await;
+    let denied: Vec<String> = proxy
+        .requests()
+        .into_iter()
+        .filter(|line| line.contains("/namespaces?") || line.contains("/v1/configmaps?"))
+        .collect();
+    assert!(denied.is_empty(), "nothing is asked for that must be denied: {denied:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn namespaces_are_followed() {
+    let plane = ControlPlane::shared();
+    let proxy = Proxy::start(plane).unwrap();
+    let (namespace, selector) = labelled(plane, "moving");
+    put(plane, &namespace, "c", "1");
+    let kubeconfig = proxy.kubeconfig(plane.kubeconfig()).unwrap();
+    let everything = json!({ "namespaceExcludeSelector": { "matchLabels": { "skip": &namespace } } });
+    let targets = vec![target("some", &config_maps(), &selector), target("all", &config_maps(), &everything)];
+    let live = Live::start(&kubeconfig, targets).await;
+    live.catches_up(plane).await;
+    assert_eq!(live.rows.count(&id("some")), 1);
+
+    let label = format!("skip={namespace}");
+    let all = live.rows.count(&id("all"));
+    plane.kubectl(&["label", "namespace", &namespace, &label]).unwrap();
+    eventually("the exclusion", || live.rows.count(&id("all")) == all - 1).await;
+    assert_eq!(live.rows.count(&id("some")), 1, "others do not notice");
+    plane.kubectl(&["label", "namespace", &namespace, "skip-"]).unwrap();
+    live.catches_up(plane).await;
+    plane.kubectl(&["annotate", "namespace", &namespace, "kollect.dev/namespace-watch=disabled"]).unwrap();
+    eventually("the opt-out", || live.rows.count(&id("some")) == 0).await;
+    plane.kubectl(&["annotate", "namespace", &namespace, "kollect.dev/namespace-watch-"]).unwrap();
+    live.catches_up(plane).await;
+    plane.kubectl(&["label", "namespace", &namespace, "test-"]).unwrap();
+    eventually("the label", || live.rows.count(&id("some")) == 0).await;
+    let second = plane.namespace("joining").unwrap();
+    put(plane, &second, "c", "1");
+    plane.kubectl(&["label", "namespace", &second, &format!("test={namespace}")]).unwrap();
+    eventually("another namespace", || live.rows.count(&id("some")) == 1).await;
+    plane.kubectl(&["delete", "namespace", &second]).unwrap();
+    eventually("its end", || live.rows.count(&id("some")) == 0).await;
+    live.catches_up(plane).await;
+    let lists = proxy.requests().iter().filter(|line| line.contains("/api/v1/namespaces?limit")).count();
+    assert_eq!(lists, 0, "W57: namespaces are watched, not listed again and again");
+}
+
+fn definition(plural: &str, kind: &str) -> String {
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": { "name": format!("{plural}.shop.test") },
+        "spec": {
+            "group": "shop.test", "scope": "Namespaced",
+            "names": { "plural": plural, "singular": kind.to_lowercase(), "kind": kind },
+            "versions": [{
+                "name": "v1", "served": true, "storage": true,
+                "schema": { "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } },
+            }],
+        },
+    })
+    .to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kinds_come_and_go() {
+    let plane = ControlPlane::shared();
+    let (namespace, selector) = labelled(plane, "kinds");
+    put(plane, &namespace, "c", "1");
+    // The plural is not what an English speaker would guess.
+    let gvk = json!({ "group": "shop.test", "version": "v1", "kind": "Wharf" });
+    let other = json!({ "group": "shop.test", "version": "v2", "kind": "Wharf" });
+    let targets = vec![target("wharfs", &gvk, &selector), target("maps", &config_maps(), &selector)];
+    let mut live = Live::start(plane.kubeconfig(), targets).await;
+    live.rows.settled().await;
+    assert_eq!(live.rows.count(&id("maps")), 1, "W10: one missing kind does not concern the others");
+    let create = || {
+        plane.apply(&definition("wharves", "Wharf")).unwrap();
+        plane.wait(&["--for=condition=Established", "crd/wharves.shop.test"]).unwrap();
+        let wharf = json!({
+            "apiVersion": "shop.test/v1", "kind": "Wharf",
+            "metadata": { "name": "w", "namespace": namespace }, "spec": { "size": 3 },
+        });
+        eventually_applied(plane, &wharf.to_string());
+    };
+    create();
+    eventually("the new kind", || live.rows.count(&id("wharfs")) == 1).await;
+
+    // Another version than the one that is served.
+    live.targets.push(target("other", &other, &selector));
+    live.collector.set_targets(&live.targets, &BTreeSet::new());
+    eventually("the refusal", || {
+        live.problems.lock().unwrap().iter().any(|problem| problem.contains("Wharf is served as v1"))
+    })
+    .await;
+    live.targets.pop();
+    live.collector.set_targets(&live.targets, &BTreeSet::new());
+
+    plane.kubectl(&["delete", "crd", "wharves.shop.test"]).unwrap();
+    eventually("the end of the kind", || live.rows.count(&id("wharfs")) == 0).await;
+    create();
+    eventually("the kind again", || live.rows.count(&id("wharfs")) == 1).await;
+    plane.kubectl(&["delete", "crd", "wharves.shop.test"]).unwrap();
+}
+
+fn eventually_applied(plane: &ControlPlane, object: &str) {
+    let deadline = std::time::Instant::now() + LIMIT;
+    while plane.apply(object).is_err() {
+        assert!(std::time::Instant::now() < deadline, "the object was never accepted");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn w10_what_cannot_be_collected_says_why_and_the_rest_goes_on() {
+    let plane = ControlPlane::shared();
+    let (namespace, selector) = labelled(plane, "refused");
+    put(plane, &namespace, "c", "1");
+    let with = |more: Value| {
+        let mut spec = selector.clone();
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        spec
+    };
+    let gvk =
+        |group: &str, version: &str, kind: &str| json!({ "group": group, "version": version, "kind": kind });
+    let targets = vec![
+        target("good", &config_maps(), &selector),
+        target("unknown", &gvk("", "v1", "Unicorn"), &selector),
+        target("version", &gvk("apps", "v1beta1", "Deployment"), &selector),
+        target("part", &gvk("autoscaling", "v1", "Scale"), &selector),
+        target("write-only", &gvk("authentication.k8s.io", "v1", "TokenReview"), &json!({})),
+        target("field", &config_maps(), &with(json!({ "fieldSelector": "data.value=1" }))),
+    ];
+    let live = Live::start(plane.kubeconfig(), targets).await;
+    live.rows.settled().await;
+    assert_eq!(live.rows.count(&id("good")), 1);
+    let problems = live.problems.lock().unwrap().join("\n");
+    for expected in [
+        "v1 Unicorn is not served by the cluster: check group, version and kind",
+        "Deployment is served as v1; name one of these versions",
+        "autoscaling/v1 Scale cannot be collected: it is a part of replicationcontrollers",
+        "TokenReview cannot be collected: the API server offers no list and watch for it",
+        "Rejected",
+        "is not a known field selector",
+    ] {
+        assert!(problems.contains(expected), "{expected} is not in {problems}");
+    }
+    put(plane, &namespace, "d", "1");
+    eventually("the good target", || live.rows.count(&id("good")) == 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn w13_w14_cluster_targets_are_not_targets() {
+    let plane = ControlPlane::shared();
+    let (namespace, selector) = labelled(plane, "twins");
+    put(plane, &namespace, "c", "1");
+    let own = target("twin", &config_maps(), &selector);
+    let mut spec = selector.clone();
+    spec["profileRef"] = json!({ "name": "p", "namespace": "team" });
+    let spec: KollectClusterTargetSpec = serde_json::from_value(spec).unwrap();
+    let (policy, defaults) = (Policy::default(), NamespaceDefaults::default());
+    let selection = Selection::of_cluster_target(&spec, &own.profile.gvk, None, &policy, &defaults).unwrap();
+    let cluster = TargetId { namespace: None, name: "twin".into() };
+    let twin = Arc::new(Target::new(cluster.clone(), own.profile.clone(), selection));
+    let mut live = Live::start(plane.kubeconfig(), vec![own, twin]).await;
+    live.rows.settled().await;
+    assert_eq!((live.rows.count(&id("twin")), live.rows.count(&cluster)), (1, 1));
+    live.targets.pop();
+    live.collector.set_targets(&live.targets, &BTreeSet::new());
+    assert_eq!((live.rows.count(&id("twin")), live.rows.count(&cluster)), (1, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_is_enough_where_nobody_reads_more() {
+    let plane = ControlPlane::shared();
+    let (namespace, selector) = labelled(plane, "slim");
+    put(plane, &namespace, "c", "1");
+    let spec = json!({
+        "targetGVK": config_maps(),
+        "attributes": [{ "name": "uid", "path": "$.metadata.uid", "type": "string" }],
+    });
+    let spec: KollectProfileSpec = serde_json::from_value(spec).unwrap();
+    let profile = Arc::new(CompiledProfile::compile(&spec, OptIns::default(), &Policy::default()).unwrap());
+    let model = target("slim", &config_maps(), &selector);
+    let slim = Arc::new(Target::new(id("slim"), profile, model.selection.clone()));
+    let mut live = Live::start(plane.kubeconfig(), vec![slim]).await;
+    live.catches_up(plane).await;
+    assert_eq!(live.count(), 1);
+    // Somebody who reads more joins: all of it is read, and the first target does not notice.
+    live.changes.take();
+    live.targets.push(target("full", &config_maps(), &selector));
+    live.collector.set_targets(&live.targets, &BTreeSet::new());
+    live.catches_up(plane).await;
+    assert!(live.changes.take().iter().all(|change| change.key.target == id("full")));
+    put(plane, &namespace, "c", "2");
+    live.catches_up(plane).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn targets_come_and_go_while_objects_change() {
+    let plane = ControlPlane::shared();
+    let proxy = Proxy::start(plane).unwrap();
+    let (first, selector) = labelled(plane, "busy");
+    let second = plane.namespace("busy").unwrap();
+    let kubeconfig = proxy.kubeconfig(plane.kubeconfig()).unwrap();
+    let mut live = Live::start(&kubeconfig, Vec::new()).await;
+    let specs = [
+        selector.clone(),
+        json!({ "includedNamespaces": [&first, &second] }),
+        json!({ "includedNamespaces": [&second], "names": ["c1", "c2"] }),
+        json!({ "namespaceSelector": selector["namespaceSelector"], "fieldSelector": "metadata.name=c3" }),
+        json!({}),
+    ];
+    let end = Instant::now() + Duration::from_secs(15);
+    let mut round = 0_usize;
+    while Instant::now() < end {
+        round += 1;
+        let name = format!("t{}", fastrand::usize(..20));
+        live.targets.retain(|target| *target.id.name != *name);
+        if fastrand::usize(..3) > 0 {
+            live.targets.push(target(&name, &config_maps(), &specs[fastrand::usize(..specs.len())]));
+        }
+        live.collector.set_targets(&live.targets, &BTreeSet::new());
+        let namespace = if fastrand::bool() { &first } else { &second };
+        let object = format!("c{}", fastrand::usize(..5));
+        match fastrand::usize(..4) {
+            0 => drop(plane.kubectl(&["delete", "configmap", &object, "-n", namespace])),
+            _ => put(plane, namespace, &object, &round.to_string()),
+        }
+        if fastrand::usize(..10) == 0 {
+            proxy.cut();
+        }
+    }
+    live.catches_up(plane).await;
+    let watches = |proxy: &Proxy| proxy.open();
+    eventually("old watches are gone", || watches(&proxy) <= 3 + 2 + 3).await;
+    live.collector.set_targets(&[], &BTreeSet::new());
+    eventually("the last watch is gone", || watches(&proxy) <= 3).await;
+    assert!(live.problems.lock().unwrap().iter().all(|problem| !problem.contains("Crashed")));
+}
