@@ -6,3 +6,4 @@ mod crds;
 mod documentation;
 mod input;
 mod program;
+mod watch;

@@ -1,0 +1,152 @@
+//! `kollect watch` on live objects.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    process::{Child, Command, Stdio},
+    sync::mpsc::{self, Receiver},
+    thread,
+    time::{Duration, Instant},
+};
+
+use kollect_testbed::{ControlPlane, Rule};
+use serde_json::Value;
+
+use crate::program::root;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// The program while it runs, with the lines that it prints.
+struct Running {
+    child: Child,
+    out: Receiver<String>,
+    err: Receiver<String>,
+}
+
+fn lines(stream: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+impl Running {
+    fn start(kubeconfig: &std::path::Path, args: &[&str]) -> Self {
+        let examples = root().join("docs/examples/deployments");
+        let mut child = Command::new(env!("CARGO_BIN_EXE_kollect"))
+            .args(["watch", "-f", examples.to_str().unwrap(), "--kubeconfig", kubeconfig.to_str().unwrap()])
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (out, err) = (lines(child.stdout.take().unwrap()), lines(child.stderr.take().unwrap()));
+        Self { child, out, err }
+    }
+
+    fn stop(&mut self) -> i32 {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+        let asked = Instant::now();
+        let code = self.child.wait().unwrap().code().unwrap();
+        assert!(asked.elapsed() < Duration::from_secs(5), "it ends at once, even on a busy machine");
+        code
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+fn next(lines: &Receiver<String>) -> String {
+    lines.recv_timeout(LIMIT).expect("a line")
+}
+
+fn cart(plane: &ControlPlane, namespace: &str, image: &str) {
+    let object = serde_json::json!({
+        "apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": { "name": "cart", "namespace": namespace },
+        "spec": {
+            "selector": { "matchLabels": { "app": "cart" } },
+            "template": {
+                "metadata": { "labels": { "app": "cart" } },
+                "spec": { "containers": [{ "name": "main", "image": image }] },
+            },
+        },
+    });
+    plane.apply(&object.to_string()).unwrap();
+}
+
+#[test]
+fn changes_are_printed_as_they_happen() {
+    let plane = ControlPlane::shared();
+    let namespace = plane.namespace("watch").unwrap();
+    let mut watch = Running::start(plane.kubeconfig(), &["--namespace", &namespace]);
+    assert!(next(&watch.err).starts_with("watching 0 rows, listed in "));
+    cart(plane, &namespace, "cart:1");
+    assert_eq!(
+        next(&watch.out),
+        format!(
+            "+ Deployment {namespace}/cart  image: \"cart:1\", replicas: 1, strategy: \"RollingUpdate\", team: null"
+        )
+    );
+    // A change that no attribute shows is no change.
+    plane.kubectl(&["annotate", "deployment/cart", "-n", &namespace, "a=b"]).unwrap();
+    cart(plane, &namespace, "cart:2");
+    assert_eq!(next(&watch.out), format!("~ Deployment {namespace}/cart  image: \"cart:1\" → \"cart:2\""));
+    plane.kubectl(&["delete", "deployment/cart", "-n", &namespace]).unwrap();
+    assert_eq!(next(&watch.out), format!("- Deployment {namespace}/cart"));
+    assert_eq!(watch.stop(), 0);
+}
+
+#[test]
+fn programs_get_the_rows_first() {
+    let plane = ControlPlane::shared();
+    let namespace = plane.namespace("watch").unwrap();
+    cart(plane, &namespace, "cart:1");
+    let mut watch = Running::start(plane.kubeconfig(), &["--namespace", &namespace, "-o", "ndjson"]);
+    let event = |watch: &Running| -> Value { serde_json::from_str(&next(&watch.out)).unwrap() };
+    let added = event(&watch);
+    assert_eq!((&added["op"], &added["after"]["name"]), (&"added".into(), &"cart".into()));
+    assert_eq!(event(&watch), serde_json::json!({ "op": "synced", "rows": 1 }));
+    cart(plane, &namespace, "cart:2");
+    let changed = event(&watch);
+    assert_eq!(changed["changed"], serde_json::json!(["image"]));
+    assert_eq!(changed["before"]["attributes"]["image"], "cart:1");
+    assert_eq!(changed["key"]["uid"], added["key"]["uid"]);
+    plane.kubectl(&["delete", "deployment/cart", "-n", &namespace]).unwrap();
+    let removed = event(&watch);
+    assert_eq!((&removed["op"], &removed["after"]), (&"removed".into(), &Value::Null));
+    assert_eq!(watch.stop(), 0);
+}
+
+#[test]
+fn what_may_not_be_seen_is_told() {
+    let plane = ControlPlane::shared();
+    let namespace = plane.namespace("watch").unwrap();
+    let user = plane.user(&namespace, "stranger", &[Rule::cluster("", &["namespaces"], &["list", "watch"])]);
+    let mut watch = Running::start(&user.unwrap(), &["--namespace", &namespace]);
+    let told = next(&watch.err);
+    assert_eq!(
+        told,
+        format!(
+            "blind: Forbidden: list deployments.apps in namespace {namespace}: forbidden; \
+             grant the verb list on it; its rows stay as they are"
+        )
+    );
+    assert!(next(&watch.err).starts_with("watching 0 rows"));
+    assert_eq!(watch.stop(), 0);
+}
+
+#[test]
+fn bad_input_is_refused_before_anything_is_watched() {
+    let finished = crate::program::kollect(["watch", "-f", "/nonexistent"]);
+    assert_eq!(finished.code, 2, "{}", finished.stderr);
+}
