@@ -5,8 +5,9 @@ mod follow;
 mod request;
 
 use std::{
+    collections::BTreeSet,
     path::Path,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use anyhow::{Context, anyhow};
@@ -46,11 +47,21 @@ struct Shared {
     client: Client,
     discovery: Discovery,
     lists: Arc<Semaphore>,
-    refuses_watch_lists: AtomicBool,
+    /// API groups whose servers know no streamed lists.
+    refuses_watch_lists: Mutex<BTreeSet<String>>,
     timing: Timing,
 }
 
 impl Shared {
+    fn refuses_watch_lists(&self, group: &str) -> bool {
+        self.refuses_watch_lists.lock().unwrap_or_else(PoisonError::into_inner).contains(group)
+    }
+
+    fn note_refused_watch_list(&self, group: &str) {
+        let mut groups = self.refuses_watch_lists.lock().unwrap_or_else(PoisonError::into_inner);
+        groups.insert(group.to_owned());
+    }
+
     /// Where to send the requests of a query.
     async fn endpoint(&self, query: &Query) -> Result<Endpoint, Blindness> {
         match self.discovery.find(&query.gvk).await {
@@ -101,7 +112,7 @@ impl ClusterSource {
             discovery: Discovery::new(client.clone(), timing.certain),
             client,
             lists: Arc::new(Semaphore::new(LISTS)),
-            refuses_watch_lists: AtomicBool::new(false),
+            refuses_watch_lists: Mutex::default(),
             timing,
         };
         Ok(Self { shared: Arc::new(shared), id })

@@ -546,7 +546,7 @@ async fn run(seed: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rows_end_up_as_a_fresh_list_has_them() {
+async fn w11_rows_end_up_as_a_fresh_list_has_them() {
     let seeds = match std::env::var("KOLLECT_SEED") {
         Ok(seed) => vec![seed.parse().unwrap()],
         Err(_) => (1..=250).map(|number| number * 1_299_709).collect(),
@@ -803,5 +803,22 @@ async fn w53_changes_are_told_at_once_and_never_lost() {
     assert_eq!(told.len(), 1, "one row, told once");
     assert!(told[0].before.as_ref().unwrap().attributes.get().contains("\"i\""));
     assert!(told[0].after.as_ref().unwrap().attributes.get().contains("i49"));
+    assert!(changes.take().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn w52_what_is_not_selected_wakes_nobody() {
+    let mut lab = lab_with_pods(2).await;
+    let mine = target(0, &json!({ "names": ["p0"] }), &lab.targets[&0].profile.clone());
+    lab.targets.insert(0, mine);
+    lab.set_targets();
+    lab.flow().await;
+    let revision = lab.rows.revision(&[target_id(0)]);
+    let mut changes = lab.rows.changes(&[target_id(0)]);
+    let pod = json!({ "metadata": { "name": "p1", "namespace": "a" }, "spec": { "image": "new" } });
+    lab.with(|world| world.put("Pod", "u1", pod));
+    lab.with(|world| world.delete("u1"));
+    lab.flow().await;
+    assert_eq!(lab.rows.revision(&[target_id(0)]), revision);
     assert!(changes.take().is_empty());
 }

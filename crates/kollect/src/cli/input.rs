@@ -164,6 +164,8 @@ pub(crate) struct Problems(Arc<Mutex<Heard>>);
 struct Heard {
     /// Kinds that somebody asked for.
     asked: BTreeSet<Gvk>,
+    /// Somebody reads the ledger, which says what is blind.
+    ledger: bool,
     blind: bool,
     lines: Vec<String>,
     /// Kinds that may not be listed in these namespaces.
@@ -177,6 +179,11 @@ impl Problems {
         Self(Arc::new(Mutex::new(Heard { asked, ..Heard::default() })))
     }
 
+    /// For a run that reads the ledger itself, and tells what concerns objects as it goes.
+    pub(crate) fn of_objects() -> Self {
+        Self(Arc::new(Mutex::new(Heard { ledger: true, ..Heard::default() })))
+    }
+
     fn with<T>(&self, change: impl FnOnce(&mut Heard) -> T) -> T {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -185,7 +192,7 @@ impl Problems {
         self.with(|heard| heard.hear(problem));
     }
 
-    /// Tells everything that was heard, and whether something was not seen.
+    /// Tells everything that was heard since the last time, and whether something was not seen.
     pub(crate) fn tell(&self) -> bool {
         self.with(|heard| {
             for (gvk, places) in std::mem::take(&mut heard.forbidden) {
@@ -215,6 +222,7 @@ impl Problems {
 impl Heard {
     fn hear(&mut self, problem: Problem) {
         let line = match problem {
+            Problem::Blind { .. } if self.ledger => return,
             Problem::Blind { place, blindness } if !self.asked.contains(&place.gvk) => {
                 self.lines.push(format!("warning: {}; their labels are not known", blindness.message));
                 return;

@@ -59,11 +59,11 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 async fn watch(args: &Args, work: Work) -> anyhow::Result<ExitCode> {
     let source = Arc::new(args.input.connect().await?);
     let _kinds = AbortOnDrop(tokio::spawn(source.clone().follow_kinds()));
-    let problems = Problems::of(&work.targets);
+    let problems = Problems::of_objects();
     let began = time::Instant::now();
     let (collector, rows) = start(source, args.input.settings(true), &work.targets, &problems);
     let ids: Vec<TargetId> = work.targets.iter().map(|target| target.id.clone()).collect();
-    let watch = Watch { output: args.output, several: ids.len() > 1 };
+    let watch = Watch { output: args.output, several: ids.len() > 1, problems };
     tokio::select! {
         result = watch.run(&collector, &rows, &ids, began) => result.map(|()| ExitCode::SUCCESS),
         () = asked_to_stop() => Ok(ExitCode::SUCCESS),
@@ -82,6 +82,7 @@ struct Watch {
     output: Output,
     /// Whether rows of several targets are printed.
     several: bool,
+    problems: Problems,
 }
 
 impl Watch {
@@ -96,6 +97,7 @@ impl Watch {
         let mut places = Places::default();
         progress::during(coverage, rows.settled()).await;
         places.tell(coverage);
+        self.problems.tell();
         let mut changes = rows.changes(targets);
         let count: usize = targets.iter().map(|target| rows.count(target)).sum();
         let noun = if count == 1 { "row" } else { "rows" };
@@ -107,7 +109,10 @@ impl Watch {
         loop {
             tokio::select! {
                 changes = changes.next() => self.print(&changes)?,
-                _ = ticks.tick() => places.tell(coverage),
+                _ = ticks.tick() => {
+                    places.tell(coverage);
+                    self.problems.tell();
+                }
             }
         }
     }
@@ -311,7 +316,7 @@ mod tests {
 
     #[test]
     fn lines_show_what_was_and_what_is() {
-        let watch = Watch { output: Output::Text, several: false };
+        let watch = Watch { output: Output::Text, several: false, problems: Problems::of_objects() };
         let old = serde_json::json!({ "image": "cart:1", "replicas": 2, "team": null });
         let new = serde_json::json!({ "image": "cart:2", "replicas": 2 });
         let line = |before: Option<&Value>, after: Option<&Value>| {

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use http::{Request, header::ACCEPT};
 use kollect_engine::watch::{BlindReason, Blindness, Event, Query, Resolution, WatchSource};
 use kollect_model::crd::shapes::Gvk;
@@ -196,17 +196,20 @@ impl Discovery {
                 streams.push(source.watch(query));
             }
         }
+        let mut listing = streams.len();
         let mut changes = futures::stream::select_all(streams);
-        let mut listing = 2;
         loop {
             tokio::select! {
                 () = time::sleep(REFRESH) => {}
                 Some(event) = changes.next() => {
-                    listing -= i32::from(matches!(event, Event::Synced { .. }));
+                    if matches!(event, Event::Synced { .. }) {
+                        listing = listing.saturating_sub(1);
+                    }
                     if listing > 0 || !matches!(event, Event::Apply(_) | Event::Delete(_)) {
                         continue;
                     }
                     time::sleep(DEBOUNCE).await;
+                    while let Some(Some(_)) = changes.next().now_or_never() {}
                 }
             }
             // It is asked again soon enough.

@@ -4,7 +4,7 @@
 //! kube's own watcher begins with whatever a cache happens to hold, which may be older than what was
 //! seen before and would look like deletions.
 
-use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use futures::{SinkExt, StreamExt, channel::mpsc};
 use http::StatusCode;
@@ -162,7 +162,7 @@ impl Follower {
             return Ok(true);
         }
         let permit = self.shared.lists.clone().acquire_owned().await;
-        if self.query.follow && !self.shared.refuses_watch_lists.load(Ordering::Relaxed) {
+        if self.query.follow && !self.shared.refuses_watch_lists(&self.query.gvk.group) {
             match self.watch_list(permit.ok()).await {
                 Err(Stop::Refused(refusal))
                     if refusal.is(StatusCode::UNPROCESSABLE_ENTITY)
@@ -172,7 +172,7 @@ impl Follower {
                     // tells which.
                     let permit = self.shared.lists.clone().acquire_owned().await;
                     self.list_pages().await?;
-                    self.shared.refuses_watch_lists.store(true, Ordering::Relaxed);
+                    self.shared.note_refused_watch_list(&self.query.gvk.group);
                     drop(permit);
                 }
                 other => other?,
@@ -261,6 +261,7 @@ impl Follower {
                 Err(_) if listing => {
                     // Some servers take the request and never say that the list is complete.
                     self.list_pages().await?;
+                    self.shared.note_refused_watch_list(&self.query.gvk.group);
                     return Ok(());
                 }
                 Ok(None) | Err(_) => return Ok(()),

@@ -2,13 +2,14 @@
 
 use std::{
     io::{BufRead, BufReader, Read},
+    path::Path,
     process::{Child, Command, Stdio},
     sync::mpsc::{self, Receiver},
     thread,
     time::{Duration, Instant},
 };
 
-use kollect_testbed::{ControlPlane, Rule};
+use kollect_testbed::{ControlPlane, Proxy, Rule};
 use serde_json::Value;
 
 use crate::program::root;
@@ -35,10 +36,14 @@ fn lines(stream: impl Read + Send + 'static) -> Receiver<String> {
 }
 
 impl Running {
-    fn start(kubeconfig: &std::path::Path, args: &[&str]) -> Self {
+    fn start(kubeconfig: &Path, args: &[&str]) -> Self {
+        Self::start_command("watch", kubeconfig, args)
+    }
+
+    fn start_command(command: &str, kubeconfig: &Path, args: &[&str]) -> Self {
         let examples = root().join("docs/examples/deployments");
         let mut child = Command::new(env!("CARGO_BIN_EXE_kollect"))
-            .args(["watch", "-f", examples.to_str().unwrap(), "--kubeconfig", kubeconfig.to_str().unwrap()])
+            .args([command, "-f", examples.to_str().unwrap(), "--kubeconfig", kubeconfig.to_str().unwrap()])
             .args(args)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -149,4 +154,25 @@ fn what_may_not_be_seen_is_told() {
 fn bad_input_is_refused_before_anything_is_watched() {
     let finished = crate::program::kollect(["watch", "-f", "/nonexistent"]);
     assert_eq!(finished.code, 2, "{}", finished.stderr);
+}
+
+#[test]
+fn a_run_that_is_stopped_while_it_lists_writes_nothing() {
+    let plane = ControlPlane::shared();
+    let proxy = Proxy::start(plane).unwrap();
+    let kubeconfig = proxy.kubeconfig(plane.kubeconfig()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let database = dir.path().join("inventory.db");
+    // The program gets as far as the list, and no further.
+    proxy.answer(1000, |line| line.contains("deployments?"), 429, &[("Retry-After", "60")], "{}");
+    let out = format!("sqlite:{}", database.display());
+    let mut run = Running::start_command("collect", &kubeconfig, &["--out", &out]);
+    let deadline = Instant::now() + LIMIT;
+    while !proxy.requests().iter().any(|line| line.contains("deployments?")) {
+        assert!(Instant::now() < deadline, "it never asked: {:?}", proxy.requests());
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(run.stop(), 130);
+    assert_eq!(next(&run.err), "stopped; nothing was written");
+    assert!(!database.exists());
 }

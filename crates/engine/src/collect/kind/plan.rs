@@ -51,8 +51,9 @@ impl KindTask {
             }
         }
         self.retire();
-        self.tell_sights();
+        // Whoever waits for the sights finds the ledger complete.
         self.tell_places(&resource.name);
+        self.tell_sights();
     }
 
     /// The queries that may be made. Permissions that are not known yet are asked for.
