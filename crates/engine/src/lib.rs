@@ -18,6 +18,7 @@ pub mod extract;
 mod json;
 #[cfg(test)]
 mod random;
+pub mod schedule;
 pub mod scrub;
 pub mod select;
 pub mod store;

@@ -289,10 +289,15 @@ impl KindRows {
         if kind.sight.as_ref() != Some(&sight) {
             kind.sight = Some(sight);
             target.sweep_left_kinds(&self.shared);
+            // Rows may have waited for this.
+            target.readers.iter().filter_map(Weak::upgrade).for_each(|reader| reader.wake.notify_one());
             self.shared.sights.send_replace(());
         }
     }
 }
+
+/// Target, API group and kind, with how much of it has been seen.
+pub type Sights = BTreeMap<(TargetId, Arc<str>, Arc<str>), Sight>;
 
 /// The rows of some targets at one time.
 #[derive(Debug)]
@@ -301,7 +306,7 @@ pub struct Snapshot {
     pub rows: BTreeMap<RowKey, Arc<Row>>,
     /// Number of the last change that it contains.
     pub revision: u64,
-    sights: BTreeMap<(TargetId, Arc<str>, Arc<str>), Sight>,
+    sights: Sights,
     /// Targets of which nothing is known: nobody collects them now.
     frozen: BTreeSet<TargetId>,
     rest: Sight,
@@ -322,6 +327,13 @@ impl StoreReader {
     /// nobody collects is frozen. `rest` says what is known about targets and kinds that are not among
     /// them: whether the run looked everywhere.
     pub fn snapshot(&self, targets: &[TargetId], rest: Sight) -> Option<Snapshot> {
+        let snapshot = self.snapshot_of_seen(targets, rest);
+        (!snapshot.sights.values().any(|sight| *sight == Sight::Pending)).then_some(snapshot)
+    }
+
+    /// The rows of all kinds that have been seen. Kinds that are still pending count as frozen: their
+    /// rows join when all of them are there.
+    pub fn snapshot_of_seen(&self, targets: &[TargetId], rest: Sight) -> Snapshot {
         let mut snapshot = Snapshot {
             rows: BTreeMap::new(),
             revision: 0,
@@ -340,17 +352,35 @@ impl StoreReader {
                 snapshot.frozen.insert(id.clone());
             }
             for ((group, name), kind) in &target.kinds {
-                match &kind.sight {
-                    Some(Sight::Pending) => return None,
-                    Some(sight) => {
-                        snapshot.sights.insert((id.clone(), group.clone(), name.clone()), sight.clone());
-                    }
-                    None => {}
+                if let Some(sight) = &kind.sight {
+                    snapshot.sights.insert((id.clone(), group.clone(), name.clone()), sight.clone());
                 }
-                snapshot.rows.extend(kind.rows.values().map(|held| (held.row.key.clone(), held.row.clone())));
+                if kind.sight != Some(Sight::Pending) {
+                    let rows = kind.rows.values().map(|held| (held.row.key.clone(), held.row.clone()));
+                    snapshot.rows.extend(rows);
+                }
             }
         }
-        Some(snapshot)
+        snapshot
+    }
+
+    /// Changes whenever it changes how much of something has been seen.
+    pub fn sight_changes(&self) -> watch::Receiver<()> {
+        self.0.sights.subscribe()
+    }
+
+    /// How much has been seen of each kind of the targets.
+    pub fn sights(&self, targets: &[TargetId]) -> Sights {
+        let mut sights = Sights::new();
+        for id in targets {
+            let Some(target) = self.0.get(id) else { continue };
+            for ((group, name), kind) in &lock(&target).kinds {
+                if let Some(sight) = &kind.sight {
+                    sights.insert((id.clone(), group.clone(), name.clone()), sight.clone());
+                }
+            }
+        }
+        sights
     }
 
     /// Number of the last change of these targets' rows.
@@ -420,10 +450,36 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Everything that has changed since the last call.
+    /// Everything that has changed since the last call. Rows of a kind that has not been seen yet wait
+    /// until it has.
     pub fn take(&mut self) -> Vec<Change> {
-        let rows = std::mem::take(&mut *lock(&self.dirty.rows));
+        let mut rows = std::mem::take(&mut *lock(&self.dirty.rows));
+        let waiting: BTreeMap<_, _> = rows.extract_if(.., |key, _| self.is_pending(key)).collect();
+        if !waiting.is_empty() {
+            let mut dirty = lock(&self.dirty.rows);
+            // What was known before the first of several changes counts.
+            dirty.extend(waiting);
+        }
         rows.into_iter().filter_map(|(key, before)| self.change(key, before)).collect()
+    }
+
+    /// The reader knows this snapshot: what it contains is no change.
+    pub fn rebase(&mut self, snapshot: &Snapshot) {
+        for (key, before) in lock(&self.dirty.rows).iter_mut() {
+            *before = snapshot.rows.get(key).cloned();
+        }
+    }
+
+    /// Returns when something may have changed.
+    pub async fn ready(&self) {
+        self.dirty.wake.notified().await;
+    }
+
+    fn is_pending(&self, key: &RowKey) -> bool {
+        self.targets.get(&key.target).is_some_and(|target| {
+            let kind = (key.group.clone(), key.kind.clone());
+            lock(target).kinds.get(&kind).is_some_and(|kind| kind.sight == Some(Sight::Pending))
+        })
     }
 
     /// Everything that has changed since the last call; waits until there is something.

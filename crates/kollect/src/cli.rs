@@ -1,6 +1,7 @@
 //! The subcommands that people run by hand.
 
 pub(crate) mod collect;
+mod deliver;
 mod input;
 mod manifests;
 mod print;

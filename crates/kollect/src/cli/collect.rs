@@ -20,12 +20,13 @@ use kollect_model::{
     batch::InventoryId,
     row::{Row, TargetId},
 };
-use kollect_sinks::{Plan, plan_destination};
+use kollect_sinks::Plan;
 use tokio::time;
 
 use super::{
+    deliver::{Bound, Destination, Out, unwritten},
     input::{BLIND, INTERRUPTED, Input, Problems, asked_to_stop, finish, refuse, start, told_once},
-    manifests::Inventory,
+    manifests::{Inventory, Work},
     print::{self, Output},
     progress,
 };
@@ -45,14 +46,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE|DIR|-", num_args = 1.., conflicts_with_all = ["context", "kubeconfig"])]
     from: Vec<PathBuf>,
     /// Print the rows and write to no sink.
-    #[arg(short = 'o', long, value_name = "FORMAT", conflicts_with = "out")]
+    #[arg(short = 'o', long, value_name = "FORMAT")]
     output: Option<Output>,
-    /// Write to this sink instead of those of the manifests, such as sqlite:inventory.db.
-    #[arg(long, value_name = "sqlite:FILE")]
-    out: Option<String>,
-    /// Name of the cluster in --out, so that several clusters can share it.
-    #[arg(long, default_value = "", requires = "out", value_name = "NAME", hide_default_value = true)]
-    cluster: String,
+    #[command(flatten)]
+    out: Out,
     /// Seconds that a running write gets to finish after Ctrl-C.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     shutdown_grace_period: u64,
@@ -66,18 +63,6 @@ pub(crate) fn run(args: Args) -> ExitCode {
     }
 }
 
-/// An inventory and where this run writes it.
-struct Bound {
-    inventory: Inventory,
-    sinks: Vec<Destination>,
-}
-
-struct Destination {
-    name: String,
-    cluster: String,
-    plan: Plan,
-}
-
 struct Run {
     args: Args,
     targets: Vec<Arc<Target>>,
@@ -87,18 +72,11 @@ struct Run {
 impl Run {
     /// Everything that can be checked before anything is read.
     fn prepare(args: Args) -> Result<Self, Vec<String>> {
-        let out =
-            args.out.as_deref().map(|text| plan_destination(text).map_err(|e| format!("--out {text}: {e}")));
-        let (out, mut problems) = match out.transpose() {
-            Ok(out) => (out, Vec::new()),
-            Err(problem) => (None, vec![problem]),
-        };
-        let work = match args.input.load() {
-            Ok(work) => work,
-            Err(found) => return Err(problems.into_iter().chain(found).collect()),
-        };
+        let work = args.input.load();
+        let mut problems = work.as_ref().err().cloned().unwrap_or_default();
+        let Work { targets, inventories, .. } = work.unwrap_or_default();
         if !args.from.is_empty() {
-            let selectors = work.targets.iter().flat_map(|target| target.selection.field_selectors());
+            let selectors = targets.iter().flat_map(|target| target.selection.field_selectors());
             let refuse = |selector: &str| {
                 format!(
                     "fieldSelector {selector}: only an API server can evaluate it: remove it, or read a cluster"
@@ -106,26 +84,11 @@ impl Run {
             };
             problems.extend(selectors.map(refuse));
         }
-        let mut inventories = Vec::new();
-        for inventory in work.inventories {
-            let mut sinks = Vec::new();
-            if let Some(plan) = &out {
-                let name = args.out.clone().unwrap_or_default();
-                sinks.push(Destination { name, cluster: args.cluster.clone(), plan: plan.clone() });
-            } else if args.output.is_none() {
-                for sink in &inventory.sinks {
-                    let cluster = sink.spec.common().cluster.clone().unwrap_or_default();
-                    match sink.plan() {
-                        Ok(plan) => sinks.push(Destination { name: sink.name.clone(), cluster, plan }),
-                        Err(errors) => problems.extend(errors),
-                    }
-                }
-            }
-            inventories.push(Bound { inventory, sinks });
+        match args.out.bind(inventories, args.output.is_some()) {
+            Ok(inventories) if problems.is_empty() => Ok(Self { args, targets, inventories }),
+            Ok(_) => Err(problems),
+            Err(found) => Err(found.into_iter().chain(problems).collect()),
         }
-        problems.dedup();
-        let run = Self { args, targets: work.targets, inventories };
-        if problems.is_empty() { Ok(run) } else { Err(problems) }
     }
 
     async fn run(self) -> anyhow::Result<ExitCode> {
@@ -198,11 +161,8 @@ impl Run {
             );
         }
         all.sort_by(|a, b| order(a).cmp(&order(b)));
-        let unwritten = self.inventories.iter().map(|bound| bound.inventory.sinks.len()).sum::<usize>();
-        if unwritten > 0 {
-            eprintln!(
-                "note: -o prints only; {unwritten} sink reference(s) of the manifests were not written"
-            );
+        if let Some(note) = unwritten(&self.inventories) {
+            eprintln!("{note}");
         }
         let output = self.args.output.unwrap_or(Output::Table);
         let mut stdout = io::BufWriter::new(io::stdout().lock());
@@ -223,16 +183,11 @@ impl Run {
                 eprintln!("note: inventory {} has no sink and was not written", inventory.name);
             }
             let snapshot = Self::snapshot(rows, inventory, rest)?;
-            for Destination { name, cluster, plan } in sinks {
-                let id = InventoryId {
-                    cluster: cluster.clone(),
-                    namespace: inventory.namespace.clone(),
-                    name: inventory.name.clone(),
-                };
-                match deliver(plan, &id, owner, &snapshot).await {
+            for Destination { name, id, plan, .. } in sinks {
+                match deliver(plan, id, owner, &snapshot).await {
                     Ok(outcome) => {
                         changed.extend(changes(&outcome, &snapshot));
-                        lines.push(summary(&id, name, &snapshot, &outcome));
+                        lines.push(summary(id, name, &snapshot, &outcome));
                     }
                     Err(error) => {
                         eprintln!("error: inventory {id}, sink {name}: {}", told_once(error.as_ref()));

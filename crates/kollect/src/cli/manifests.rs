@@ -10,15 +10,21 @@ use std::{
     fmt,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
-use kollect_engine::{collect::Target, extract::Policy, select::NamespaceDefaults};
+use kollect_engine::{
+    collect::Target,
+    extract::Policy,
+    schedule::{Cadence, Intervals},
+    select::NamespaceDefaults,
+};
 use kollect_model::{
     SpecError,
     crd::{
         GROUP, KollectClusterInventory, KollectClusterScope, KollectClusterTarget, KollectConnectionTest,
         KollectDatabaseSink, KollectEventSink, KollectInventory, KollectProfile, KollectScope,
-        KollectSnapshotSink, KollectTarget, VERSION,
+        KollectSnapshotSink, KollectTarget, VERSION, inventory::SinkRef, shapes::GoDuration,
     },
     row::TargetId,
     schema,
@@ -87,11 +93,37 @@ pub(crate) struct BoundSink {
     /// `family/name`
     pub(crate) name: String,
     pub(crate) spec: SinkSpec,
+    /// When it is written.
+    pub(crate) cadence: Cadence,
     /// Where the sink's manifest stands, for messages.
     place: String,
 }
 
+/// How long documents wait for further changes, so that a roll-out is one of them.
+const DOCUMENTS: Duration = Duration::from_secs(10);
+
 impl BoundSink {
+    fn new(name: String, spec: SinkSpec, place: String) -> Self {
+        let cadence = Cadence::of([Intervals::default(); 3], None, Duration::ZERO);
+        Self { name, spec, cadence, place }
+    }
+
+    fn set_cadence(
+        &mut self,
+        family: Family,
+        sink_ref: &SinkRef,
+        inventory: Intervals,
+        floor: Option<GoDuration>,
+    ) {
+        let SinkRef { export_min_interval, min_change_interval, audit_interval, .. } = *sink_ref;
+        let common = self.spec.common();
+        let level = |export_min, min_change, audit| Intervals { export_min, min_change, audit };
+        let reference = level(export_min_interval, min_change_interval, audit_interval);
+        let own = level(common.export_min_interval, common.min_change_interval, common.audit_interval);
+        let min_change = if family == Family::Snapshot { DOCUMENTS } else { Duration::ZERO };
+        self.cadence = Cadence::of([reference, own, inventory], floor.map(|d| d.0), min_change);
+    }
+
     /// The plan of the sink, or a line for each problem.
     pub(crate) fn plan(&self) -> Result<kollect_sinks::Plan, Vec<String>> {
         let line = |error: SpecError| format!("{}: {error}", self.place);
@@ -110,6 +142,7 @@ pub(crate) struct Inventory {
 }
 
 /// What the manifests ask for.
+#[derive(Default)]
 pub(crate) struct Work {
     pub(crate) targets: Vec<Arc<Target>>,
     pub(crate) inventories: Vec<Inventory>,

@@ -11,7 +11,7 @@ use std::{
 use anyhow::Context;
 use clap::ValueEnum;
 use kollect_engine::{
-    collect::Collector,
+    collect::{Collector, Target},
     coverage::{Coverage, Known, Place, State},
     store::{Change, Sight, StoreReader},
 };
@@ -21,6 +21,7 @@ use serde_json::Value;
 use tokio::time;
 
 use super::{
+    deliver::{self, Bound, Out, unwritten},
     input::{Input, Problems, asked_to_stop, finish, refuse, start},
     manifests::Work,
     print, progress,
@@ -35,9 +36,14 @@ use super::{
 pub(crate) struct Args {
     #[command(flatten)]
     input: Input,
-    /// How changes are printed.
-    #[arg(short = 'o', long, value_name = "FORMAT", default_value = "text", hide_default_value = true)]
-    output: Output,
+    /// Print only, in this format, and write to no sink. Default: text, and the sinks of the manifests.
+    #[arg(short = 'o', long, value_name = "FORMAT")]
+    output: Option<Output>,
+    #[command(flatten)]
+    out: Out,
+    /// Seconds that running writes get to finish after Ctrl-C.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    shutdown_grace_period: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -50,24 +56,41 @@ enum Output {
 
 /// `kollect watch`
 pub(crate) fn run(args: &Args) -> ExitCode {
-    match args.input.load() {
-        Ok(work) => finish(watch(args, work)),
+    let work = args.input.load().and_then(|Work { targets, inventories, .. }| {
+        Ok((targets, args.out.bind(inventories, args.output.is_some())?))
+    });
+    match work {
+        Ok((targets, inventories)) => finish(watch(args, targets, inventories)),
         Err(problems) => refuse(&problems),
     }
 }
 
-async fn watch(args: &Args, work: Work) -> anyhow::Result<ExitCode> {
+async fn watch(args: &Args, targets: Vec<Arc<Target>>, inventories: Vec<Bound>) -> anyhow::Result<ExitCode> {
+    if let Some(note) = unwritten(&inventories).filter(|_| args.output.is_some()) {
+        eprintln!("{note}");
+    }
     let source = Arc::new(args.input.connect().await?);
     let _kinds = AbortOnDrop(tokio::spawn(source.clone().follow_kinds()));
     let problems = Problems::of_objects();
     let began = time::Instant::now();
-    let (collector, rows) = start(source, args.input.settings(true), &work.targets, &problems);
-    let ids: Vec<TargetId> = work.targets.iter().map(|target| target.id.clone()).collect();
-    let watch = Watch { output: args.output, several: ids.len() > 1, problems };
-    tokio::select! {
-        result = watch.run(&collector, &rows, &ids, began) => result.map(|()| ExitCode::SUCCESS),
-        () = asked_to_stop() => Ok(ExitCode::SUCCESS),
+    let settings = args.input.settings(true);
+    let (collector, rows) = start(source.clone(), settings.clone(), &targets, &problems);
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let mut writes = deliver::follow(inventories, &rows, &source.id, &settings, &*source, &stopped);
+    let ids: Vec<TargetId> = targets.iter().map(|target| target.id.clone()).collect();
+    let watch = Watch { output: args.output.unwrap_or(Output::Text), several: ids.len() > 1, problems };
+    let ended = tokio::select! {
+        result = watch.run(&collector, &rows, &ids, began) => result,
+        () = asked_to_stop() => Ok(()),
+    };
+    // Nothing comes in any more; what is being written may finish.
+    drop(collector);
+    stop.send_replace(true);
+    let finished = async { while writes.join_next().await.is_some() {} };
+    if time::timeout(Duration::from_secs(args.shutdown_grace_period), finished).await.is_err() {
+        anyhow::bail!("stopped before all writes were done");
     }
+    ended.map(|()| ExitCode::SUCCESS)
 }
 
 struct AbortOnDrop(tokio::task::JoinHandle<()>);

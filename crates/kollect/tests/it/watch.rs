@@ -176,3 +176,43 @@ fn a_run_that_is_stopped_while_it_lists_writes_nothing() {
     assert_eq!(next(&run.err), "stopped; nothing was written");
     assert!(!database.exists());
 }
+
+#[test]
+fn changes_reach_the_database_as_they_happen() {
+    let plane = ControlPlane::shared();
+    let namespace = plane.namespace("watch").unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("inventory.db");
+    cart(plane, &namespace, "cart:1");
+    let out = format!("sqlite:{}", file.display());
+    let start = || Running::start(plane.kubeconfig(), &["--namespace", &namespace, "--out", &out]);
+    let row = || -> Option<(String, String)> {
+        let database = rusqlite::Connection::open(&file).ok()?;
+        let query = "SELECT payload ->> '$.attributes.image', changed_at FROM inventory";
+        database.query_row(query, [], |row| Ok((row.get(0)?, row.get(1)?))).ok()
+    };
+    let wait_for = |image: Option<&str>| {
+        let deadline = Instant::now() + LIMIT;
+        while row().as_ref().map(|(image, _)| &**image) != image {
+            assert!(Instant::now() < deadline, "found {:?} instead of {image:?}", row());
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let mut watch = start();
+    wait_for(Some("cart:1"));
+    cart(plane, &namespace, "cart:2");
+    wait_for(Some("cart:2"));
+    assert_eq!(watch.stop(), 0);
+
+    // A restart with nothing changed writes nothing; what changed meanwhile is written.
+    let before = row();
+    let mut watch = start();
+    while !next(&watch.err).starts_with("watching") {}
+    thread::sleep(Duration::from_millis(500));
+    assert_eq!(row(), before);
+    watch.child.kill().unwrap();
+    plane.kubectl(&["delete", "deployment/cart", "-n", &namespace]).unwrap();
+    let mut watch = start();
+    wait_for(None);
+    assert_eq!(watch.stop(), 0);
+}

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use kollect_engine::{
     collect::Target,
     extract::{CompiledProfile, OptIns, Policy},
+    schedule::Intervals,
     select::{NamespaceDefaults, Selection},
 };
 use kollect_model::{
@@ -220,7 +221,7 @@ impl Manifests {
             return Err((!known).then(|| dangling(field, name, &format!("{family} sink {name}"), namespace)));
         };
         let place = format!("{place}: {} {name}", family.kind());
-        Ok(BoundSink { place, name: format!("{family}/{name}"), spec: object.clone() })
+        Ok(BoundSink::new(format!("{family}/{name}"), object.clone(), place))
     }
 
     fn resolve_inventories(&mut self, known: &[Known]) -> Vec<Inventory> {
@@ -243,8 +244,13 @@ impl Manifests {
                 selector: spec.target_selector.as_ref(),
             };
             let (targets, mut errors) = choice.of(known);
+            let own = Intervals {
+                export_min: Some(spec.export_min_interval),
+                min_change: spec.min_change_interval,
+                audit: spec.audit_interval,
+            };
             let (sinks, wrong) =
-                self.bound(lists, Some(namespace), namespace, self.scope(namespace).as_ref());
+                self.bound(lists, Some(namespace), namespace, self.scope(namespace).as_ref(), own);
             errors.extend(wrong);
             problems.extend(errors.iter().map(|error| format!("{who}: {error}")));
             if spec.suspend {
@@ -265,7 +271,13 @@ impl Manifests {
             let choice =
                 Choice { namespace: None, refs: &spec.target_refs, selector: spec.target_selector.as_ref() };
             let (targets, mut errors) = choice.of(known);
-            let (sinks, wrong) = self.bound(lists, None, &spec.sink_namespace, self.cluster_scope().as_ref());
+            let own = Intervals {
+                export_min: Some(spec.export_min_interval),
+                min_change: spec.min_change_interval,
+                audit: spec.audit_interval,
+            };
+            let ceiling = self.cluster_scope();
+            let (sinks, wrong) = self.bound(lists, None, &spec.sink_namespace, ceiling.as_ref(), own);
             errors.extend(wrong);
             if spec.namespace_selector.is_some()
                 || !spec.namespaces.is_empty()
@@ -316,6 +328,7 @@ impl Manifests {
         namespace: Option<&String>,
         sink_namespace: &str,
         ceiling: Option<&Ceiling<'_>>,
+        own: Intervals,
     ) -> (Vec<BoundSink>, Vec<SpecError>) {
         let mut found = Vec::new();
         let mut errors = Vec::new();
@@ -336,7 +349,11 @@ impl Manifests {
                     denied.map(|problem| SpecError::new(&field, &sink_ref.name.as_str().into(), problem)),
                 );
                 match self.sink(family, &sink_ref.name, sink_namespace, &field) {
-                    Ok(sink) => found.push(sink),
+                    Ok(mut sink) => {
+                        let floor = ceiling.and_then(|ceiling| ceiling.allows.min_export_interval);
+                        sink.set_cadence(family, &sink_ref, own, floor);
+                        found.push(sink);
+                    }
                     Err(error) => errors.extend(error),
                 }
             }

@@ -1,0 +1,134 @@
+//! When a binding writes and when it looks: pure functions of specs and a clock.
+//!
+//! A change is written at once when nothing is running, and not sooner than `minChangeInterval` after
+//! the last write. With nothing changed there is nothing to send: every `auditInterval` the binding
+//! compares what the sink holds with the rows. `exportMinInterval` never delays a change.
+
+use std::time::Duration;
+
+use kollect_model::crd::shapes::GoDuration;
+use tokio::time::Instant;
+
+/// What one level of configuration asks for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Intervals {
+    /// `exportMinInterval`
+    pub export_min: Option<GoDuration>,
+    /// `minChangeInterval`
+    pub min_change: Option<GoDuration>,
+    /// `auditInterval`
+    pub audit: Option<GoDuration>,
+}
+
+const DEFAULT_EXPORT_MIN: Duration = Duration::from_secs(30);
+const SHORTEST_DEFAULT_AUDIT: Duration = Duration::from_mins(10);
+
+/// The pace of one binding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cadence {
+    /// Shortest time between two writes.
+    pub min_change: Duration,
+    /// How often the sink is compared with the rows; `None`: never.
+    pub audit: Option<Duration>,
+}
+
+impl Cadence {
+    /// The first level that says something decides: reference, sink, inventory. `floor` is the scope's
+    /// `minExportInterval`; `min_change` is what the kind of sink wants if nobody says anything.
+    pub fn of(levels: [Intervals; 3], floor: Option<Duration>, min_change: Duration) -> Self {
+        let first = |get: fn(&Intervals) -> Option<GoDuration>| levels.iter().find_map(get).map(|d| d.0);
+        let export_min = first(|level| level.export_min).unwrap_or(DEFAULT_EXPORT_MIN);
+        let export_min = export_min.max(floor.unwrap_or_default());
+        let audit = first(|level| level.audit).unwrap_or_else(|| export_min.max(SHORTEST_DEFAULT_AUDIT));
+        Self {
+            min_change: first(|level| level.min_change).unwrap_or(min_change),
+            audit: (!audit.is_zero()).then_some(audit),
+        }
+    }
+
+    /// When a change that is known now may be written.
+    pub fn next_write(&self, last_write: Option<Instant>, now: Instant) -> Instant {
+        last_write.map_or(now, |last| (last + self.min_change).max(now))
+    }
+
+    /// When to compare next.
+    pub fn next_audit(&self, last_comparison: Instant) -> Option<Instant> {
+        self.audit.map(|audit| last_comparison + audit)
+    }
+}
+
+/// Pauses after failures: twice as long each time, never in step with others.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Backoff {
+    failures: u32,
+}
+
+impl Backoff {
+    const FIRST: Duration = Duration::from_secs(1);
+    const LONGEST: Duration = Duration::from_mins(5);
+
+    /// The pause before the next attempt. `jitter` is between 0 and 1.
+    pub fn next(&mut self, jitter: f64) -> Duration {
+        let longest = Self::FIRST * 2u32.saturating_pow(self.failures.min(16));
+        self.failures += 1;
+        longest.min(Self::LONGEST).mul_f64(0.5 + jitter / 2.0)
+    }
+
+    /// Something worked.
+    pub fn reset(&mut self) {
+        self.failures = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn level(export_min: &str, min_change: &str, audit: &str) -> Intervals {
+        let parse = |text: &str| (!text.is_empty()).then(|| GoDuration::parse(text).unwrap());
+        Intervals { export_min: parse(export_min), min_change: parse(min_change), audit: parse(audit) }
+    }
+
+    #[test]
+    fn the_first_level_that_says_something_decides() {
+        let none = level("", "", "");
+        let ten = Duration::from_secs(10);
+        let secs = |n| Some(Duration::from_secs(n));
+        for (levels, floor, min_change, audit) in [
+            ([none, none, none], None, 10, secs(600)),
+            ([none, none, level("1h", "", "")], None, 10, secs(3600)),
+            ([none, level("15m", "", ""), level("1h", "", "")], None, 10, secs(900)),
+            ([level("0s", "", ""), level("15m", "", ""), none], None, 10, secs(600)),
+            // A floor counts for what is below it, and never makes a change wait.
+            ([level("0s", "0s", ""), none, none], secs(1200), 0, secs(1200)),
+            ([level("2h", "", ""), none, none], secs(1200), 10, secs(7200)),
+            ([none, level("", "2s", ""), level("", "5s", "")], None, 2, secs(600)),
+            ([none, none, level("", "", "0s")], None, 10, None),
+            ([level("", "", "1m"), none, level("1h", "", "0s")], None, 10, secs(60)),
+        ] {
+            let expected = Cadence { min_change: Duration::from_secs(min_change), audit };
+            assert_eq!(Cadence::of(levels, floor, ten), expected, "{levels:?}");
+        }
+    }
+
+    #[test]
+    fn a_write_waits_for_the_last_one_only() {
+        let cadence = Cadence { min_change: Duration::from_secs(10), audit: Some(Duration::from_mins(10)) };
+        let now = Instant::now();
+        assert_eq!(cadence.next_write(None, now), now);
+        assert_eq!(cadence.next_write(Some(now), now), now + Duration::from_secs(10));
+        let later = now + Duration::from_mins(1);
+        assert_eq!(cadence.next_write(Some(now), later), later);
+        assert_eq!(cadence.next_audit(now), Some(now + Duration::from_mins(10)));
+    }
+
+    #[test]
+    fn pauses_grow_to_a_limit() {
+        let mut backoff = Backoff::default();
+        let pauses: Vec<Duration> = (0..20).map(|_| backoff.next(1.0)).collect();
+        assert_eq!(pauses[..3], [1, 2, 4].map(Duration::from_secs));
+        assert_eq!(pauses[19], Duration::from_mins(5));
+        backoff.reset();
+        assert_eq!(backoff.next(0.0), Duration::from_millis(500));
+    }
+}
