@@ -8,9 +8,9 @@
 use std::{future::Future, time::Duration};
 
 use kollect_model::{
-    batch::{Batch, Delta, InventoryId},
+    batch::{Batch, Claim, Delta, InventoryId},
     row::TargetId,
-    sink::{ErrorClass, Sink, SinkError},
+    sink::{ErrorClass, Sink, SinkError, SinkReason},
 };
 use tokio::{
     sync::watch,
@@ -34,7 +34,7 @@ pub struct Outcome {
     pub left_alone: usize,
 }
 
-/// Writes the difference, if there is one.
+/// Writes the difference once, if there is one.
 pub async fn export(
     sink: &dyn Sink,
     inventory: &InventoryId,
@@ -44,11 +44,18 @@ pub async fn export(
     let baseline = sink.baseline(inventory).await?;
     let delta = difference(&baseline, snapshot);
     if !delta.is_empty() {
-        sink.write(&Batch { inventory, owner, delta: &delta }).await?;
+        let claim = sink.claim(inventory, owner).await?;
+        sink.write(&Batch { inventory, claim: &claim, delta: &delta }).await?;
     }
-    let unchanged = snapshot.rows.len() - delta.added.len() - delta.changed.len();
-    let left_alone = baseline.len() - unchanged - delta.changed.len() - delta.removed.len();
-    Ok(Outcome { delta, unchanged, left_alone })
+    Ok(Outcome::new(delta, baseline.len(), snapshot))
+}
+
+impl Outcome {
+    fn new(delta: Delta, held: usize, snapshot: &Snapshot) -> Self {
+        let unchanged = snapshot.rows.len() - delta.added.len() - delta.changed.len();
+        let left_alone = held - unchanged - delta.changed.len() - delta.removed.len();
+        Self { delta, unchanged, left_alone }
+    }
 }
 
 /// Somebody must change something first; until then it is tried again now and then.
@@ -129,6 +136,10 @@ impl Binding {
                         ErrorClass::Terminal | ErrorClass::Forbidden => TERMINAL_PAUSE,
                     };
                     tell(Told::Failed { error: &error, pause });
+                    if error.reason == SinkReason::Fenced {
+                        // Two that take turns would never agree.
+                        return;
+                    }
                     tokio::select! {
                         () = time::sleep(pause) => continue,
                         _ = stop.wait_for(|stop| *stop) => return,
@@ -185,26 +196,34 @@ impl Binding {
         let seen = rows.sights(&self.targets);
         // What can be seen again may have left rows behind that nobody could remove before.
         let compare = state.compare || seen != state.seen;
-        let sink = match &state.sink {
-            Some(sink) => sink,
-            None => state.sink.insert(open().await?),
+        let inventory = &self.inventory;
+        let (sink, claim) = match &mut state.sink {
+            Some(known) => known,
+            none => {
+                let sink = open().await?;
+                // Claimed before it is read: nobody else changes it from here on.
+                let claim = sink.claim(inventory, self.owner.as_deref()).await?;
+                none.insert((sink, claim))
+            }
         };
-        let (inventory, owner) = (&self.inventory, self.owner.as_deref());
         if compare {
             state.changes.take();
             let snapshot = rows.snapshot_of_seen(&self.targets, self.rest.clone());
             state.changes.rebase(&snapshot);
-            let outcome = export(&**sink, inventory, owner, &snapshot).await?;
-            if !outcome.delta.is_empty() {
+            let baseline = sink.baseline(inventory).await?;
+            let delta = difference(&baseline, &snapshot);
+            if !delta.is_empty() {
+                sink.write(&Batch { inventory, claim, delta: &delta }).await?;
                 state.last_write = Some(Instant::now());
             }
+            let outcome = Outcome::new(delta, baseline.len(), &snapshot);
             (state.seen, state.compare, state.last_comparison) = (seen, false, Instant::now());
             tell(Told::Compared(&outcome));
             return Ok(());
         }
         let delta = delta_of(state.changes.take());
         if !delta.is_empty() {
-            sink.write(&Batch { inventory, owner, delta: &delta }).await?;
+            sink.write(&Batch { inventory, claim, delta: &delta }).await?;
             state.last_write = Some(Instant::now());
             tell(Told::Written(&delta));
         }
@@ -213,7 +232,7 @@ impl Binding {
 }
 
 struct State {
-    sink: Option<Box<dyn Sink>>,
+    sink: Option<(Box<dyn Sink>, Claim)>,
     changes: Changes,
     /// What had been seen at the last comparison.
     seen: Sights,

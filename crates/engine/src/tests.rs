@@ -8,7 +8,7 @@ use std::{
 use async_trait::async_trait;
 use futures::{StreamExt, stream, stream::BoxStream};
 use kollect_model::{
-    batch::{Baseline, Batch, InventoryId},
+    batch::{Baseline, Batch, Claim, InventoryId},
     crd::{profile::KollectProfileSpec, shapes::Gvk, target::KollectTargetSpec},
     row::TargetId,
     sink::{Sink, SinkError},
@@ -182,6 +182,10 @@ impl Sink for Remembering {
 
     async fn baseline(&self, _: &InventoryId) -> Result<Baseline, SinkError> {
         Ok(self.rows.lock().unwrap().clone())
+    }
+
+    async fn claim(&self, _: &InventoryId, owner: Option<&str>) -> Result<Claim, SinkError> {
+        Ok(Claim { owner: owner.map(Into::into), epoch: 1 })
     }
 
     async fn write(&self, batch: &Batch<'_>) -> Result<(), SinkError> {

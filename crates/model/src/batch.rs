@@ -52,14 +52,23 @@ impl Delta {
     }
 }
 
+/// The right to write an inventory in a sink, until somebody else claims it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The cluster that owns the inventory; `None` for a run that knows no cluster. Such a run writes
+    /// unowned inventories only.
+    pub owner: Option<String>,
+    /// Grows with every claim: a write with an older one comes too late.
+    pub epoch: i64,
+}
+
 /// One write.
 #[derive(Debug)]
 pub struct Batch<'a> {
     /// Whose rows.
     pub inventory: &'a InventoryId,
-    /// The cluster that owns the inventory in the sink; `None` for a run that knows no cluster. Such
-    /// a run writes unowned inventories only.
-    pub owner: Option<&'a str>,
+    /// By what right.
+    pub claim: &'a Claim,
     /// What to change.
     pub delta: &'a Delta,
 }

@@ -7,7 +7,7 @@ use std::error::Error;
 use async_trait::async_trait;
 
 use crate::{
-    batch::{Baseline, Batch, InventoryId},
+    batch::{Baseline, Batch, Claim, InventoryId},
     crd::{
         shapes::SecretReference,
         sinks::{KollectDatabaseSinkSpec, KollectEventSinkSpec, KollectSnapshotSinkSpec, SinkCommon},
@@ -23,7 +23,11 @@ pub trait Sink: Send + Sync {
     /// What the destination holds of an inventory.
     async fn baseline(&self, inventory: &InventoryId) -> Result<Baseline, SinkError>;
 
-    /// Applies a batch, wholly or not at all.
+    /// Claims an inventory for a cluster, from now on and for this writer alone. An inventory that
+    /// belongs to another cluster is refused and not touched.
+    async fn claim(&self, inventory: &InventoryId, owner: Option<&str>) -> Result<Claim, SinkError>;
+
+    /// Applies a batch, wholly or not at all. Whoever holds an older claim is refused.
     async fn write(&self, batch: &Batch<'_>) -> Result<(), SinkError>;
 }
 
@@ -88,7 +92,10 @@ impl SinkError {
     pub fn class(&self) -> ErrorClass {
         match self.reason {
             SinkReason::Unreachable | SinkReason::Busy | SinkReason::WriteFailed => ErrorClass::Transient,
-            SinkReason::Missing | SinkReason::Incompatible | SinkReason::OwnedByOther => ErrorClass::Terminal,
+            SinkReason::Missing
+            | SinkReason::Incompatible
+            | SinkReason::OwnedByOther
+            | SinkReason::Fenced => ErrorClass::Terminal,
             SinkReason::Forbidden => ErrorClass::Forbidden,
         }
     }
@@ -109,6 +116,8 @@ pub enum SinkReason {
     Incompatible,
     /// The inventory belongs to another cluster.
     OwnedByOther,
+    /// Another writer has claimed the inventory since.
+    Fenced,
     /// The destination refuses access.
     Forbidden,
 }

@@ -1,7 +1,8 @@
 //! SQLite: one file, one table, one row per row.
 //!
 //! A batch is one transaction: a reader sees all of it or nothing. The table `inventory` has the
-//! columns of the other databases; `kollect_owners` says which cluster an inventory belongs to.
+//! columns of the other databases; `kollect_bindings` says which cluster an inventory belongs to and who
+//! may write it. Readers are never blocked: the file has a write-ahead log.
 
 use std::{
     path::{Path, PathBuf},
@@ -12,7 +13,7 @@ use std::{
 use async_trait::async_trait;
 use kollect_model::{
     SpecError,
-    batch::{Baseline, Batch, InventoryId},
+    batch::{Baseline, Batch, Claim, InventoryId},
     crd::sinks::{KollectDatabaseSinkSpec, ProvisioningMode},
     row::{Row, RowKey, TargetId},
     sink::{Sink, SinkError, SinkReason},
@@ -20,7 +21,7 @@ use kollect_model::{
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, params};
 
 /// Version of the tables, kept in the file's `user_version`.
-const SCHEMA_VERSION: i64 = 1;
+const SCHEMA_VERSION: i64 = 2;
 
 const SCHEMA: &str = "
 CREATE TABLE IF NOT EXISTS inventory (
@@ -44,15 +45,25 @@ CREATE TABLE IF NOT EXISTS inventory (
     PRIMARY KEY (cluster, inventory_namespace, inventory_name, target_name, source_uid)
 );
 CREATE INDEX IF NOT EXISTS inventory_by_object ON inventory (kind, namespace, name);
-CREATE TABLE IF NOT EXISTS kollect_owners (
+CREATE TABLE IF NOT EXISTS kollect_bindings (
     cluster             TEXT NOT NULL,
     inventory_namespace TEXT NOT NULL,
     inventory_name      TEXT NOT NULL,
-    owner               TEXT NOT NULL,
+    owner               TEXT,
+    epoch               INTEGER NOT NULL,
+    last_export         TEXT,
+    row_count           INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (cluster, inventory_namespace, inventory_name)
 );
 PRAGMA application_id = 1263488108;
-PRAGMA user_version = 1;
+PRAGMA user_version = 2;
+";
+
+/// Files of the first version know owners, and no epochs.
+const FROM_VERSION_1: &str = "
+INSERT INTO kollect_bindings (cluster, inventory_namespace, inventory_name, owner, epoch)
+    SELECT cluster, inventory_namespace, inventory_name, owner, 0 FROM kollect_owners;
+DROP TABLE kollect_owners;
 ";
 
 /// "Koll": tells our files from those of other programs.
@@ -74,6 +85,10 @@ ON CONFLICT DO UPDATE SET
 const DELETE: &str = "
 DELETE FROM inventory WHERE cluster = ?1 AND inventory_namespace = ?2 AND inventory_name = ?3
     AND target_name = ?4 AND source_uid = ?5";
+
+const NOTE_EXPORT: &str = "
+UPDATE kollect_bindings SET last_export = ?4, row_count = row_count + ?5
+WHERE cluster = ?1 AND inventory_namespace = ?2 AND inventory_name = ?3";
 
 /// How long to wait for another writer.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -176,6 +191,10 @@ fn connect(config: &Config) -> Result<Connection, SinkError> {
         connection.query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get(0)).map_err(failed)?;
     match (application, version) {
         (APPLICATION_ID, SCHEMA_VERSION) => {}
+        (APPLICATION_ID, 1) => {
+            let migration = format!("BEGIN; {SCHEMA} {FROM_VERSION_1} COMMIT");
+            connection.execute_batch(&migration).map_err(failed)?;
+        }
         (APPLICATION_ID, other) => {
             let attempt = format!(
                 "{path} has tables of version {other}, this build knows version {SCHEMA_VERSION}: \
@@ -193,6 +212,7 @@ fn connect(config: &Config) -> Result<Connection, SinkError> {
             return Err(SinkError::new(SinkReason::Missing, attempt));
         }
     }
+    connection.pragma_update(None, "journal_mode", "WAL").map_err(failed)?;
     Ok(connection)
 }
 
@@ -211,7 +231,7 @@ fn sqlite_error(attempt: String, error: rusqlite::Error) -> SinkError {
 impl Sink for SqliteSink {
     async fn check(&self) -> Result<(), SinkError> {
         self.with("read", |connection| {
-            Ok(connection.query_row("SELECT count(*) FROM kollect_owners", [], |_| Ok(()))?)
+            Ok(connection.query_row("SELECT count(*) FROM kollect_bindings", [], |_| Ok(()))?)
         })
         .await
     }
@@ -221,15 +241,27 @@ impl Sink for SqliteSink {
         self.with("read", move |connection| baseline(connection, &inventory)).await
     }
 
-    async fn write(&self, batch: &Batch<'_>) -> Result<(), SinkError> {
-        let inventory = batch.inventory.clone();
-        let owner = batch.owner.map(ToOwned::to_owned);
-        let delta = batch.delta.clone();
-        self.with("write", move |connection| {
-            // Taking the write lock first keeps the owner from changing between check and write.
+    async fn claim(&self, inventory: &InventoryId, owner: Option<&str>) -> Result<Claim, SinkError> {
+        let (inventory, owner) = (inventory.clone(), owner.map(ToOwned::to_owned));
+        self.with("claim", move |connection| {
             let transaction =
                 connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-            claim(&transaction, &inventory, owner.as_deref())?;
+            let epoch = claim(&transaction, &inventory, owner.as_deref())?;
+            transaction.commit()?;
+            Ok(Claim { owner, epoch })
+        })
+        .await
+    }
+
+    async fn write(&self, batch: &Batch<'_>) -> Result<(), SinkError> {
+        let inventory = batch.inventory.clone();
+        let claim = batch.claim.clone();
+        let delta = batch.delta.clone();
+        self.with("write", move |connection| {
+            // Taking the write lock first keeps others from claiming between check and write.
+            let transaction =
+                connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+            check_claim(&transaction, &inventory, &claim)?;
             let now: String =
                 transaction
                     .query_row("SELECT strftime('%Y-%m-%dT%H:%M:%fZ', 'now')", [], |row| row.get(0))?;
@@ -240,6 +272,11 @@ impl Sink for SqliteSink {
             for row in delta.added.iter().chain(&delta.changed) {
                 upsert(&transaction, &inventory, row, &now)?;
             }
+            let count = |rows: usize| i64::try_from(rows).unwrap_or(i64::MAX);
+            let written = count(delta.added.len()) - count(delta.removed.len());
+            let place =
+                params![inventory.cluster, inventory.stored_namespace(), inventory.name, now, written];
+            transaction.prepare_cached(NOTE_EXPORT)?.execute(place)?;
             Ok(transaction.commit()?)
         })
         .await
@@ -277,40 +314,64 @@ fn baseline(connection: &Connection, inventory: &InventoryId) -> Result<Baseline
     Ok(baseline)
 }
 
-/// Makes sure that the inventory is ours. The first owner is recorded; a run without a cluster owns nothing.
+/// Takes the inventory over. The first owner is recorded; a run without a cluster owns nothing.
 fn claim(
     transaction: &Transaction<'_>,
     inventory: &InventoryId,
     owner: Option<&str>,
-) -> Result<(), WriteError> {
+) -> Result<i64, WriteError> {
+    let known = binding(transaction, inventory)?;
+    let refuse = |why: String| Err(WriteError::Sink(SinkError::new(SinkReason::OwnedByOther, why)));
+    match (known.as_ref().and_then(|(known, _)| known.as_deref()), owner) {
+        (Some(known), None) => {
+            return refuse(format!(
+                "write inventory {inventory}: it belongs to cluster {known}, and rows from files would mix \
+                 with its own; use another file or another cluster name"
+            ));
+        }
+        (Some(known), Some(owner)) if known != owner => {
+            return refuse(format!(
+                "write inventory {inventory}: it belongs to cluster {known}, this is cluster {owner}; give each \
+                 cluster its own name (spec.cluster of the sink, or --cluster)"
+            ));
+        }
+        _ => {}
+    }
+    let epoch = known.map_or(0, |(_, epoch)| epoch) + 1;
+    transaction.execute(
+        "INSERT INTO kollect_bindings (cluster, inventory_namespace, inventory_name, owner, epoch)
+         VALUES (?1, ?2, ?3, ?4, ?5)
+         ON CONFLICT DO UPDATE SET owner = excluded.owner, epoch = excluded.epoch",
+        params![inventory.cluster, inventory.stored_namespace(), inventory.name, owner, epoch],
+    )?;
+    Ok(epoch)
+}
+
+type Holder = (Option<String>, i64);
+
+/// Owner and epoch of an inventory.
+fn binding(transaction: &Transaction<'_>, inventory: &InventoryId) -> Result<Option<Holder>, WriteError> {
     let place = params![inventory.cluster, inventory.stored_namespace(), inventory.name];
-    let known: Option<String> = transaction
+    Ok(transaction
         .prepare_cached(
-            "SELECT owner FROM kollect_owners
+            "SELECT owner, epoch FROM kollect_bindings
              WHERE cluster = ?1 AND inventory_namespace = ?2 AND inventory_name = ?3",
         )?
-        .query_row(place, |row| row.get(0))
-        .optional()?;
-    let refuse = |why: String| Err(WriteError::Sink(SinkError::new(SinkReason::OwnedByOther, why)));
-    match (known, owner) {
-        (None, None) => Ok(()),
-        (None, Some(owner)) => {
-            transaction.execute(
-                "INSERT INTO kollect_owners VALUES (?1, ?2, ?3, ?4)",
-                params![inventory.cluster, inventory.stored_namespace(), inventory.name, owner],
-            )?;
-            Ok(())
-        }
-        (Some(known), Some(owner)) if known == owner => Ok(()),
-        (Some(known), None) => refuse(format!(
-            "write inventory {inventory}: it belongs to cluster {known}, and rows from files would mix with \
-             its own; use another file or another cluster name"
-        )),
-        (Some(known), Some(owner)) => refuse(format!(
-            "write inventory {inventory}: it belongs to cluster {known}, this is cluster {owner}; give each \
-             cluster its own name (spec.cluster of the sink, or --cluster)"
-        )),
+        .query_row(place, |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?)
+}
+
+/// Makes sure that nobody has claimed the inventory since.
+fn check_claim(
+    transaction: &Transaction<'_>,
+    inventory: &InventoryId,
+    claim: &Claim,
+) -> Result<(), WriteError> {
+    if binding(transaction, inventory)? == Some((claim.owner.clone(), claim.epoch)) {
+        return Ok(());
     }
+    let attempt = format!("write inventory {inventory}: another writer has taken it over");
+    Err(WriteError::Sink(SinkError::new(SinkReason::Fenced, attempt)))
 }
 
 fn upsert(

@@ -11,7 +11,6 @@ use kollect_model::{
     batch::Baseline,
     crd::shapes::Gvk,
     row::{Row, RowDigest, RowKey},
-    sink::SinkReason,
 };
 use serde_json::{json, value::to_raw_value};
 
@@ -36,6 +35,7 @@ struct Held {
     rows: Baseline,
     faults: Vec<Fault>,
     writes: usize,
+    epoch: i64,
     /// Somebody else has changed the rows since they were last read.
     drifted: bool,
 }
@@ -81,7 +81,21 @@ impl Sink for Memory {
         }
     }
 
+    async fn claim(&self, _: &InventoryId, owner: Option<&str>) -> Result<Claim, SinkError> {
+        if let Some(fault) = self.fault() {
+            return Err(failure(fault));
+        }
+        let epoch = self.with(|held| {
+            held.epoch += 1;
+            held.epoch
+        });
+        Ok(Claim { owner: owner.map(Into::into), epoch })
+    }
+
     async fn write(&self, batch: &Batch<'_>) -> Result<(), SinkError> {
+        if batch.claim.epoch != self.with(|held| held.epoch) {
+            return Err(SinkError::new(SinkReason::Fenced, "somebody else has claimed it"));
+        }
         let fault = self.fault();
         if matches!(fault, Some(Fault::Before | Fault::Terminal)) {
             return Err(failure(Fault::Before));
@@ -381,4 +395,20 @@ async fn whatever_fails_the_sink_ends_up_with_the_rows() {
         assert_eq!(world.holds(), world.expected(), "seed {seed}");
         world.halt(false).await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_writer_is_fenced_and_gives_up() {
+    let mut world = filled().await;
+    // Somebody else claims the inventory, and writes.
+    let row = row("Pod", 8, 8);
+    world.memory.with(|held| {
+        held.epoch += 1;
+        held.rows.insert(row.key.clone(), row.digest);
+    });
+    let before = world.holds();
+    world.put("Pod", 1, 7);
+    world.rest().await;
+    assert_eq!(world.holds(), before);
+    assert!(world.running.take().unwrap().is_finished());
 }

@@ -36,8 +36,9 @@ async fn open_file(file: &Path) -> Box<dyn Sink> {
 }
 
 async fn write(sink: &dyn Sink, cluster: &str, owner: Option<&str>, delta: &Delta) -> Result<(), SinkReason> {
-    let batch = Batch { inventory: &inventory(cluster), owner, delta };
-    sink.write(&batch).await.map_err(|error| error.reason)
+    let inventory = inventory(cluster);
+    let claim = sink.claim(&inventory, owner).await.map_err(|error| error.reason)?;
+    sink.write(&Batch { inventory: &inventory, claim: &claim, delta }).await.map_err(|error| error.reason)
 }
 
 #[tokio::test]
@@ -145,4 +146,40 @@ async fn q5_there_is_no_limit_on_rows_or_bytes() {
     added.push(row("large", &format!(r#"{{"text":"{}"}}"#, "x".repeat(2 << 20))));
     write(&*sink, "", None, &Delta { added, ..Delta::default() }).await.unwrap();
     assert_eq!(sink.baseline(&inventory("")).await.unwrap().len(), 50_001);
+}
+
+#[tokio::test]
+async fn a_late_writer_is_fenced() {
+    let dir = tempfile::tempdir().unwrap();
+    let (early, late) =
+        (open_file(&dir.path().join("x.db")).await, open_file(&dir.path().join("x.db")).await);
+    let inventory = inventory("");
+    let old = early.claim(&inventory, Some("c1")).await.unwrap();
+    let new = late.claim(&inventory, Some("c1")).await.unwrap();
+    let delta = Delta { added: vec![row("u1", "{}")], ..Delta::default() };
+    let refused =
+        early.write(&Batch { inventory: &inventory, claim: &old, delta: &delta }).await.unwrap_err();
+    assert_eq!(refused.reason, SinkReason::Fenced);
+    assert!(early.baseline(&inventory).await.unwrap().is_empty());
+    late.write(&Batch { inventory: &inventory, claim: &new, delta: &delta }).await.unwrap();
+    assert_eq!(late.baseline(&inventory).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn files_of_the_first_version_are_taken_along() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("x.db");
+    let delta = Delta { added: vec![row("u1", "{}")], ..Delta::default() };
+    write(&*open_file(&file).await, "", Some("c1"), &delta).await.unwrap();
+    rusqlite::Connection::open(&file)
+        .unwrap()
+        .execute_batch(
+            "CREATE TABLE kollect_owners AS SELECT cluster, inventory_namespace, inventory_name, owner FROM kollect_bindings;
+             DROP TABLE kollect_bindings; PRAGMA user_version = 1",
+        )
+        .unwrap();
+    let sink = open_file(&file).await;
+    assert_eq!(sink.baseline(&inventory("")).await.unwrap().len(), 1);
+    assert_eq!(write(&*sink, "", Some("c2"), &delta).await, Err(SinkReason::OwnedByOther));
+    write(&*sink, "", Some("c1"), &delta).await.unwrap();
 }
