@@ -6,7 +6,7 @@ SHELL := /bin/bash
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: tools ## Watch live objects become rows, on a throw-away control plane (needs no cluster)
@@ -27,6 +27,10 @@ lint: tools ## Format check, clippy with warnings as errors, every .rs file reac
 .PHONY: bench
 bench: tools ## Measure; prints ratios
 	cargo bench -p kollect-engine
+
+.PHONY: bench-scale
+bench-scale: servers ## 100,000 objects on a real control plane: time, memory, churn (N=10000 for the quick form)
+	N=$(N) cargo bench -p kollect --bench scale
 
 .PHONY: soak
 soak: servers ## The real-server tests again and again: N=20 by default

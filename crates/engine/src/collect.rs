@@ -234,7 +234,7 @@ impl Collector {
     fn set_kinds(&mut self, mut wanted: BTreeMap<Gvk, Vec<Arc<Target>>>) {
         let coverage = &self.context.coverage;
         self.kinds.retain(|gvk, _| wanted.contains_key(gvk));
-        coverage.forget(|place| !wanted.contains_key(&place.gvk) && place.gvk != namespaces::kind());
+        coverage.forget_kinds(|gvk| !wanted.contains_key(gvk) && *gvk != namespaces::kind());
         for (gvk, kind) in &self.kinds {
             let targets = wanted.remove(gvk).unwrap_or_default();
             kind.wanted.send_if_modified(|known| {

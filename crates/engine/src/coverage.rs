@@ -8,7 +8,7 @@ use std::{
 
 use kollect_model::crd::shapes::Gvk;
 
-use crate::watch::{Blindness, Query};
+use crate::watch::{BlindReason, Blindness, Query};
 
 /// How many gaps of a place are remembered.
 const GAPS: usize = 16;
@@ -50,7 +50,7 @@ pub enum State {
     Synced {
         /// Since when without a gap.
         since: SystemTime,
-        /// Resource version of the last event.
+        /// Resource version up to which everything is known.
         version: u64,
     },
     /// The kind does not exist.
@@ -67,6 +67,10 @@ pub enum State {
 impl State {
     pub(crate) fn synced(version: u64) -> Self {
         Self::Synced { since: SystemTime::now(), version }
+    }
+
+    pub(crate) fn is_blind_for(&self, reason: BlindReason) -> bool {
+        matches!(self, Self::Blind { blindness, .. } if blindness.reason == reason)
     }
 
     pub(crate) fn blind(blindness: Blindness) -> Self {
@@ -96,6 +100,15 @@ pub struct Known {
     pub repaired: u64,
 }
 
+impl Known {
+    fn add_gap(&mut self, gap: Gap) {
+        if self.gaps.len() == GAPS {
+            self.gaps.pop_front();
+        }
+        self.gaps.push_back(gap);
+    }
+}
+
 /// The ledger. Whoever watches writes it, everybody can read it.
 #[derive(Clone, Default)]
 pub struct Coverage(Arc<Mutex<BTreeMap<Place, Known>>>);
@@ -117,7 +130,7 @@ impl Coverage {
                 return;
             };
             let state = match (&known.state, state) {
-                // The first reason stands until something is seen again.
+                // The newest reason stands, and the first time.
                 (State::Blind { since, .. }, State::Blind { blindness, .. }) => {
                     State::Blind { since: *since, blindness }
                 }
@@ -126,11 +139,8 @@ impl Coverage {
                     return;
                 }
                 (State::Blind { since, blindness }, next @ (State::Synced { .. } | State::Absent)) => {
-                    if known.gaps.len() == GAPS {
-                        known.gaps.pop_front();
-                    }
                     let gap = Gap { from: *since, to: SystemTime::now(), blindness: blindness.clone() };
-                    known.gaps.push_back(gap);
+                    known.add_gap(gap);
                     next
                 }
                 (State::Synced { since, version: known_version }, State::Synced { version, .. }) => {
@@ -159,8 +169,37 @@ impl Coverage {
         });
     }
 
-    /// Nobody looks there any more.
-    pub(crate) fn forget(&self, gone: impl Fn(&Place) -> bool) {
-        self.with(|places| places.retain(|place, _| !gone(place)));
+    /// What is known about the places of one kind.
+    pub(crate) fn of_kind(&self, gvk: &Gvk) -> BTreeMap<Place, Known> {
+        let first = Place { gvk: gvk.clone(), namespace: None, field_selector: None };
+        self.with(|places| {
+            let own = places.range(first..).take_while(|(place, _)| place.gvk == *gvk);
+            own.map(|(place, known)| (place.clone(), known.clone())).collect()
+        })
+    }
+
+    /// Nobody looks at the other places of the kind any more. What was blind there is a gap in what is
+    /// looked at instead.
+    pub(crate) fn forget(&self, gvk: &Gvk, keep: impl Fn(&Place) -> bool) {
+        let kind = self.of_kind(gvk);
+        let gone: Vec<(&Place, &Known)> = kind.iter().filter(|(place, _)| !keep(place)).collect();
+        if gone.is_empty() {
+            return;
+        }
+        self.with(|places| {
+            for (place, known) in gone {
+                places.remove(place);
+                if let State::Blind { since, blindness } = &known.state {
+                    let gap = Gap { from: *since, to: SystemTime::now(), blindness: blindness.clone() };
+                    let others = places.iter_mut().filter(|(place, _)| place.gvk == *gvk);
+                    others.for_each(|(_, known)| known.add_gap(gap.clone()));
+                }
+            }
+        });
+    }
+
+    /// Nobody wants these kinds any more.
+    pub(crate) fn forget_kinds(&self, gone: impl Fn(&Gvk) -> bool) {
+        self.with(|places| places.retain(|place, _| !gone(&place.gvk)));
     }
 }

@@ -56,8 +56,9 @@ struct Held {
     origin: Origin,
 }
 
-#[derive(Default)]
 struct Kind {
+    /// Tells it from one of the same name that was removed before.
+    number: u64,
     rows: BTreeMap<Arc<str>, Held>,
     /// `None`: the target has left the kind, whose rows leave when all others have been seen.
     sight: Option<Sight>,
@@ -131,14 +132,19 @@ impl StoreWriter {
         let shared = self.0.clone();
         let target = shared.get_or_create(target);
         let mut locked = lock(&target);
-        let thawed = std::mem::take(&mut locked.frozen);
-        let sight = &mut locked.kinds.entry(kind.clone()).or_default().sight;
-        if thawed || sight.is_none() {
-            *sight = Some(Sight::Pending);
+        if std::mem::take(&mut locked.frozen) {
+            locked.kinds.values_mut().for_each(|kind| kind.sight = Some(Sight::Pending));
         }
+        let own = locked.kinds.entry(kind.clone()).or_insert_with(|| Kind {
+            number: shared.next_revision(),
+            rows: BTreeMap::new(),
+            sight: None,
+        });
+        own.sight.get_or_insert(Sight::Pending);
+        let number = own.number;
         drop(locked);
         shared.sights.send_replace(());
-        KindRows { shared, target, kind }
+        KindRows { shared, target, kind, number }
     }
 
     /// Nobody collects the target from now on; its rows stay as they are.
@@ -187,9 +193,10 @@ impl Target {
         });
     }
 
-    /// A kind that takes rows.
-    fn open(&mut self, kind: &KindName) -> Option<&mut Kind> {
-        self.kinds.get_mut(kind).filter(|kind| !self.frozen && kind.sight.is_some())
+    /// A kind that takes rows from this writer.
+    fn open(&mut self, rows: &KindRows) -> Option<&mut Kind> {
+        let own = |kind: &&mut Kind| kind.number == rows.number && kind.sight.is_some();
+        self.kinds.get_mut(&rows.kind).filter(|kind| !self.frozen && own(kind))
     }
 
     /// Kinds that the target has left go when everything else has been seen.
@@ -213,6 +220,7 @@ pub struct KindRows {
     shared: Arc<Shared>,
     target: Arc<Mutex<Target>>,
     kind: KindName,
+    number: u64,
 }
 
 impl KindRows {
@@ -227,7 +235,7 @@ impl KindRows {
     pub fn upsert(&self, row: Row, origin: Origin) -> bool {
         let row = Arc::new(row);
         let mut target = lock(&self.target);
-        let Some(kind) = target.open(&self.kind) else { return false };
+        let Some(kind) = target.open(self) else { return false };
         let before = match kind.rows.entry(row.key.uid.clone()) {
             Entry::Occupied(mut held) => {
                 let held = held.get_mut();
@@ -249,7 +257,7 @@ impl KindRows {
     /// Drops the row of an object, and says whether there was one.
     pub fn remove(&self, uid: &str) -> bool {
         let mut target = lock(&self.target);
-        let held = target.open(&self.kind).and_then(|kind| kind.rows.remove(uid));
+        let held = target.open(self).and_then(|kind| kind.rows.remove(uid));
         if let Some(held) = &held {
             target.changed(&self.shared, &held.row.key, Some(&held.row));
         }
@@ -259,7 +267,7 @@ impl KindRows {
     /// Drops the rows that satisfy the condition.
     pub fn remove_where(&self, condition: impl Fn(&Row, Origin) -> bool) {
         let mut target = lock(&self.target);
-        let Some(kind) = target.open(&self.kind) else { return };
+        let Some(kind) = target.open(self) else { return };
         let gone: Vec<Held> = kind
             .rows
             .extract_if(.., |_, held| condition(&held.row, held.origin))
@@ -271,7 +279,7 @@ impl KindRows {
     /// The rows of a namespace are made again when their objects are next seen.
     pub fn outdate(&self, namespace: &str) {
         let mut target = lock(&self.target);
-        let rows = target.open(&self.kind).into_iter().flat_map(|kind| kind.rows.values_mut());
+        let rows = target.open(self).into_iter().flat_map(|kind| kind.rows.values_mut());
         rows.filter(|held| &*held.row.key.namespace == namespace).for_each(|held| held.origin.definition = 0);
     }
 
@@ -285,7 +293,7 @@ impl KindRows {
     /// Records how much of the kind has been seen.
     pub fn set_sight(&self, sight: Sight) {
         let mut target = lock(&self.target);
-        let Some(kind) = target.open(&self.kind) else { return };
+        let Some(kind) = target.open(self) else { return };
         if kind.sight.as_ref() != Some(&sight) {
             kind.sight = Some(sight);
             target.sweep_left_kinds(&self.shared);
@@ -417,7 +425,10 @@ impl StoreReader {
         let mut held = BTreeMap::new();
         for id in targets {
             let target = self.0.get_or_create(id);
-            lock(&target).readers.push(Arc::downgrade(&dirty));
+            let mut locked = lock(&target);
+            locked.readers.retain(|reader| reader.strong_count() > 0);
+            locked.readers.push(Arc::downgrade(&dirty));
+            drop(locked);
             held.insert(id.clone(), target);
         }
         Changes { dirty, targets: held }

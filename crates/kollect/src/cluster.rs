@@ -26,8 +26,11 @@ use kube::{
     api::PostParams,
     config::{KubeConfigOptions, Kubeconfig},
 };
-use request::Endpoint;
-use tokio::sync::{Semaphore, watch};
+use request::{Endpoint, PATIENCE};
+use tokio::{
+    sync::{Semaphore, watch},
+    time,
+};
 use xxhash_rust::xxh3::Xxh3;
 
 /// First lists that run at the same time.
@@ -101,8 +104,11 @@ impl ClusterSource {
         let client =
             Client::try_from(config).with_context(|| format!("set up the client of context {name}"))?;
         let unreachable = || format!("reach the cluster at {server} (context {name})");
-        client.apiserver_version().await.map_err(plain).with_context(unreachable)?;
-        let id = match Api::<Namespace>::all(client.clone()).get("kube-system").await {
+        let version = time::timeout(PATIENCE, client.apiserver_version()).await;
+        version.context("no answer").with_context(unreachable)?.map_err(plain).with_context(unreachable)?;
+        let namespaces = Api::<Namespace>::all(client.clone());
+        let system = time::timeout(PATIENCE, namespaces.get("kube-system")).await;
+        let id = match system.context("no answer").with_context(unreachable)? {
             // Every cluster has this namespace, and nobody can recreate it.
             Ok(namespace) => namespace.metadata.uid.unwrap_or(anonymous),
             Err(kube::Error::Api(status)) if status.code == 403 => anonymous,
@@ -178,8 +184,11 @@ impl WatchSource for ClusterSource {
                 },
                 ..SelfSubjectAccessReview::default()
             };
-            let answer = Api::all(self.shared.client.clone()).create(&PostParams::default(), &review).await;
-            if answer.is_ok_and(|review| review.status.is_some_and(|status| !status.allowed)) {
+            let reviews = Api::<SelfSubjectAccessReview>::all(self.shared.client.clone());
+            let parameters = PostParams::default();
+            let answer = time::timeout(PATIENCE, reviews.create(&parameters, &review)).await;
+            let denies = |review: SelfSubjectAccessReview| review.status.is_some_and(|s| !s.allowed);
+            if answer.is_ok_and(|answer| answer.is_ok_and(denies)) {
                 return false;
             }
         }

@@ -111,6 +111,13 @@ impl ControlPlane {
         Ok(())
     }
 
+    /// Like [`start_api_server`](Self::start_api_server), with these flags instead of those that were
+    /// asked for before.
+    pub fn restart_api_server(&mut self, flags: &[&str]) -> Result<(), Error> {
+        self.api_server_flags = flags.iter().map(ToString::to_string).collect();
+        self.start_api_server()
+    }
+
     fn start_on(port: u16, programs: &Programs, api_server_flags: &[&str]) -> Result<Self, Error> {
         let scratch = Scratch::new()?;
         let mut etcd = kill_on_drop(&scratch, "etcd", &etcd::command(programs, &scratch))?;

@@ -78,6 +78,11 @@ impl List {
         self.0.insert(hash(uid));
     }
 
+    /// The object is gone before the list has ended.
+    pub(super) fn hide(&mut self, uid: &str) {
+        self.0.remove(&hash(uid));
+    }
+
     pub(super) fn shows(&self, uid: &str) -> bool {
         self.0.contains(&hash(uid))
     }

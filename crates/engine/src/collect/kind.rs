@@ -11,6 +11,7 @@ mod renew;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    ops::Bound,
     sync::Arc,
 };
 
@@ -27,11 +28,14 @@ use super::{
 use crate::{
     coverage::{Place, State},
     select::{Namespaces, Queries},
-    store::KindRows,
+    store::{self, KindRows},
     watch::{BlindReason, Blindness, Metadata, Query, Resolution},
 };
-use compare::{Suspicion, jittered};
+use compare::Suspicion;
 use events::{Latest, Told};
+
+/// Permissions that are asked for again at a time.
+const DOUBTED: usize = 64;
 
 /// Keeps the rows of a kind up to date until nobody wants them.
 pub(super) async fn follow(context: Arc<Context>, gvk: Gvk, mut wanted: watch::Receiver<Vec<Arc<Target>>>) {
@@ -80,6 +84,8 @@ struct Served {
     /// Where several queries may return one object: which of them do, and since which version.
     claims: Option<HashMap<Arc<str>, Claimed>>,
     undecided: bool,
+    /// What the store was told, once something had been seen.
+    sight: Option<store::Sight>,
 }
 
 /// Field selectors of queries, with versions.
@@ -129,11 +135,15 @@ struct KindTask {
     /// Where listing is permitted, and where not.
     allowed: BTreeSet<Option<Arc<str>>>,
     denied: BTreeSet<Option<Arc<str>>>,
+    /// The namespace whose denial was last doubted.
+    doubted: Option<Arc<str>>,
     feeds: Vec<Feed>,
     plan: Queries,
     replan: bool,
     latest: Latest,
     told: Vec<Told>,
+    /// What was last said about objects that cannot be read.
+    unreadable: HashMap<(u32, Arc<str>), String>,
     /// Namespaces to list once more, when, and for whom.
     renewals: BTreeMap<Arc<str>, (Instant, BTreeSet<u32>)>,
     suspicions: Vec<Suspicion>,
@@ -141,6 +151,8 @@ struct KindTask {
     overlap: bool,
     asked: Instant,
     compared: Instant,
+    /// Kinds are not compared all at once.
+    jitter: f64,
     next_feed: u64,
 }
 
@@ -158,16 +170,19 @@ impl KindTask {
             resolution: None,
             allowed: BTreeSet::new(),
             denied: BTreeSet::new(),
+            doubted: None,
             feeds: Vec::new(),
             plan: Queries::default(),
             replan: true,
             latest: Latest::default(),
             told: Vec::new(),
+            unreadable: HashMap::new(),
             renewals: BTreeMap::new(),
             suspicions: Vec::new(),
             overlap: false,
             asked: Instant::now(),
             compared: Instant::now(),
+            jitter: 0.8 + fastrand::f64() / 5.0,
             next_feed: 0,
         }
     }
@@ -184,15 +199,17 @@ impl KindTask {
                 stale: true,
                 claims: target.selection.is_split(&self.gvk).then(HashMap::new),
                 undecided: false,
+                sight: None,
             });
             self.served.push(served);
         }
+        let current: BTreeSet<u32> = self.served.iter().map(|served| served.definition).collect();
+        self.unreadable.retain(|(definition, _), _| current.contains(definition));
         self.replan = true;
     }
 
     async fn resolve(&mut self) {
         let resolution = self.context.source.resolve(&self.gvk).await;
-        self.asked = Instant::now();
         let failed = |blindness: &Blindness| blindness.reason == BlindReason::Failed;
         let served = matches!(self.resolution, Some(Resolution::Served(_)));
         match &resolution {
@@ -206,7 +223,10 @@ impl KindTask {
             Resolution::Served(_) => {}
             Resolution::Absent => {
                 self.context.coverage.set(&everywhere, State::Absent);
-                self.served.iter().for_each(|served| served.rows.remove_where(|_, _| true));
+                for served in &mut self.served {
+                    served.rows.remove_where(|_, _| true);
+                    served.claims.iter_mut().for_each(HashMap::clear);
+                }
             }
             Resolution::Blind(blindness) => self.tell_blind(&everywhere, blindness),
         }
@@ -218,6 +238,16 @@ impl KindTask {
     fn tell_blind(&self, place: &Place, blindness: &Blindness) {
         (self.context.report)(Problem::Blind { place: place.clone(), blindness: blindness.clone() });
         self.context.coverage.set(place, State::blind(blindness.clone()));
+    }
+
+    /// Asks again for the whole cluster, and for some of the namespaces, taking turns.
+    fn doubt_denials(&mut self) {
+        self.denied.remove(&None);
+        self.denied.retain(|place| place.as_ref().is_some_and(|n| self.namespaces.known.contains_key(n)));
+        let next = self.denied.range((Bound::Excluded(self.doubted.clone()), Bound::Unbounded));
+        let doubted: Vec<_> = next.chain(self.denied.iter()).take(DOUBTED).cloned().collect();
+        doubted.iter().for_each(|place| drop(self.denied.take(place)));
+        self.doubted = doubted.last().cloned().flatten();
     }
 
     async fn tick(&mut self) {
@@ -232,14 +262,16 @@ impl KindTask {
             }
             // What was refused is tried again, after asking whether it is permitted.
             self.replan |= !self.denied.is_empty() || self.feeds.iter().any(|feed| feed.ended);
-            self.denied.clear();
+            self.doubt_denials();
             self.feeds.retain(|feed| !feed.ended);
             self.notice_overlap();
         }
         for index in 0..self.feeds.len() {
             let feed = &self.feeds[index];
+            // Before its list begins it may be waiting for its turn.
             let stalled = feed.purpose == Purpose::Follow
                 && feed.sight == Sight::Listing
+                && feed.list.is_some()
                 && now.duration_since(feed.heard) >= settings.patience;
             if stalled {
                 let message =
@@ -249,7 +281,7 @@ impl KindTask {
         }
         self.renew();
         self.judge(now);
-        if now.duration_since(self.compared) >= jittered(settings.resync, self.next_feed) {
+        if now.duration_since(self.compared) >= settings.resync.mul_f64(self.jitter) {
             self.compared = now;
             self.start_comparisons();
         }

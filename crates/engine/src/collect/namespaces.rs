@@ -9,7 +9,7 @@ use tokio::time;
 use super::{Context, Problem};
 use crate::{
     coverage::{Place, State},
-    select::Namespaces,
+    select::{Namespaces, same_metadata},
     watch::{BlindReason, Blindness, Event, Metadata, Query},
 };
 
@@ -27,8 +27,7 @@ pub(super) async fn follow(context: Arc<Context>) {
     let mut told = false;
     loop {
         if context.source.permits(&query).await {
-            told = false;
-            watch(&context, &query, &place).await;
+            told = watch(&context, &query, &place).await;
         } else if !std::mem::replace(&mut told, true) {
             let message = "list namespaces in the whole cluster: forbidden; grant the verb list on it".into();
             blind(&context, &place, Blindness { reason: BlindReason::Forbidden, message });
@@ -62,8 +61,9 @@ fn publish_named(context: &Context) {
     context.namespaces.send_replace(Some(Arc::new(namespaces)));
 }
 
-/// Follows the namespaces until they cannot be seen any more.
-async fn watch(context: &Context, query: &Query, place: &Place) {
+/// Follows the namespaces until they cannot be seen any more, and says whether that was told.
+async fn watch(context: &Context, query: &Query, place: &Place) -> bool {
+    let mut told = false;
     let mut events = context.source.watch(query.clone());
     // A list is published as a whole: half of it would look like deleted namespaces.
     let mut listing: Option<Namespaces> = None;
@@ -76,9 +76,14 @@ async fn watch(context: &Context, query: &Query, place: &Place) {
             Event::Apply(object) => {
                 context.coverage.count(place, 1);
                 let metadata = Arc::new(object.metadata);
-                change(context, &mut listing, |namespaces| {
-                    namespaces.known.insert(metadata.name.clone(), metadata.clone());
-                });
+                let known = context.namespaces.borrow().clone().unwrap_or_default();
+                let before = known.known.get(&metadata.name).map(|known| &**known);
+                // Most changes of namespaces are nobody's business.
+                if listing.is_some() || !same_metadata(before, Some(&metadata)) {
+                    change(context, &mut listing, |namespaces| {
+                        namespaces.known.insert(metadata.name.clone(), metadata.clone());
+                    });
+                }
             }
             Event::Delete(metadata) => change(context, &mut listing, |namespaces| {
                 namespaces.known.remove(&metadata.name);
@@ -94,12 +99,14 @@ async fn watch(context: &Context, query: &Query, place: &Place) {
             Event::Resumed => context.coverage.set(place, State::synced(0)),
             Event::Blind(blindness) => {
                 blind(context, place, blindness);
+                told = true;
                 if context.namespaces.borrow().is_none() {
                     publish_named(context);
                 }
             }
         }
     }
+    told
 }
 
 /// Changes the list that is running, or what is known.

@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use kollect_engine::{
     collect::{Collector, Target},
     coverage::{Coverage, Known, Place, State},
-    store::{Change, Sight, StoreReader},
+    store::{Change, Changes, Sight, StoreReader},
 };
 use kollect_model::row::{Row, RowKey, TargetId};
 use serde::Serialize;
@@ -126,7 +126,7 @@ impl Watch {
         let noun = if count == 1 { "row" } else { "rows" };
         eprintln!("watching {count} {noun}, listed in {:.1} s; Ctrl-C ends", began.elapsed().as_secs_f32());
         if self.output == Output::Ndjson {
-            self.print_all(rows, targets)?;
+            self.print_all(rows, targets, &mut changes)?;
         }
         let mut ticks = time::interval(Duration::from_millis(500));
         loop {
@@ -141,15 +141,17 @@ impl Watch {
     }
 
     /// The rows that exist, for programs that begin with nothing.
-    fn print_all(&self, rows: &StoreReader, targets: &[TargetId]) -> anyhow::Result<()> {
-        let mut count = 0;
-        for target in targets {
-            let snapshot = rows.snapshot(std::slice::from_ref(target), Sight::Everything);
-            let rows = snapshot.into_iter().flat_map(|snapshot| snapshot.rows);
-            let added = rows.map(|(key, row)| Change { key, before: None, after: Some(row) });
-            let added: Vec<Change> = added.collect();
-            count += added.len();
-            self.print(&added)?;
+    fn print_all(
+        &self,
+        rows: &StoreReader,
+        targets: &[TargetId],
+        changes: &mut Changes,
+    ) -> anyhow::Result<()> {
+        let snapshot = rows.snapshot_of_seen(targets, Sight::Everything);
+        changes.rebase(&snapshot);
+        let count = snapshot.rows.len();
+        for (key, row) in snapshot.rows {
+            self.print(&[Change { key, before: None, after: Some(row) }])?;
         }
         let mut out = io::stdout().lock();
         writeln!(out, "{{\"op\":\"synced\",\"rows\":{count}}}").and_then(|()| out.flush()).context("print")
@@ -308,6 +310,19 @@ impl Places {
                     eprintln!("seen again: {place}, after {gap} s");
                 }
                 _ => {}
+            }
+        }
+        for (place, known) in &self.0 {
+            // Looked at in other places now, such as namespaces instead of the whole cluster.
+            let moved = |(other, known): (&Place, &Known)| {
+                other.gvk == place.gvk && matches!(known.state, State::Synced { .. })
+            };
+            if let State::Blind { since, .. } = known.state
+                && !now.contains_key(place)
+                && now.iter().any(moved)
+            {
+                let gap = since.elapsed().unwrap_or_default().as_secs();
+                eprintln!("seen again: {}, after {gap} s", place.gvk);
             }
         }
         self.0 = now;

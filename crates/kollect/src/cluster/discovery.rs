@@ -9,7 +9,8 @@ use std::{
     time::Duration,
 };
 
-use futures::{FutureExt, StreamExt};
+use anyhow::Context;
+use futures::{FutureExt, StreamExt, stream};
 use http::{Request, header::ACCEPT};
 use kollect_engine::watch::{BlindReason, Blindness, Event, Query, Resolution, WatchSource};
 use kollect_model::crd::shapes::Gvk;
@@ -20,7 +21,7 @@ use tokio::{
     time::{self, Instant},
 };
 
-use super::plain;
+use super::{plain, request::PATIENCE};
 
 const FORMAT: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 /// How often everything is asked again, whatever happens.
@@ -164,7 +165,8 @@ impl Discovery {
         let mut stale = BTreeSet::new();
         for path in ["/api", "/apis"] {
             let request = Request::get(path).header(ACCEPT, FORMAT).body(Vec::new())?;
-            let groups: Groups = self.client.request(request).await.map_err(plain)?;
+            let answer = time::timeout(PATIENCE, self.client.request(request)).await;
+            let groups: Groups = answer.context("no answer")?.map_err(plain)?;
             groups.items.into_iter().for_each(|group| group.add_to(&mut kinds, &mut stale));
         }
         let now = Instant::now();
@@ -190,30 +192,39 @@ impl Discovery {
             definition("apiextensions.k8s.io", "CustomResourceDefinition"),
             definition("apiregistration.k8s.io", "APIService"),
         ];
-        let mut streams = Vec::new();
-        for query in definitions {
-            if source.permits(&query).await {
-                streams.push(source.watch(query));
-            }
-        }
-        let mut listing = streams.len();
-        let mut changes = futures::stream::select_all(streams);
+        let mut refresh = time::interval(REFRESH);
         loop {
-            tokio::select! {
-                () = time::sleep(REFRESH) => {}
-                Some(event) = changes.next() => {
-                    if matches!(event, Event::Synced { .. }) {
-                        listing = listing.saturating_sub(1);
-                    }
-                    if listing > 0 || !matches!(event, Event::Apply(_) | Event::Delete(_)) {
-                        continue;
-                    }
-                    time::sleep(DEBOUNCE).await;
-                    while let Some(Some(_)) = changes.next().now_or_never() {}
+            let mut streams = Vec::new();
+            for query in &definitions {
+                if source.permits(query).await {
+                    let events = source.watch(query.clone()).map(Some);
+                    streams.push(events.chain(stream::iter([None])).boxed());
                 }
             }
-            // It is asked again soon enough.
-            drop(self.refresh().await);
+            let mut ended = false;
+            let mut changes = stream::select_all(streams);
+            loop {
+                tokio::select! {
+                    _ = refresh.tick() => {
+                        // It is asked again soon enough.
+                        drop(self.refresh().await);
+                        if ended || changes.is_empty() {
+                            break;
+                        }
+                    }
+                    Some(event) = changes.next() => {
+                        ended |= event.is_none();
+                        if !matches!(event, Some(Event::Apply(_) | Event::Delete(_))) {
+                            continue;
+                        }
+                        time::sleep(DEBOUNCE).await;
+                        while let Some(Some(event)) = changes.next().now_or_never() {
+                            ended |= event.is_none();
+                        }
+                        drop(self.refresh().await);
+                    }
+                }
+            }
         }
     }
 }

@@ -23,7 +23,11 @@ const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
 /// How often a list that nobody will follow is tried again.
 const ATTEMPTS: u32 = 3;
-/// A watch that ends sooner, without a word, has failed.
+/// A list that is too long for one request is read in pages.
+const MOST_CUT_LISTS: u32 = 2;
+/// Longest pause that a server may ask for.
+const LONGEST_REQUESTED_PAUSE: Duration = Duration::from_mins(5);
+/// A watch that ends sooner has failed, whatever it said.
 const SHORTEST_WATCH: Duration = Duration::from_secs(1);
 
 /// Nobody listens any more.
@@ -81,7 +85,7 @@ pub(super) async fn follow(shared: Arc<Shared>, query: Query, events: mpsc::Send
     };
     let version = String::new();
     let mut follower =
-        Follower { shared, query, endpoint, events, version, listed: false, heard: false, blind: false };
+        Follower { shared, query, endpoint, events, version, listed: false, cut_lists: 0, blind: false };
     follower.run().await;
 }
 
@@ -94,8 +98,8 @@ struct Follower {
     version: String,
     /// Whether a list has ever ended.
     listed: bool,
-    /// Whether the last watch said anything.
-    heard: bool,
+    /// Streamed lists that ended too early, one after the other.
+    cut_lists: u32,
     blind: bool,
 }
 
@@ -104,6 +108,7 @@ impl Follower {
         let mut failures = 0;
         loop {
             let verb = if self.version.is_empty() { "list" } else { "watch" };
+            let before = self.version.clone();
             let refusal = match self.step().await {
                 Ok(true) => {
                     failures = 0;
@@ -112,7 +117,8 @@ impl Follower {
                 Ok(false) | Err(Stop::Gone) => return,
                 Err(Stop::Refused(refusal)) => refusal,
             };
-            if std::mem::take(&mut self.heard) {
+            // Only who gets further may fail again as if for the first time.
+            if !self.version.is_empty() && self.version != before {
                 failures = 0;
             }
             let forgotten = refusal.is(StatusCode::GONE);
@@ -144,7 +150,8 @@ impl Follower {
         let longest = timing.pause * 2u32.saturating_pow(*failures);
         let pause = longest.min(timing.longest_pause).mul_f64(0.5 + fastrand::f64() / 2.0);
         *failures += 1;
-        time::sleep(pause.max(refusal.retry_after.unwrap_or_default())).await;
+        let asked = refusal.retry_after.unwrap_or_default().min(LONGEST_REQUESTED_PAUSE);
+        time::sleep(pause.max(asked)).await;
     }
 
     async fn send(&mut self, event: Event) -> Result<(), Gone> {
@@ -156,13 +163,15 @@ impl Follower {
         if !self.version.is_empty() {
             let began = time::Instant::now();
             self.watch_on().await?;
-            if !self.heard && began.elapsed() < SHORTEST_WATCH {
+            if began.elapsed() < SHORTEST_WATCH {
                 return Err(Refusal::failed("the watch ended at once").into());
             }
             return Ok(true);
         }
         let permit = self.shared.lists.clone().acquire_owned().await;
-        if self.query.follow && !self.shared.refuses_watch_lists(&self.query.gvk.group) {
+        let streamed = self.cut_lists < MOST_CUT_LISTS;
+        if self.query.follow && streamed && !self.shared.refuses_watch_lists(&self.query.gvk.group) {
+            self.cut_lists += 1;
             match self.watch_list(permit.ok()).await {
                 Err(Stop::Refused(refusal))
                     if refusal.is(StatusCode::UNPROCESSABLE_ENTITY)
@@ -187,6 +196,7 @@ impl Follower {
     async fn synced(&mut self, version: String) -> Result<(), Gone> {
         self.listed = true;
         self.blind = false;
+        self.cut_lists = 0;
         let number = version.parse().unwrap_or(0);
         self.version = version;
         self.send(Event::Synced { version: number }).await
@@ -196,6 +206,9 @@ impl Follower {
     async fn list_pages(&mut self) -> Outcome<()> {
         let mut page = self.endpoint.page(None).await?;
         let version = page.metadata.resource_version.clone();
+        if version.is_empty() && self.query.follow {
+            return Err(Refusal::failed("the list has no resourceVersion, and cannot be followed").into());
+        }
         let total = match page.metadata.remaining_item_count {
             Some(more) => Some(page.items.len() as u64 + more),
             None => (page.items.len() < PAGE).then_some(page.items.len() as u64),
@@ -244,7 +257,6 @@ impl Follower {
         parameters: &str,
         mut permit: Option<tokio::sync::OwnedSemaphorePermit>,
     ) -> Outcome<()> {
-        self.heard = false;
         let mut lines = self.endpoint.watch(parameters).await?;
         let mut listing = self.version.is_empty();
         if listing {
@@ -261,12 +273,10 @@ impl Follower {
                 Err(_) if listing => {
                     // Some servers take the request and never say that the list is complete.
                     self.list_pages().await?;
-                    self.shared.note_refused_watch_list(&self.query.gvk.group);
                     return Ok(());
                 }
                 Ok(None) | Err(_) => return Ok(()),
             };
-            self.heard = true;
             let line: WatchLine<'_> = serde_json::from_slice(&line)
                 .map_err(|error| Refusal::failed(format!("read an event: {error}")))?;
             match line.kind {

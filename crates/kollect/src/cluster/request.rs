@@ -21,7 +21,7 @@ use super::{discovery::Served, plain};
 /// Objects per page: what kubectl asks for.
 pub(super) const PAGE: usize = 500;
 /// How long an API server may take to begin an answer.
-const PATIENCE: Duration = Duration::from_mins(1);
+pub(super) const PATIENCE: Duration = Duration::from_mins(1);
 /// Longer lines than an API server stores are not objects.
 const LONGEST_LINE: usize = 64 << 20;
 
@@ -150,7 +150,12 @@ impl Endpoint {
         let body = time::timeout(PATIENCE, response.into_body().collect_bytes());
         let body = body.await.map_err(|_| Refusal::failed("the page did not arrive"))?;
         let body = body.map_err(|error| Refusal::failed(plain(error).to_string()))?;
-        serde_json::from_slice(&body).map_err(|error| Refusal::failed(format!("read the page: {error}")))
+        let answer: Answer = serde_json::from_slice(&body)
+            .map_err(|error| Refusal::failed(format!("read the page: {error}")))?;
+        if !answer.kind.ends_with("List") {
+            return Err(Refusal::failed(format!("a {:?} instead of a list", answer.kind)));
+        }
+        Ok(Page { metadata: answer.metadata, items: answer.items.unwrap_or_default() })
     }
 
     /// The lines of a watch.
@@ -203,11 +208,19 @@ async fn refusal(response: Response<Body>) -> Refusal {
 }
 
 /// One page of a list, with the items as they were sent.
-#[derive(Deserialize)]
 pub(super) struct Page {
     pub(super) metadata: PageMetadata,
-    #[serde(default)]
     pub(super) items: Vec<Box<RawValue>>,
+}
+
+/// What came instead of a page may look like an empty one.
+#[derive(Deserialize)]
+#[serde(default)]
+#[derive(Default)]
+struct Answer {
+    kind: String,
+    metadata: PageMetadata,
+    items: Option<Vec<Box<RawValue>>>,
 }
 
 #[derive(Deserialize)]

@@ -6,4 +6,5 @@ mod crds;
 mod documentation;
 mod input;
 mod program;
+mod scale;
 mod watch;

@@ -143,7 +143,7 @@ fn what_may_not_be_seen_is_told() {
         told,
         format!(
             "blind: Forbidden: list deployments.apps in namespace {namespace}: forbidden; \
-             grant the verb list on it; its rows stay as they are"
+             grant the verbs list and watch on it; its rows stay as they are"
         )
     );
     assert!(next(&watch.err).starts_with("watching 0 rows"));

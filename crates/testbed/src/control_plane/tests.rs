@@ -100,7 +100,12 @@ fn compaction_forgets_history_and_flags_survive_a_restart() {
     assert!(events.starts_with(r#"{"type":"ERROR""#) && events.contains(r#""code":410"#), "{events}");
     plane.kubectl(&["get", "namespace", &namespace]).unwrap();
 
-    let metrics = raw(&plane, "/metrics").unwrap();
-    let is_off = |line: &str| line.contains(r#"name="WatchList""#) && line.ends_with(" 0");
-    assert!(metrics.lines().any(is_off));
+    let has_watch_lists = |plane: &ControlPlane| {
+        let metrics = raw(plane, "/metrics").unwrap();
+        let line = metrics.lines().find(|line| line.contains(r#"name="WatchList""#)).unwrap();
+        line.ends_with(" 1")
+    };
+    assert!(!has_watch_lists(&plane));
+    plane.restart_api_server(&[]).unwrap();
+    assert!(has_watch_lists(&plane));
 }

@@ -8,6 +8,7 @@ use tokio::time::{Duration, Instant};
 use super::KindTask;
 use crate::{
     collect::feed::{Feed, List, Purpose, Sight},
+    select::Rejected,
     watch::{Object, Query},
 };
 
@@ -39,6 +40,7 @@ impl KindTask {
             let by = self.start(query, Purpose::Compare, serves).id;
             self.suspicions.push(Suspicion { by, feed, objects: Vec::new(), due: None });
         }
+        self.notice_overlap();
     }
 
     /// What the rows do not show of an object that a comparison lists.
@@ -51,7 +53,11 @@ impl KindTask {
         for served in self.served.iter().filter(|served| feed.serves.contains(&served.definition)) {
             let missed = match served.rows.origin(&metadata.uid) {
                 Some(origin) => origin.version < metadata.version,
-                None => served.target.selection.verdict(&feed.query, object, &self.namespaces).is_ok(),
+                // Policies may read what metadata does not show.
+                None => {
+                    let verdict = served.target.selection.verdict(&feed.query, object, &self.namespaces);
+                    matches!(verdict, Ok(()) | Err(Rejected::Policy))
+                }
             };
             if missed {
                 suspicion.objects.push((served.definition, metadata.uid.clone(), metadata.version));
@@ -98,10 +104,4 @@ impl KindTask {
             }
         }
     }
-}
-
-/// Kinds are not compared all at once.
-pub(super) fn jittered(period: Duration, seed: u64) -> Duration {
-    let percent = u32::try_from(seed * 7 % 20).unwrap_or(0);
-    period.mul_f64(1.0 - f64::from(percent) / 100.0)
 }

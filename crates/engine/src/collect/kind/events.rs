@@ -87,13 +87,13 @@ impl KindTask {
             }
         }
         let (place, namespace) = (feed.place.clone(), feed.query.namespace.clone());
-        let known = matches!(&feed.sight, Sight::Blind(known) if known.reason == blindness.reason);
         feed.sight = Sight::Blind(blindness.clone());
         if blindness.reason == BlindReason::Forbidden {
             self.allowed.remove(&namespace);
             self.denied.insert(namespace);
         }
-        if known {
+        let known = self.context.coverage.of_kind(&self.gvk);
+        if known.get(&place).is_some_and(|known| known.state.is_blind_for(blindness.reason)) {
             self.context.coverage.set(&place, State::blind(blindness));
         } else {
             self.tell_blind(&place, &blindness);
@@ -123,7 +123,10 @@ impl KindTask {
         if self.latest.is_empty() && self.told.is_empty() {
             return;
         }
-        let behind = self.feeds.iter().map(|feed| feed.position).min().unwrap_or(u64::MAX);
+        // Who has seen nothing yet and cannot see now begins with a list that is newer than all of it.
+        let nothing = |feed: &Feed| matches!(feed.sight, Sight::Blind(_)) && feed.listed == 0;
+        let feeds = self.feeds.iter().filter(|feed| !nothing(feed));
+        let behind = feeds.map(|feed| feed.position).min().unwrap_or(u64::MAX);
         self.told.retain(|told| told.version > behind);
         self.latest.forget(behind);
     }
@@ -240,10 +243,6 @@ impl KindTask {
         });
         match extraction {
             Ok((attributes, mismatches)) => {
-                if !mismatches.is_empty() {
-                    let (target, object) = (target.id.clone(), path(metadata));
-                    report(Problem::TypeMismatch { target, object, attributes: mismatches.clone() });
-                }
                 let key = RowKey {
                     target: target.id.clone(),
                     group: self.group.clone(),
@@ -254,12 +253,23 @@ impl KindTask {
                 };
                 let row = Row::new(key, self.version.clone(), metadata.name.clone(), attributes.clone());
                 let origin = Origin { version: metadata.version, definition: served.definition };
+                let target = target.id.clone();
                 served.claim(metadata, query);
-                served.rows.upsert(row, origin)
+                let changed = served.rows.upsert(row, origin);
+                // What has not changed has been told.
+                if changed && !mismatches.is_empty() {
+                    let (object, attributes) = (path(metadata), mismatches.clone());
+                    report(Problem::TypeMismatch { target, object, attributes });
+                }
+                changed
             }
             Err(error) => {
-                let (target, object) = (target.id.clone(), path(metadata));
-                report(Problem::Unreadable { target, object, error: error.clone() });
+                let told = (served.definition, metadata.uid.clone());
+                let text = error.to_string();
+                if self.unreadable.insert(told, text.clone()).as_ref() != Some(&text) {
+                    let (target, object) = (target.id.clone(), path(metadata));
+                    report(Problem::Unreadable { target, object, error: error.clone() });
+                }
                 served.claims.iter_mut().for_each(|claims| drop(claims.remove(&metadata.uid)));
                 served.rows.remove(&metadata.uid)
             }
@@ -274,6 +284,14 @@ impl KindTask {
             return;
         }
         self.note(index, metadata);
+        if let Some(list) = &mut self.feeds[index].list {
+            // A streamed list tells what happens while it runs.
+            list.hide(&metadata.uid);
+            if self.overlap {
+                let query = self.feeds[index].query.clone();
+                self.latest.note(&metadata.uid, &query, metadata.version);
+            }
+        }
         for number in 0..self.served.len() {
             let feed = &self.feeds[index];
             let definition = self.served[number].definition;
@@ -346,10 +364,12 @@ impl KindTask {
         self.latest = Latest::default();
         self.told.clear();
         self.feeds.clear();
+        self.suspicions.clear();
         for served in &mut self.served {
             served.target.renew();
             served.definition = served.target.definition();
             served.stale = true;
+            served.claims.iter_mut().for_each(HashMap::clear);
         }
         self.replan = true;
     }

@@ -1,9 +1,11 @@
 //! Which feeds the kind needs, and what they let its targets know.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use futures::{StreamExt, stream};
-use tokio::time::Instant;
 
 use super::{KindTask, Served};
 use crate::{
@@ -21,13 +23,49 @@ use crate::{
 /// Permissions that are asked for at the same time.
 const QUESTIONS: usize = 8;
 
+/// The feeds by what they ask: there may be as many as there are namespaces.
+struct Index<'a> {
+    by_query: HashMap<&'a Query, Vec<&'a Feed>>,
+    by_place: HashMap<FeedPlace<'a>, Vec<&'a Feed>>,
+}
+
+/// Field selector and namespace.
+type FeedPlace<'a> = (&'a Option<String>, &'a Option<Arc<str>>);
+
+impl<'a> Index<'a> {
+    fn of(feeds: &'a [Feed]) -> Self {
+        let (mut by_query, mut by_place) = (HashMap::<_, Vec<_>>::new(), HashMap::<_, Vec<_>>::new());
+        for feed in feeds.iter().filter(|feed| feed.purpose == Purpose::Follow) {
+            by_query.entry(&*feed.query).or_default().push(feed);
+            by_place.entry((&feed.query.field_selector, &feed.query.namespace)).or_default().push(feed);
+        }
+        Self { by_query, by_place }
+    }
+
+    /// The feed that serves all members of a query; the newest, if there are several.
+    fn heir(&self, query: &Query, members: &BTreeSet<u32>) -> Option<&'a Feed> {
+        let feeds = self.by_query.get(query)?;
+        feeds.iter().rev().find(|feed| !feed.suspect && feed.serves.is_superset(members)).copied()
+    }
+
+    /// The feeds that see everything that the query asks for.
+    fn covering(&self, query: &Query) -> Vec<&'a Feed> {
+        let whole = query.namespace.as_ref().and_then(|_| self.by_place.get(&(&query.field_selector, &None)));
+        let same = self.by_place.get(&(&query.field_selector, &query.namespace));
+        whole.into_iter().chain(same).flatten().copied().collect()
+    }
+}
+
 impl KindTask {
     /// Brings the feeds in line with what is wanted and permitted.
     pub(super) async fn reconcile(&mut self) {
         let Some(Resolution::Served(resource)) = self.resolution.clone() else {
             self.feeds.clear();
+            self.suspicions.clear();
             self.notice_overlap();
             self.plan = Queries::default();
+            let cluster = |place: &Place| place.namespace.is_none() && place.field_selector.is_none();
+            self.context.coverage.forget(&self.gvk, cluster);
             self.tell_sights();
             return;
         };
@@ -36,7 +74,11 @@ impl KindTask {
         for feed in &mut self.feeds {
             feed.serves.retain(|definition| current.contains(definition));
         }
-        for (query, members) in self.plan.wanted.clone() {
+        let index = Index::of(&self.feeds);
+        let missing = |(query, members): &(&Query, &BTreeSet<u32>)| index.heir(query, members).is_none();
+        let missing: Vec<(Query, BTreeSet<u32>)> =
+            self.plan.wanted.iter().filter(missing).map(|(q, m)| (q.clone(), m.clone())).collect();
+        for (query, members) in missing {
             let busy = |feed: &Feed| {
                 feed.purpose == Purpose::Follow
                     && feed.sight == Sight::Listing
@@ -45,7 +87,7 @@ impl KindTask {
             };
             // A list that runs is not thrown away for another one: with changes that come faster than
             // lists end, none would ever end.
-            if self.feed_for(&query, &members).is_none() && !self.feeds.iter().any(busy) {
+            if !self.feeds.iter().any(busy) {
                 let repairs = self.feeds.iter().any(|feed| feed.suspect && *feed.query == query);
                 self.start(query, Purpose::Follow, members).repairs = repairs;
             }
@@ -88,18 +130,7 @@ impl KindTask {
                 let known = if yes { &mut self.allowed } else { &mut self.denied };
                 known.insert(namespace);
             }
-            self.asked = Instant::now();
         }
-    }
-
-    /// The feed that serves all members of a query; the newest, if there are several.
-    fn feed_for(&self, query: &Query, members: &BTreeSet<u32>) -> Option<&Feed> {
-        self.feeds.iter().rev().find(|feed| {
-            feed.purpose == Purpose::Follow
-                && !feed.suspect
-                && *feed.query == *query
-                && feed.serves.is_superset(members)
-        })
     }
 
     pub(super) fn start(&mut self, query: Query, purpose: Purpose, serves: BTreeSet<u32>) -> &mut Feed {
@@ -110,65 +141,74 @@ impl KindTask {
             self.context.coverage.set(&feed.place, State::Waiting);
         }
         self.feeds.push(feed);
-        self.notice_overlap();
         let last = self.feeds.len() - 1;
         &mut self.feeds[last]
     }
 
     /// Stops feeds that nobody needs, and those that others have replaced.
     fn retire(&mut self) {
-        let keep: BTreeSet<u64> = self
-            .feeds
+        let index = Index::of(&self.feeds);
+        let heirs: HashMap<_, Option<&Feed>> = self
+            .plan
+            .wanted
             .iter()
-            .filter(|feed| {
-                let replaced = || {
-                    let mut heirs = self.plan.wanted.iter().filter(|(query, _)| feed.overlaps(query));
-                    heirs.all(|(query, members)| {
-                        let heir = self.feed_for(query, members);
-                        heir.is_some_and(|heir| heir.id != feed.id && heir.sight != Sight::Listing)
-                    })
-                };
-                let wanted = self.plan.wanted.iter().any(|(query, members)| {
-                    self.feed_for(query, members).is_some_and(|heir| heir.id == feed.id)
-                });
-                !feed.serves.is_empty() && (feed.purpose != Purpose::Follow || wanted || !replaced())
-            })
-            .map(|feed| feed.id)
+            .map(|(query, members)| ((&query.field_selector, &query.namespace), index.heir(query, members)))
             .collect();
+        let wanted: BTreeSet<u64> = heirs.values().flatten().map(|heir| heir.id).collect();
+        let synced = |heir: Option<&Feed>| heir.is_some_and(|heir| heir.sight == Sight::Synced);
+        let replaced = |feed: &Feed| match &feed.query.namespace {
+            // Until everything that comes after it is there, it is all that there is.
+            None => {
+                heirs.iter().all(|((fields, _), heir)| **fields != feed.query.field_selector || synced(*heir))
+            }
+            namespace => {
+                let places = [namespace, &None].map(|place| heirs.get(&(&feed.query.field_selector, place)));
+                places.into_iter().flatten().all(|heir| synced(*heir))
+            }
+        };
+        let keep = |feed: &&Feed| {
+            !feed.serves.is_empty()
+                && (feed.purpose != Purpose::Follow || wanted.contains(&feed.id) || !replaced(feed))
+        };
+        let keep: BTreeSet<u64> = self.feeds.iter().filter(keep).map(|feed| feed.id).collect();
         self.feeds.retain(|feed| keep.contains(&feed.id));
         self.notice_overlap();
     }
 
     /// Tells the ledger where nothing can be seen, and removes from it where nobody looks.
     fn tell_places(&self, resource: &str) {
-        let known = self.context.coverage.read();
+        let known = self.context.coverage.of_kind(&self.gvk);
+        let verbs = if self.context.settings.follow { "verbs list and watch" } else { "verb list" };
         for namespace in self.plan.dark.keys() {
             let place = Place { gvk: self.gvk.clone(), namespace: namespace.clone(), field_selector: None };
-            let told = known.get(&place).is_some_and(|known| match &known.state {
-                State::Blind { blindness, .. } => blindness.reason == BlindReason::Forbidden,
-                _ => false,
-            });
+            let told =
+                known.get(&place).is_some_and(|known| known.state.is_blind_for(BlindReason::Forbidden));
             if !told {
                 let scope = match namespace {
                     Some(namespace) => format!("in namespace {namespace}"),
                     None => "in the whole cluster".into(),
                 };
-                let message = format!("list {resource} {scope}: forbidden; grant the verb list on it");
+                let message = format!("list {resource} {scope}: forbidden; grant the {verbs} on it");
                 self.tell_blind(&place, &Blindness { reason: BlindReason::Forbidden, message });
             }
         }
-        let looked = |p: &Place| {
-            self.plan.dark.contains_key(&p.namespace)
-                || self.feeds.iter().any(|feed| feed.purpose == Purpose::Follow && feed.place == *p)
-        };
-        self.context.coverage.forget(|place| place.gvk == self.gvk && !looked(place));
+        let followed = self.feeds.iter().filter(|feed| feed.purpose == Purpose::Follow);
+        let looked: BTreeSet<&Place> = followed.map(|feed| &feed.place).collect();
+        let looked = |place: &Place| looked.contains(place) || self.plan.dark.contains_key(&place.namespace);
+        self.context.coverage.forget(&self.gvk, looked);
     }
 
     /// Tells the store what is known for each target, and drops what only earlier definitions made.
     fn tell_sights(&mut self) {
-        for index in 0..self.served.len() {
-            let sight = self.sight(&self.served[index]);
-            let served = &mut self.served[index];
+        let index = Index::of(&self.feeds);
+        let sights: Vec<store::Sight> = self.served.iter().map(|served| self.sight(served, &index)).collect();
+        for (served, sight) in self.served.iter_mut().zip(sights) {
+            // What has been seen once is known, as it was, while others look at it again.
+            let sight = match (&served.sight, sight) {
+                (Some(known), store::Sight::Pending) => known.clone(),
+                (_, sight) => sight,
+            };
+            served.sight = (sight != store::Sight::Pending).then(|| sight.clone());
             let undecided = self.plan.undecided.contains(&served.definition);
             if undecided && !std::mem::replace(&mut served.undecided, undecided) {
                 let target = served.target.id.clone();
@@ -186,7 +226,7 @@ impl KindTask {
     }
 
     /// What is known for a target: the sum of what its feeds see.
-    fn sight(&self, served: &Served) -> store::Sight {
+    fn sight(&self, served: &Served, index: &Index<'_>) -> store::Sight {
         let namespaced = match &self.resolution {
             None => return store::Sight::Pending,
             Some(Resolution::Absent) => return store::Sight::Everything,
@@ -203,15 +243,11 @@ impl KindTask {
         let mut dark: BTreeSet<Option<Arc<str>>> =
             self.plan.dark.iter().filter(own).map(|(place, _)| place.clone()).collect();
         for (query, members) in self.plan.wanted.iter().filter(|(_, members)| members.contains(&definition)) {
-            let serving = |feed: &&Feed| {
-                feed.purpose == Purpose::Follow
-                    && feed.overlaps(query)
-                    && (feed.query.namespace.is_none() || feed.query.namespace == query.namespace)
-                    && feed.serves.contains(&definition)
-            };
             let synced = |feed: &Feed| feed.sight == Sight::Synced;
-            let heir = self.feed_for(query, members);
-            if heir.is_some_and(synced) || self.feeds.iter().filter(serving).any(synced) {
+            let heir = index.heir(query, members);
+            let covering = index.covering(query);
+            let mut serving = covering.into_iter().filter(|feed| feed.serves.contains(&definition));
+            if heir.is_some_and(synced) || serving.any(synced) {
                 continue;
             }
             match heir.map(|feed| &feed.sight) {

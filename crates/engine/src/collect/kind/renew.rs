@@ -97,6 +97,7 @@ impl KindTask {
                 self.start(query, Purpose::Renew, serves);
             }
         }
+        self.notice_overlap();
     }
 }
 

@@ -1,0 +1,47 @@
+//! Objects that change as fast as the API server lets them.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use futures::future::try_join_all;
+use http::{Request, header::CONTENT_TYPE};
+use kube::Client;
+use serde_json::{Value, json};
+
+use super::objects::{WRITERS, path};
+
+/// The owner after the last change.
+pub(crate) const MARKER: &str = "last-change@example.com";
+
+/// What the writers did.
+pub(crate) struct Churned {
+    pub(crate) changes: usize,
+    /// When they stopped, before the last change.
+    pub(crate) ended: Instant,
+}
+
+/// Changes random objects for some time, then one more.
+pub(crate) async fn churn(client: &Client, count: usize, time: Duration) -> Result<Churned> {
+    let until = Instant::now() + time;
+    let writers = try_join_all((0..WRITERS).map(|writer| write(client, count, writer, until))).await?;
+    let ended = Instant::now();
+    patch(client, 0, &json!({ "metadata": { "annotations": { "owner": MARKER } } })).await?;
+    Ok(Churned { changes: writers.iter().sum(), ended })
+}
+
+/// Every change is one: its number is in it. Counts them.
+async fn write(client: &Client, count: usize, writer: usize, until: Instant) -> Result<usize> {
+    let mut changes = 0;
+    while Instant::now() < until {
+        changes += 1;
+        let change = json!({ "spec": { "replicas": changes * WRITERS + writer } });
+        patch(client, fastrand::usize(..count), &change).await?;
+    }
+    Ok(changes)
+}
+
+async fn patch(client: &Client, index: usize, change: &Value) -> Result<()> {
+    let request = Request::patch(path(index)).header(CONTENT_TYPE, "application/merge-patch+json");
+    client.request_text(request.body(change.to_string().into_bytes())?).await?;
+    Ok(())
+}

@@ -1,0 +1,202 @@
+//! Many objects on a real control plane, followed by the real program: time, memory and churn.
+//!
+//! Times are compared with a yardstick of the same run: the same objects, read in pages by a client that
+//! looks at nothing. Both are taken in turns and the faster turn of each counts, so that a busy machine
+//! slows both. A missed target is told and fails nothing; a part that does not work fails.
+//!
+//! `N` says how many objects, `SECONDS` how long they are changed.
+
+mod churn;
+mod kinds;
+mod manifests;
+mod objects;
+mod process;
+mod table;
+mod yardstick;
+
+use std::{env, fmt::Display, str::FromStr, thread::sleep, time::Duration};
+
+use anyhow::{Context, Result};
+use kollect_testbed::{ControlPlane, Proxy};
+use kube::Client;
+use manifests::Manifests;
+use process::Watching;
+use table::Table;
+use tokio::runtime::Runtime;
+use yardstick::Listing;
+
+/// Fewer objects are the quick form.
+const FULL: usize = 50_000;
+/// Until memory that is given back has been given back.
+const SETTLE: Duration = Duration::from_secs(5);
+/// How often each time is measured.
+const TURNS: usize = 2;
+
+fn main() -> Result<()> {
+    // Cargo passes this argument when it is asked to test benches.
+    if env::args().any(|argument| argument == "--test") {
+        return Ok(());
+    }
+    let count = setting("N", 100_000)?;
+    let full = count >= FULL;
+    let seconds = setting("SECONDS", if full { 60 } else { 5 })?;
+    let mut table = Table::default();
+    let mut bench = Bench::start(count)?;
+    bench.create()?;
+    let idle = bench.idle(&mut table)?;
+    let watching = bench.lists(&mut table, "streamed", 1.0)?;
+    bench.memory(&mut table, &watching, idle)?;
+    bench.churn(&mut table, watching, Duration::from_secs(seconds))?;
+    bench.restart("lists are not streamed", &["--feature-gates=WatchList=false"])?;
+    drop(bench.lists(&mut table, "in pages", 1.3)?);
+    bench.restart("lists are streamed again", &[])?;
+    bench.kinds(&mut table, if full { 200 } else { 20 }, idle)?;
+    println!("\n{table}");
+    Ok(())
+}
+
+/// A number from the environment.
+fn setting<T: FromStr<Err: Display>>(name: &str, otherwise: T) -> Result<T> {
+    match env::var(name).ok().filter(|text| !text.is_empty()) {
+        None => Ok(otherwise),
+        Some(text) => text.parse().map_err(|error| anyhow::anyhow!("{name}={text}: {error}")),
+    }
+}
+
+fn tell(what: impl Display) {
+    println!("-- {what}");
+}
+
+#[expect(clippy::cast_precision_loss, reason = "nobody needs that many digits")]
+fn float(number: usize) -> f64 {
+    number as f64
+}
+
+/// A control plane with objects, and a client.
+struct Bench {
+    runtime: Runtime,
+    plane: ControlPlane,
+    client: Client,
+    count: usize,
+}
+
+impl Bench {
+    fn start(count: usize) -> Result<Self> {
+        tell("starting a control plane");
+        let plane = ControlPlane::start()?;
+        let runtime = Runtime::new()?;
+        let client = runtime.block_on(objects::client(plane.kubeconfig()))?;
+        Ok(Self { runtime, plane, client, count })
+    }
+
+    fn restart(&mut self, why: &str, flags: &[&str]) -> Result<()> {
+        tell(format_args!("restarting the API server: {why}"));
+        Ok(self.plane.restart_api_server(flags)?)
+    }
+
+    fn create(&self) -> Result<()> {
+        let told = |done: usize, seconds: f64| {
+            tell(format_args!("{done} of {} Deployments after {seconds:.0} s", self.count));
+        };
+        self.runtime.block_on(async {
+            objects::create_namespaces(&self.client).await?;
+            objects::create(&self.client, self.count, told).await
+        })
+    }
+
+    fn watch(&self, manifests: &Manifests) -> Result<Watching> {
+        Watching::start(manifests.path(), self.plane.kubeconfig())
+    }
+
+    /// What the program needs for itself. Returns its bytes.
+    fn idle(&self, table: &mut Table) -> Result<usize> {
+        tell("watching nothing");
+        let manifests = Manifests::deployments(&["nowhere"])?;
+        let mut watching = self.watch(&manifests)?;
+        watching.synced(0)?;
+        sleep(SETTLE);
+        let idle = watching.memory()?.now;
+        table.check("memory of an idle process, MB", float(idle) / 1e6, 25.0);
+        Ok(idle)
+    }
+
+    /// Reads everything as a client that looks at nothing and as the program, in turns. Returns the last
+    /// of the programs, still watching.
+    fn lists(&self, table: &mut Table, how: &str, target: f64) -> Result<Watching> {
+        let manifests = Manifests::deployments(&[])?;
+        let (mut raw, mut took) = (f64::INFINITY, f64::INFINITY);
+        let mut last = None;
+        for turn in 1..=TURNS {
+            // Only one at a time.
+            drop(last.take());
+            let listing = self.runtime.block_on(yardstick::list(&self.client))?;
+            let Listing { pages, bytes, seconds } = listing;
+            anyhow::ensure!(bytes > self.count * 1000, "the list has only {bytes} bytes");
+            tell(format_args!("turn {turn}: raw list, {pages} pages, after {seconds:.1} s"));
+            let mut watching = self.watch(&manifests)?;
+            let synced = watching.synced(self.count)?.as_secs_f64();
+            tell(format_args!("turn {turn}: {} rows, {how}, after {synced:.1} s", self.count));
+            (raw, took) = (raw.min(seconds), took.min(synced));
+            last = Some((bytes, watching));
+        }
+        let (bytes, watching) = last.context("there was no turn")?;
+        table.tell(&format!("{} Deployments, bytes each", self.count), float(bytes / self.count));
+        table.tell(&format!("yardstick: raw list in pages of 500, fastest of {TURNS}, s"), raw);
+        table.tell(&format!("kollect watch, {how}, fastest of {TURNS}, s"), took);
+        table.check(&format!("kollect watch, {how} / yardstick"), took / raw, target);
+        Ok(watching)
+    }
+
+    fn memory(&self, table: &mut Table, watching: &Watching, idle: usize) -> Result<()> {
+        sleep(SETTLE);
+        let memory = watching.memory()?;
+        table.tell("memory with all rows, MB", float(memory.now) / 1e6);
+        let rows = memory.now.saturating_sub(idle);
+        table.check("memory per row above idle, KB", float(rows) / float(self.count) / 1e3, 1.2);
+        table.check("peak memory / memory", float(memory.peak) / float(memory.now), 1.3);
+        Ok(())
+    }
+
+    fn churn(&self, table: &mut Table, mut watching: Watching, time: Duration) -> Result<()> {
+        tell(format_args!("changing objects for {} s", time.as_secs()));
+        let (cpu, before) = (watching.cpu()?, watching.memory()?.now);
+        let churned = self.runtime.block_on(churn::churn(&self.client, self.count, time))?;
+        let printed = watching.printed(churn::MARKER)?;
+        let cpu = watching.cpu()?.saturating_sub(cpu);
+        sleep(SETTLE);
+        let after = watching.memory()?.now;
+        table.tell("churn: changes per second", float(churned.changes) / time.as_secs_f64());
+        table.tell("churn: CPU µs per change", cpu.as_secs_f64() * 1e6 / float(churned.changes));
+        let lag = printed.at.saturating_duration_since(churned.ended);
+        table.tell("churn: lines printed / changes", float(printed.lines) / float(churned.changes));
+        table.tell("churn: lag of the last change, s", lag.as_secs_f64());
+        table.tell("churn: memory before, MB", float(before) / 1e6);
+        table.tell("churn: memory after, MB", float(after) / 1e6);
+        Ok(())
+    }
+
+    /// Many kinds with one object each.
+    fn kinds(&self, table: &mut Table, kinds: usize, idle: usize) -> Result<()> {
+        tell(format_args!("creating {kinds} kinds"));
+        self.runtime.block_on(kinds::create(&self.client, kinds))?;
+        let manifests = Manifests::kinds(kinds)?;
+        tell(format_args!("watching {kinds} kinds through a proxy that counts"));
+        let proxy = Proxy::start(&self.plane)?;
+        let mut watching = Watching::start(manifests.path(), &proxy.kubeconfig(self.plane.kubeconfig())?)?;
+        watching.synced(kinds)?;
+        let requests = proxy.requests();
+        let watches = requests.iter().filter(|line| kinds::is_watch(line)).count();
+        anyhow::ensure!(watches >= kinds, "only {watches} watches of {kinds} kinds");
+        table.check(&format!("{kinds} kinds: watches per kind"), float(watches) / float(kinds), 1.0);
+        drop((watching, proxy));
+        tell(format_args!("watching {kinds} kinds"));
+        let mut watching = self.watch(&manifests)?;
+        let took = watching.synced(kinds)?;
+        sleep(SETTLE);
+        let memory = watching.memory()?.now.saturating_sub(idle);
+        table.tell(&format!("{kinds} kinds: until every row is there, s"), took.as_secs_f64());
+        let per_watch = float(memory) / float(kinds) / 1e3;
+        table.tell(&format!("{kinds} kinds: memory per idle watch, KB"), per_watch);
+        Ok(())
+    }
+}

@@ -1,0 +1,131 @@
+//! `kollect watch` as a process of its own, and what the kernel knows about it.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::mpsc::{Receiver, Sender, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow};
+
+/// Many times what anything here takes.
+const LIMIT: Duration = Duration::from_mins(10);
+/// The unit in which the kernel tells CPU time: hundredths of a second on every Linux.
+const TICK: Duration = Duration::from_millis(10);
+
+/// A running `kollect watch`; dropping it ends it.
+pub(crate) struct Watching {
+    child: Child,
+    began: Instant,
+    told: Receiver<(Instant, String)>,
+    printed: Receiver<(Instant, String)>,
+}
+
+/// Resident memory in bytes.
+pub(crate) struct Memory {
+    pub(crate) now: usize,
+    pub(crate) peak: usize,
+}
+
+/// A line that was waited for.
+pub(crate) struct Printed {
+    pub(crate) at: Instant,
+    /// How many lines there were, up to this one.
+    pub(crate) lines: usize,
+}
+
+impl Watching {
+    /// Starts the program with manifests.
+    pub(crate) fn start(manifests: &Path, kubeconfig: &Path) -> Result<Self> {
+        let began = Instant::now();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_kollect"))
+            .args(["watch".as_ref(), "-f".as_ref(), manifests, "--kubeconfig".as_ref(), kubeconfig])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("start kollect")?;
+        let told = read(child.stderr.take().context("no standard error")?);
+        let printed = read(child.stdout.take().context("no standard output")?);
+        Ok(Self { child, began, told, printed })
+    }
+
+    /// Waits until the program knows everything, which must be so many rows. Returns how long it took.
+    pub(crate) fn synced(&mut self, rows: usize) -> Result<Duration> {
+        let (at, line) = wait(&self.told, |line| line.starts_with("watching "))?;
+        let expected = format!("watching {rows} row");
+        anyhow::ensure!(line.starts_with(&expected), "expected {rows} rows, but: {line}");
+        Ok(at.duration_since(self.began))
+    }
+
+    /// Waits until it has printed a line with the text.
+    pub(crate) fn printed(&mut self, text: &str) -> Result<Printed> {
+        let mut lines = 0;
+        let (at, _) = wait(&self.printed, |line| {
+            lines += 1;
+            line.contains(text)
+        })?;
+        Ok(Printed { at, lines })
+    }
+
+    pub(crate) fn memory(&self) -> Result<Memory> {
+        let status = self.proc("status")?;
+        let kilobytes = |name: &str| {
+            let value = status.lines().find_map(|line| line.strip_prefix(name))?;
+            value.trim().strip_suffix(" kB")?.parse::<usize>().ok()
+        };
+        let bytes = |name| kilobytes(name).map(|value| value * 1024).with_context(|| format!("no {name}"));
+        Ok(Memory { now: bytes("VmRSS:")?, peak: bytes("VmHWM:")? })
+    }
+
+    /// CPU time until now.
+    pub(crate) fn cpu(&self) -> Result<Duration> {
+        let stat = self.proc("stat")?;
+        // The name of the program may contain anything; after it come numbers.
+        let (_, numbers) = stat.rsplit_once(')').context("no end of the name")?;
+        let ticks = numbers.split_whitespace().skip(11).take(2).map(str::parse::<u32>);
+        Ok(TICK * ticks.sum::<Result<u32, _>>()?)
+    }
+
+    fn proc(&self, name: &str) -> Result<String> {
+        let path = format!("/proc/{}/{name}", self.child.id());
+        fs::read_to_string(&path).with_context(|| format!("read {path}; kollect has ended?"))
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        drop(self.child.kill().and_then(|()| self.child.wait()));
+    }
+}
+
+/// Lines with the time at which they came, read by a thread so that the program never waits.
+fn read(from: impl Read + Send + 'static) -> Receiver<(Instant, String)> {
+    let (sender, receiver) = channel();
+    let pass_on = |sender: Sender<_>| {
+        let mut lines = BufReader::new(from).lines().map_while(Result::ok);
+        drop(lines.try_for_each(|line| sender.send((Instant::now(), line))));
+    };
+    thread::spawn(|| pass_on(sender));
+    receiver
+}
+
+fn wait(
+    lines: &Receiver<(Instant, String)>,
+    mut satisfies: impl FnMut(&str) -> bool,
+) -> Result<(Instant, String)> {
+    let (until, mut last) = (Instant::now() + LIMIT, String::new());
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let (at, line) = lines.recv_timeout(left).map_err(|error| anyhow!("{error}; last: {last}"))?;
+        if satisfies(&line) {
+            return Ok((at, line));
+        }
+        last = line;
+    }
+}
