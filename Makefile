@@ -30,7 +30,7 @@ bench: tools ## Measure; prints ratios
 
 .PHONY: bench-scale
 bench-scale: servers ## 100,000 objects on a real control plane: time, memory, churn (N=10000 for the quick form)
-	N=$(N) cargo bench -p kollect --bench scale
+	N=$(or $(N),100000) cargo bench -p kollect --bench scale
 
 .PHONY: soak
 soak: servers ## The real-server tests again and again: N=20 by default

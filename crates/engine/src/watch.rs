@@ -7,7 +7,10 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use kollect_model::crd::shapes::Gvk;
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, IgnoredAny, MapAccess, Visitor},
+};
 use serde_json::value::RawValue;
 use tokio::sync::watch;
 
@@ -137,16 +140,51 @@ pub struct Object {
 impl Object {
     /// Reads the metadata of an object. Objects without a UID get a stable one from their place.
     pub fn parse(raw: Box<RawValue>, gvk: &Gvk) -> Result<Self, serde_json::Error> {
-        #[derive(Deserialize)]
-        struct Envelope {
-            metadata: Metadata,
-        }
-        let Envelope { mut metadata } = serde_json::from_str(raw.get())?;
+        let mut metadata = metadata_of(raw.get())?;
         if metadata.uid.is_empty() {
             let group = &gvk.group;
             metadata.uid = format!("{group}/{}/{}/{}", gvk.kind, metadata.namespace, metadata.name).into();
         }
         Ok(Self { metadata, raw })
+    }
+}
+
+/// Reads `metadata` and stops there: what follows is most of the object, and is read once, later.
+fn metadata_of(raw: &str) -> Result<Metadata, serde_json::Error> {
+    #[derive(Deserialize)]
+    #[serde(field_identifier, rename_all = "lowercase")]
+    enum Key {
+        Metadata,
+        #[serde(other)]
+        Other,
+    }
+    struct Seek<'m>(&'m mut Option<Metadata>);
+    impl<'de> Visitor<'de> for Seek<'_> {
+        type Value = ();
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a Kubernetes object")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+            while let Some(key) = map.next_key()? {
+                match key {
+                    Key::Metadata => {
+                        *self.0 = Some(map.next_value()?);
+                        // Only an error ends a map before its end.
+                        return Err(A::Error::custom("found"));
+                    }
+                    Key::Other => map.next_value::<IgnoredAny>().map(drop)?,
+                }
+            }
+            Err(A::Error::missing_field("metadata"))
+        }
+    }
+    let mut found = None;
+    let end = serde_json::Deserializer::from_str(raw).deserialize_map(Seek(&mut found));
+    match (found, end) {
+        (Some(metadata), _) => Ok(metadata),
+        (None, end) => Err(end.err().unwrap_or_else(|| serde_json::Error::missing_field("metadata"))),
     }
 }
 
@@ -172,13 +210,13 @@ pub struct Metadata {
 }
 
 /// Versions of one kind are ordered numbers. A source whose versions are not has none.
-fn version<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+fn version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     Ok(Option::<&str>::deserialize(deserializer)?.and_then(|text| text.parse().ok()).unwrap_or(0))
 }
 
 fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
-    D: serde::Deserializer<'de>,
+    D: Deserializer<'de>,
     T: Default + Deserialize<'de>,
 {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())

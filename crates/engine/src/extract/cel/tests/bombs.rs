@@ -12,7 +12,7 @@ use super::{
 use crate::json::Projection;
 
 /// Without optimisation, on a busy machine.
-const SOON: Duration = Duration::from_millis(200);
+const SOON: Duration = Duration::from_secs(5);
 
 const WRITTEN: &[(&str, EvalError)] = &[
     (
