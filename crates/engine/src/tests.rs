@@ -354,3 +354,15 @@ async fn objects_without_a_uid_have_a_stable_key() {
     world.pods([anonymous.clone()]).run().await;
     assert!(world.pods([anonymous]).run().await.delta.is_empty());
 }
+
+#[tokio::test]
+async fn whoever_wrote_for_a_target_that_was_removed_does_not_write_for_its_successor() {
+    let (writer, reader) = store();
+    let old = writer.rows(&target_id(), &gvk("Pod"));
+    writer.remove_target(&target_id());
+    let new = writer.rows(&target_id(), &gvk("Pod"));
+    old.set_sight(Sight::Everything);
+    assert!(reader.snapshot(&[target_id()], Sight::Everything).is_none(), "the new one has seen nothing");
+    new.set_sight(Sight::Everything);
+    assert!(reader.snapshot(&[target_id()], Sight::Everything).is_some());
+}
