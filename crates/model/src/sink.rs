@@ -95,7 +95,8 @@ impl SinkError {
             SinkReason::Missing
             | SinkReason::Incompatible
             | SinkReason::OwnedByOther
-            | SinkReason::Fenced => ErrorClass::Terminal,
+            | SinkReason::Fenced
+            | SinkReason::Refused => ErrorClass::Terminal,
             SinkReason::Forbidden => ErrorClass::Forbidden,
         }
     }
@@ -120,6 +121,8 @@ pub enum SinkReason {
     Fenced,
     /// The destination refuses access.
     Forbidden,
+    /// The destination cannot hold a row as it is.
+    Refused,
 }
 
 /// Whether a failure may pass by itself.

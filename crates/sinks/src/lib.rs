@@ -1,7 +1,8 @@
 //! Destinations for rows.
 //!
 //! [`plan`] and [`open`] are the only places that know which sink types exist. A type whose code is
-//! not part of the build is refused by name, never skipped.
+//! not part of the build is refused by name, never skipped. Between the two, [`Plan::with_secrets`]
+//! adds what is in Secrets.
 
 use kollect_model::{
     SpecError,
@@ -10,11 +11,16 @@ use kollect_model::{
 };
 use serde_json::{Value, json};
 
-#[cfg(not(feature = "sqlite"))]
+#[cfg(not(any(feature = "postgres", feature = "sqlite")))]
 compile_error!("select at least one sink, such as --features sqlite");
 
+#[cfg(feature = "postgres")]
+pub mod postgres;
+mod secrets;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+
+pub use secrets::Secrets;
 
 /// What is needed to open a sink: a spec without open questions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +28,22 @@ pub enum Plan {
     /// An SQLite file.
     #[cfg(feature = "sqlite")]
     Sqlite(sqlite::Config),
+    /// A PostgreSQL table.
+    #[cfg(feature = "postgres")]
+    Postgres(postgres::Config),
+}
+
+impl Plan {
+    /// The plan with what it needs from the Secrets that the spec names.
+    #[cfg_attr(not(feature = "postgres"), expect(unused_variables, reason = "SQLite has no secrets"))]
+    pub fn with_secrets(self, secrets: &Secrets) -> Result<Self, Vec<SpecError>> {
+        match self {
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite(config) => Ok(Self::Sqlite(config)),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(config) => config.with_secrets(secrets).map(Self::Postgres),
+        }
+    }
 }
 
 /// Turns a spec into a plan, or says what is wrong with it. Touches nothing outside.
@@ -40,9 +62,11 @@ pub fn plan(spec: &SinkSpec) -> Result<Plan, Vec<SpecError>> {
             DatabaseSinkType::Sqlite => sqlite::Config::plan(spec).map(Plan::Sqlite),
             #[cfg(not(feature = "sqlite"))]
             DatabaseSinkType::Sqlite => Err(not_available(json!(spec.type_))),
-            DatabaseSinkType::Postgres | DatabaseSinkType::Bigquery | DatabaseSinkType::Mongodb => {
-                Err(not_available(json!(spec.type_)))
-            }
+            #[cfg(feature = "postgres")]
+            DatabaseSinkType::Postgres => postgres::Config::plan(spec).map(Plan::Postgres),
+            #[cfg(not(feature = "postgres"))]
+            DatabaseSinkType::Postgres => Err(not_available(json!(spec.type_))),
+            DatabaseSinkType::Bigquery | DatabaseSinkType::Mongodb => Err(not_available(json!(spec.type_))),
         },
         SinkSpec::Event(spec) => match spec.type_ {
             EventSinkType::Nats | EventSinkType::Kafka => Err(not_available(json!(spec.type_))),
@@ -50,15 +74,30 @@ pub fn plan(spec: &SinkSpec) -> Result<Plan, Vec<SpecError>> {
     }
 }
 
-/// The plan of a destination on a command line, such as `sqlite:inventory.db`.
+/// The plan of a destination on a command line, such as `sqlite:inventory.db` or `postgres://me@db/shop`.
+/// A problem is said without the text, which may hold a password: print [`destination_name`] beside it.
 pub fn plan_destination(text: &str) -> Result<Plan, String> {
     match text.split_once(':') {
         #[cfg(feature = "sqlite")]
         Some(("sqlite", file)) => sqlite::Config::file(file).map(Plan::Sqlite),
+        #[cfg(feature = "postgres")]
+        Some(("postgres" | "postgresql", _)) => postgres::Config::destination(text).map(Plan::Postgres),
         Some((scheme, rest)) if !rest.is_empty() => {
-            Err(format!("{scheme} is not available in this build; write sqlite:FILE"))
+            Err(format!("{scheme} is not available in this build; write {DESTINATIONS}"))
         }
-        _ => Err("is not a destination; write sqlite:FILE".into()),
+        _ => Err(format!("is not a destination; write {DESTINATIONS}")),
+    }
+}
+
+/// A destination of a command line, to print: URLs without user, password and options.
+pub fn destination_name(text: &str) -> String {
+    let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
+    let address = rest.split_once('?').map_or(rest, |(address, _)| address);
+    match address.rsplit_once('@') {
+        Some((_, place)) => format!("{scheme}://{place}"),
+        // A question mark inside a password: nothing before it is safe to print.
+        None if rest.contains('@') => format!("{scheme}://…"),
+        None => format!("{scheme}://{address}"),
     }
 }
 
@@ -67,6 +106,8 @@ pub async fn open(plan: &Plan) -> Result<Box<dyn Sink>, SinkError> {
     match plan {
         #[cfg(feature = "sqlite")]
         Plan::Sqlite(config) => Ok(Box::new(sqlite::SqliteSink::open(config.clone()).await?)),
+        #[cfg(feature = "postgres")]
+        Plan::Postgres(config) => Ok(Box::new(postgres::PostgresSink::open(config.clone()).await?)),
     }
 }
 
@@ -78,4 +119,36 @@ fn not_available(type_: Value) -> Vec<SpecError> {
     )]
 }
 
-const AVAILABLE: &str = "sqlite";
+const AVAILABLE: &str = if cfg!(all(feature = "postgres", feature = "sqlite")) {
+    "postgres, sqlite"
+} else if cfg!(feature = "postgres") {
+    "postgres"
+} else {
+    "sqlite"
+};
+
+const DESTINATIONS: &str = if cfg!(all(feature = "postgres", feature = "sqlite")) {
+    "sqlite:FILE or postgres://USER@HOST/DATABASE"
+} else if cfg!(feature = "postgres") {
+    "postgres://USER@HOST/DATABASE"
+} else {
+    "sqlite:FILE"
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_destinations_hold_no_password() {
+        for (text, name) in [
+            ("sqlite:a@b.db", "sqlite:a@b.db"),
+            ("postgres://h/db", "postgres://h/db"),
+            ("postgres://u:hunter2@h:5432/db?table=x", "postgres://h:5432/db"),
+            ("postgres://u@h/db?password=hun@ter2", "postgres://h/db"),
+            ("postgres://u:hun?ter2@h/db", "postgres://…"),
+        ] {
+            assert_eq!(destination_name(text), name);
+        }
+    }
+}

@@ -80,7 +80,8 @@ ON CONFLICT DO UPDATE SET
     api_version = excluded.api_version, kind = excluded.kind, namespace = excluded.namespace,
     name = excluded.name, resource_namespace = excluded.resource_namespace,
     payload = excluded.payload, row_digest = excluded.row_digest,
-    changed_at = excluded.changed_at, exported_at = excluded.exported_at";
+    changed_at = excluded.changed_at, exported_at = excluded.exported_at
+WHERE inventory.row_digest IS NOT excluded.row_digest";
 
 const DELETE: &str = "
 DELETE FROM inventory WHERE cluster = ?1 AND inventory_namespace = ?2 AND inventory_name = ?3

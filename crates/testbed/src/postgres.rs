@@ -1,11 +1,11 @@
 //! A Postgres server from the programs that the machine has installed.
 //!
 //! Called by the tests of the database sink, the demo and benches. Listens on loopback TCP only,
-//! trusts everybody, and never waits for the disk. Postgres refuses to run as root, so root runs it
+//! trusts everybody but members of the role `with_password`, and never waits for the disk. Postgres refuses to run as root, so root runs it
 //! as the user `postgres`, who then owns the scratch directory.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -16,6 +16,8 @@ use crate::{Error, Scratch, Server, Stop};
 
 /// Where Debian and Ubuntu keep each major version, outside of `PATH`.
 const DEBIAN: &str = "/usr/lib/postgresql";
+/// First line that matches wins. The role need not exist.
+const ACCESS: &str = "host all +with_password all scram-sha-256\nhost all all all trust\n";
 const START_LIMIT: Duration = Duration::from_mins(1);
 
 /// A running server; dropping it stops it.
@@ -23,14 +25,41 @@ const START_LIMIT: Duration = Duration::from_mins(1);
 pub struct Postgres {
     programs: PathBuf,
     port: u16,
-    _server: Server,
+    scratch: Scratch,
+    unprivileged: fn(&Path) -> Command,
+    /// PEM; what the server shows, with TLS only.
+    certificate: Option<String>,
+    /// `None` while it is down.
+    server: Option<Server>,
 }
 
 impl Postgres {
     /// Starts a server of its own for one test, and returns when it answers.
     pub fn start() -> Result<Self, Error> {
         let programs = programs(Path::new(DEBIAN), "pg_config").ok_or(Error::PostgresMissing)?;
-        on_free_port(|port| Self::start_on(port, &programs))
+        on_free_port(|port| Self::start_on(port, &programs, None))
+    }
+
+    /// Like [`Self::start`], with a certificate that it has signed itself for `host`.
+    pub fn start_with_tls(host: &str) -> Result<Self, Error> {
+        let programs = programs(Path::new(DEBIAN), "pg_config").ok_or(Error::PostgresMissing)?;
+        on_free_port(|port| Self::start_on(port, &programs, Some(host)))
+    }
+
+    /// Ends the server in the middle of whatever it does: clients lose their connections.
+    pub fn crash(&mut self) {
+        self.server = None;
+    }
+
+    /// Starts the server again after [`Self::crash`], with its data and on its port.
+    pub fn resume(&mut self) -> Result<(), Error> {
+        self.server = Some(self.run()?);
+        Ok(())
+    }
+
+    /// The certificate that the server shows, PEM; `None` without TLS.
+    pub fn certificate(&self) -> Option<&str> {
+        self.certificate.as_deref()
     }
 
     /// The server that all tests of this process share; started by the first caller.
@@ -62,39 +91,62 @@ impl Postgres {
         psql(&self.programs, &self.dsn(), sql)
     }
 
-    fn start_on(port: u16, programs: &Path) -> Result<Self, Error> {
+    fn start_on(port: u16, programs: &Path, tls_host: Option<&str>) -> Result<Self, Error> {
         let scratch = Scratch::new()?;
-        let wrap = unprivileged(&scratch)?;
-        let data = scratch.path().join("data");
-        let mut initdb = wrap(&programs.join("initdb"));
+        let certificate = tls_host.map(|host| write_certificate(&scratch, host)).transpose()?;
+        scratch.write("access", ACCESS)?;
+        let unprivileged = unprivileged(&scratch)?;
+        let mut initdb = unprivileged(&programs.join("initdb"));
         initdb
             .args(["--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C"])
             .args(["--no-sync", "-D"])
-            .arg(&data);
+            .arg(scratch.path().join("data"));
         Server::start(&scratch, "initdb", Stop::Kill, &initdb)?.finish()?;
+        let programs = programs.to_owned();
+        let mut postgres = Self { programs, port, scratch, unprivileged, certificate, server: None };
+        postgres.resume()?;
+        Ok(postgres)
+    }
 
-        let mut command = wrap(&programs.join("postgres"));
-        command.arg("-D").arg(&data);
-        let port_setting = format!("port={port}");
-        for setting in [
-            port_setting.as_str(),
-            "listen_addresses=127.0.0.1",
-            "unix_socket_directories=",
-            "fsync=off",
-            "synchronous_commit=off",
-            "full_page_writes=off",
-        ] {
+    fn run(&self) -> Result<Server, Error> {
+        let file = |name: &str| self.scratch.path().join(name);
+        let mut command = (self.unprivileged)(&self.programs.join("postgres"));
+        command.arg("-D").arg(file("data"));
+        let mut settings = vec![
+            format!("port={}", self.port),
+            format!("hba_file={}", file("access").display()),
+            "listen_addresses=127.0.0.1".into(),
+            "unix_socket_directories=".into(),
+            "fsync=off".into(),
+            "full_page_writes=off".into(),
+        ];
+        if self.certificate.is_some() {
+            settings.push("ssl=on".into());
+            settings.push(format!("ssl_cert_file={}", file("server.crt").display()));
+            settings.push(format!("ssl_key_file={}", file("server.key").display()));
+        }
+        for setting in &settings {
             command.args(["-c", setting]);
         }
-        let mut server = Server::start(&scratch, "postgres", Stop::Quit, &command)?;
-        let dsn = format!("postgres://postgres@127.0.0.1:{port}/postgres");
+        let mut server = Server::start(&self.scratch, "postgres", Stop::Quit, &command)?;
         // Asks who answers: it may be the server of another process that was faster to this port.
         server.wait_until(START_LIMIT, || {
-            psql(programs, &dsn, "show data_directory")
-                .is_ok_and(|answer| Path::new(answer.trim_end()) == data)
+            self.psql("show data_directory").is_ok_and(|answer| Path::new(answer.trim_end()) == file("data"))
         })?;
-        Ok(Self { programs: programs.to_owned(), port, _server: server })
+        Ok(server)
     }
+}
+
+/// A key and a certificate for `host`, signed with that key. Answers the certificate.
+fn write_certificate(scratch: &Scratch, host: &str) -> Result<String, Error> {
+    let pair = rcgen::generate_simple_self_signed([host.to_owned()])?;
+    let key = scratch.write("server.key", pair.signing_key.serialize_pem())?;
+    // Postgres refuses keys that others can read.
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600))
+        .map_err(Error::io(format!("restrict {}", key.display())))?;
+    let certificate = pair.cert.pem();
+    scratch.write("server.crt", &certificate)?;
+    Ok(certificate)
 }
 
 fn psql(programs: &Path, dsn: &str, sql: &str) -> Result<String, Error> {
@@ -117,7 +169,7 @@ fn psql(programs: &Path, dsn: &str, sql: &str) -> Result<String, Error> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// How to run a program as somebody who is not root. Gives `scratch` to that user.
+/// How to run a program as somebody who is not root. Gives `scratch` and its files to that user.
 fn unprivileged(scratch: &Scratch) -> Result<fn(&Path) -> Command, Error> {
     let path = scratch.path();
     let owner = fs::metadata(path).map_err(Error::io(format!("ask who owns {}", path.display())))?.uid();
@@ -125,10 +177,11 @@ fn unprivileged(scratch: &Scratch) -> Result<fn(&Path) -> Command, Error> {
     if owner != 0 {
         return Ok(|program| Command::new(program));
     }
-    let output = Command::new("chown").arg("postgres:").arg(path).output().map_err(Error::io("run chown"))?;
+    let output =
+        Command::new("chown").args(["-R", "postgres:"]).arg(path).output().map_err(Error::io("run chown"))?;
     if !output.status.success() {
         return Err(Error::Command {
-            command: format!("chown postgres: {}", path.display()),
+            command: format!("chown -R postgres: {}", path.display()),
             stderr: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
         });
     }
@@ -180,7 +233,7 @@ mod tests {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let programs = programs(Path::new(DEBIAN), "pg_config").unwrap();
-        let error = Postgres::start_on(port, &programs).unwrap_err();
+        let error = Postgres::start_on(port, &programs, None).unwrap_err();
         assert!(error.is_port_taken(), "{error}");
     }
 

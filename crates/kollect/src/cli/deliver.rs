@@ -7,7 +7,7 @@ use kollect_engine::{
     store::StoreReader,
 };
 use kollect_model::batch::InventoryId;
-use kollect_sinks::{Plan, plan_destination};
+use kollect_sinks::{Plan, destination_name, plan_destination};
 use tokio::{sync::watch, task::JoinSet};
 
 use super::{input::told_once, manifests::Inventory};
@@ -15,8 +15,8 @@ use super::{input::told_once, manifests::Inventory};
 /// A sink on the command line.
 #[derive(clap::Args)]
 pub(crate) struct Out {
-    /// Write to this sink instead of those of the manifests, such as sqlite:inventory.db.
-    #[arg(long, value_name = "sqlite:FILE", conflicts_with = "output")]
+    /// Write to this sink instead of those of the manifests: sqlite:FILE or postgres://USER@HOST/DATABASE.
+    #[arg(long, value_name = "DESTINATION", conflicts_with = "output")]
     out: Option<String>,
     /// Name of the cluster in --out, so that several clusters can share it.
     #[arg(long, default_value = "", requires = "out", value_name = "NAME", hide_default_value = true)]
@@ -45,8 +45,8 @@ impl Out {
         only_print: bool,
     ) -> Result<Vec<Bound>, Vec<String>> {
         let plan = |text: &String| match plan_destination(text) {
-            Ok(plan) => Ok((text.clone(), plan)),
-            Err(problem) => Err(vec![format!("--out {text}: {problem}")]),
+            Ok(plan) => Ok((destination_name(text), plan)),
+            Err(problem) => Err(vec![format!("--out {}: {problem}", destination_name(text))]),
         };
         let out = self.out.as_ref().map(plan).transpose()?;
         let mut problems = Vec::new();

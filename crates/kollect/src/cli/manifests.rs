@@ -4,6 +4,7 @@
 //! and scopes in [`resolve`].
 
 mod resolve;
+mod secrets;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,6 +31,7 @@ use kollect_model::{
     schema,
     sink::SinkSpec,
 };
+use kollect_sinks::Secrets;
 use kube::ResourceExt;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -95,6 +97,8 @@ pub(crate) struct BoundSink {
     pub(crate) spec: SinkSpec,
     /// When it is written.
     pub(crate) cadence: Cadence,
+    /// What its Secrets hold, or which of them are missing.
+    secrets: Result<Secrets, Vec<SpecError>>,
     /// Where the sink's manifest stands, for messages.
     place: String,
 }
@@ -103,9 +107,9 @@ pub(crate) struct BoundSink {
 const DOCUMENTS: Duration = Duration::from_secs(10);
 
 impl BoundSink {
-    fn new(name: String, spec: SinkSpec, place: String) -> Self {
+    fn new(name: String, spec: SinkSpec, secrets: Result<Secrets, Vec<SpecError>>, place: String) -> Self {
         let cadence = Cadence::of([Intervals::default(); 3], None, Duration::ZERO);
-        Self { name, spec, cadence, place }
+        Self { name, spec, cadence, secrets, place }
     }
 
     fn set_cadence(
@@ -126,8 +130,10 @@ impl BoundSink {
 
     /// The plan of the sink, or a line for each problem.
     pub(crate) fn plan(&self) -> Result<kollect_sinks::Plan, Vec<String>> {
+        let plan = kollect_sinks::plan(&self.spec)
+            .and_then(|plan| plan.with_secrets(self.secrets.as_ref().map_err(Clone::clone)?));
         let line = |error: SpecError| format!("{}: {error}", self.place);
-        kollect_sinks::plan(&self.spec).map_err(|errors| errors.into_iter().map(line).collect())
+        plan.map_err(|errors| errors.into_iter().map(line).collect())
     }
 }
 
@@ -178,6 +184,7 @@ struct Manifests {
     scopes: Objects<KollectScope>,
     cluster_scopes: Objects<KollectClusterScope>,
     connection_tests: Objects<KollectConnectionTest>,
+    secrets: Objects<secrets::Contents>,
     /// Kind and name of manifests that exist and are wrong: references to them are not dangling.
     refused: BTreeSet<(String, Name)>,
     notes: Vec<String>,
@@ -208,6 +215,9 @@ impl Manifests {
             let problem = "apiVersion and kind are needed: this is not a Kubernetes manifest";
             return self.problems.push(format!("{place}: {problem}"));
         }
+        if (&*api_version, &*kind) == ("v1", "Secret") {
+            return self.add_secret(place, &who, &value);
+        }
         if api_version.split('/').next() != Some(GROUP) {
             return self
                 .notes
@@ -234,6 +244,18 @@ impl Manifests {
             return self.problems.extend(errors.iter().map(|error| format!("{who}: {error}")));
         }
         self.keep(place, &kind, &who, value);
+    }
+
+    fn add_secret(&mut self, place: Place, who: &str, value: &Value) {
+        let text = |field: &str| value["metadata"][field].as_str();
+        let name = (text("namespace").unwrap_or("default").into(), text("name").unwrap_or_default().into());
+        match secrets::contents(value) {
+            Ok(object) => drop(self.secrets.insert(name, Loaded { place, object })),
+            Err(errors) => {
+                self.refused.insert(("Secret".into(), name));
+                self.problems.extend(errors.iter().map(|error| format!("{who}: {error}")));
+            }
+        }
     }
 
     fn keep(&mut self, place: Place, kind: &str, who: &str, value: Value) {

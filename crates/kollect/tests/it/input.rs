@@ -142,10 +142,14 @@ fn a_sink_without_code_is_refused_unless_the_run_only_prints() {
     );
     let finished = kollect(&args);
     assert_eq!(finished.code, 2, "{}", finished.stderr);
-    for name in ["git", "postgres", "nats"] {
-        let expected = format!("spec.type = \"{name}\": is not available in this build; available: sqlite");
+    for name in ["git", "nats"] {
+        let expected =
+            format!("spec.type = \"{name}\": is not available in this build; available: postgres, sqlite");
         assert!(finished.stderr.contains(&expected), "{}", finished.stderr);
     }
+    let missing =
+        "no Secret portal-database in namespace team-a among the manifests: add it or correct the name";
+    assert!(finished.stderr.contains(missing), "{}", finished.stderr);
     args.push("-ojson".into());
     let finished = kollect(&args);
     assert!(
@@ -160,7 +164,8 @@ fn a_sink_without_code_is_refused_unless_the_run_only_prints() {
 fn destinations_that_do_not_exist_are_refused() {
     let files = Files::new(&[("a.yaml", &format!("{PROFILE}---{TARGET}"))]);
     for (out, expected) in [
-        ("postgres://x", "--out postgres://x: postgres is not available in this build; write sqlite:FILE"),
+        ("kafka:x", "--out kafka:x: kafka is not available in this build; write sqlite:FILE or postgres://"),
+        ("postgres://me:hunter2@db/x", "--out postgres://db/x: "),
         ("sqlite:", "--out sqlite:: is not a file"),
         ("sqlite::memory:", "--out sqlite::memory:: is not a file"),
         ("x.db", "is not a destination; write sqlite:FILE"),
@@ -176,6 +181,7 @@ fn destinations_that_do_not_exist_are_refused() {
         ]);
         assert_eq!(finished.code, 2);
         assert!(finished.stderr.contains(expected), "{}", finished.stderr);
+        assert!(!finished.stderr.contains("hunter2"), "{}", finished.stderr);
     }
 }
 

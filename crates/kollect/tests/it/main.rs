@@ -5,6 +5,7 @@ mod collect;
 mod crds;
 mod documentation;
 mod input;
+mod postgres;
 mod program;
 mod scale;
 mod watch;

@@ -35,6 +35,35 @@ async fn open_file(file: &Path) -> Box<dyn Sink> {
     open(&plan(&spec(file, "ensure")).unwrap()).await.unwrap()
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn it_conforms() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("x.db");
+    let sql = async |statement: &str| run_sql(&file, statement);
+    crate::conformance::conformance(async || open_file(&file).await, sql).await;
+}
+
+/// Runs a statement as another program; answers its rows as text.
+fn run_sql(file: &Path, statement: &str) -> String {
+    let connection = rusqlite::Connection::open(file).unwrap();
+    let mut statement = connection.prepare(statement).unwrap();
+    let columns = statement.column_count();
+    let mut rows = statement.query([]).unwrap();
+    let mut text = String::new();
+    while let Some(row) = rows.next().unwrap() {
+        for column in 0..columns {
+            let value: rusqlite::types::Value = row.get(column).unwrap();
+            text.push_str(&match value {
+                rusqlite::types::Value::Text(value) => value,
+                rusqlite::types::Value::Integer(value) => value.to_string(),
+                _ => String::new(),
+            });
+            text.push('\n');
+        }
+    }
+    text
+}
+
 async fn write(sink: &dyn Sink, cluster: &str, owner: Option<&str>, delta: &Delta) -> Result<(), SinkReason> {
     let inventory = inventory(cluster);
     let claim = sink.claim(&inventory, owner).await.map_err(|error| error.reason)?;
@@ -70,42 +99,6 @@ async fn rows_come_back_as_they_were_written() {
         .unwrap();
     assert_eq!(n, 1);
     assert!(first <= last);
-}
-
-#[tokio::test]
-async fn a_row_that_moves_to_another_group_is_not_lost() {
-    let dir = tempfile::tempdir().unwrap();
-    let sink = open_file(&dir.path().join("x.db")).await;
-    let old = row("u1", "{}");
-    write(&*sink, "", None, &Delta { added: vec![old.clone()], ..Delta::default() }).await.unwrap();
-    let key = RowKey { group: "extensions".into(), ..old.key.clone() };
-    let new = Arc::new(Row::new(key, "v1".into(), "cart".into(), old.attributes.clone()));
-    let delta = Delta { added: vec![new.clone()], removed: vec![old.key.clone()], ..Delta::default() };
-    write(&*sink, "", None, &delta).await.unwrap();
-    let keys: Vec<_> = sink.baseline(&inventory("")).await.unwrap().into_keys().collect();
-    assert_eq!(keys, std::slice::from_ref(&new.key));
-}
-
-#[tokio::test]
-async fn another_cluster_of_the_same_name_touches_nothing() {
-    let dir = tempfile::tempdir().unwrap();
-    let sink = open_file(&dir.path().join("x.db")).await;
-    let delta = Delta { added: vec![row("u1", "{}")], ..Delta::default() };
-    write(&*sink, "", Some("c1"), &delta).await.unwrap();
-    let other = Delta {
-        added: vec![row("u2", "{}")],
-        removed: vec![row("u1", "{}").key.clone()],
-        ..Delta::default()
-    };
-    for owner in [Some("c2"), None] {
-        assert_eq!(write(&*sink, "", owner, &other).await, Err(SinkReason::OwnedByOther));
-    }
-    assert_eq!(sink.baseline(&inventory("")).await.unwrap().len(), 1);
-    write(&*sink, "prod-2", Some("c2"), &Delta { added: vec![row("u1", "{}")], ..Delta::default() })
-        .await
-        .unwrap();
-    assert_eq!(sink.baseline(&inventory("prod-2")).await.unwrap().len(), 1);
-    assert_eq!(sink.baseline(&inventory("")).await.unwrap().len(), 1, "names keep clusters apart");
 }
 
 #[tokio::test]
@@ -146,23 +139,6 @@ async fn q5_there_is_no_limit_on_rows_or_bytes() {
     added.push(row("large", &format!(r#"{{"text":"{}"}}"#, "x".repeat(2 << 20))));
     write(&*sink, "", None, &Delta { added, ..Delta::default() }).await.unwrap();
     assert_eq!(sink.baseline(&inventory("")).await.unwrap().len(), 50_001);
-}
-
-#[tokio::test]
-async fn a_late_writer_is_fenced() {
-    let dir = tempfile::tempdir().unwrap();
-    let (early, late) =
-        (open_file(&dir.path().join("x.db")).await, open_file(&dir.path().join("x.db")).await);
-    let inventory = inventory("");
-    let old = early.claim(&inventory, Some("c1")).await.unwrap();
-    let new = late.claim(&inventory, Some("c1")).await.unwrap();
-    let delta = Delta { added: vec![row("u1", "{}")], ..Delta::default() };
-    let refused =
-        early.write(&Batch { inventory: &inventory, claim: &old, delta: &delta }).await.unwrap_err();
-    assert_eq!(refused.reason, SinkReason::Fenced);
-    assert!(early.baseline(&inventory).await.unwrap().is_empty());
-    late.write(&Batch { inventory: &inventory, claim: &new, delta: &delta }).await.unwrap();
-    assert_eq!(late.baseline(&inventory).await.unwrap().len(), 1);
 }
 
 #[tokio::test]

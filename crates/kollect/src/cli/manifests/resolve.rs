@@ -14,11 +14,13 @@ use kollect_model::{
     crd::{
         inventory::{Dedupe, MAX_SINK_REFS, SinkRef, SinkRefs},
         scope::ScopeCeiling,
-        shapes::{Gvk, LabelSelector},
+        shapes::{Gvk, LabelSelector, SecretReference},
         target::ResourceRule,
     },
     row::TargetId,
+    sink::SinkSpec,
 };
+use kollect_sinks::Secrets;
 use kube::ResourceExt;
 
 use super::{BoundSink, Family, Inventory, Loaded, Manifests, Name, Work};
@@ -221,7 +223,24 @@ impl Manifests {
             return Err((!known).then(|| dangling(field, name, &format!("{family} sink {name}"), namespace)));
         };
         let place = format!("{place}: {} {name}", family.kind());
-        Ok(BoundSink::new(format!("{family}/{name}"), object.clone(), place))
+        let secrets = self.secrets_of(object, namespace);
+        Ok(BoundSink::new(format!("{family}/{name}"), object.clone(), secrets, place))
+    }
+
+    /// What the Secrets of a sink hold, if all of them are among the manifests.
+    fn secrets_of(&self, sink: &SinkSpec, sink_namespace: &str) -> Result<Secrets, Vec<SpecError>> {
+        let (mut secrets, mut errors) = (Secrets::default(), Vec::new());
+        for (field, SecretReference { name, namespace }) in sink.secret_refs() {
+            let namespace = namespace.as_deref().unwrap_or(sink_namespace);
+            let key = (namespace.to_owned(), name.clone());
+            match self.secrets.get(&key) {
+                Some(Loaded { object, .. }) => secrets.insert(field, object.clone()),
+                // It is there, and what is wrong with it has been said.
+                None if self.refused.contains(&("Secret".to_owned(), key)) => {}
+                None => errors.push(dangling(field, name, &format!("Secret {name}"), namespace)),
+            }
+        }
+        if errors.is_empty() { Ok(secrets) } else { Err(errors) }
     }
 
     fn resolve_inventories(&mut self, known: &[Known]) -> Vec<Inventory> {

@@ -1,0 +1,204 @@
+//! Connection strings: URLs and `key=value` lists, as libpq reads them.
+//!
+//! The driver knows neither all values of sslmode nor sslrootcert, so both are taken out here. What
+//! is wrong with a string is said without a piece of it: any piece may be part of the password.
+
+use std::path::PathBuf;
+
+use percent_encoding::percent_decode_str;
+
+/// Options of libpq and of Go's driver that change nothing here: pools and caches that we do not have.
+const IGNORED: &[&str] = &[
+    "pool_max_conns",
+    "pool_min_conns",
+    "pool_max_conn_lifetime",
+    "pool_max_conn_lifetime_jitter",
+    "pool_max_conn_idle_time",
+    "pool_health_check_period",
+    "default_query_exec_mode",
+    "statement_cache_capacity",
+    "description_cache_capacity",
+    "fallback_application_name",
+    "client_encoding",
+    "sslsni",
+    "gssencmode",
+];
+
+/// Options that people rely on and that we do not have. Their names are safe to print.
+const UNSUPPORTED: &[(&str, &str)] = &[
+    ("sslcert", "sslcert is not supported: client certificates are not available"),
+    ("sslkey", "sslkey is not supported: client certificates are not available"),
+    ("sslcrl", "sslcrl is not supported: revocation lists are not available"),
+    ("service", "service is not supported: name the server itself"),
+    ("passfile", "passfile is not supported: put the password into the Secret, or into PGPASSWORD"),
+];
+
+const MALFORMED: &str =
+    "is not a connection string; write postgres://USER@HOST/DATABASE and percent-encode special characters";
+
+/// How far the server must prove who it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum SslMode {
+    Disable,
+    Prefer,
+    Require,
+    VerifyCa,
+    VerifyFull,
+}
+
+/// A connection string, taken apart. Never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Dsn {
+    pub(super) driver: tokio_postgres::Config,
+    /// `None`: the string says nothing.
+    pub(super) sslmode: Option<SslMode>,
+    /// File with certificates; `system` for those of the machine.
+    pub(super) root_cert: Option<PathBuf>,
+    /// Options of our own, such as the table on a command line.
+    pub(super) own: Vec<(String, String)>,
+}
+
+impl Dsn {
+    /// Reads a connection string; options named in `own` are set aside.
+    pub(super) fn parse(text: &str, own: &[&str]) -> Result<Self, String> {
+        let text = text.trim();
+        let is_url = text.starts_with("postgres://") || text.starts_with("postgresql://");
+        let (base, options) = if is_url { url_options(text)? } else { (String::new(), list_options(text)?) };
+        let mut dsn =
+            Self { driver: tokio_postgres::Config::new(), sslmode: None, root_cert: None, own: Vec::new() };
+        let mut rest = Vec::new();
+        for (key, value) in options {
+            match key.as_str() {
+                "sslmode" => dsn.sslmode = Some(sslmode(&value)?),
+                "sslrootcert" => dsn.root_cert = Some(value.into()),
+                key if own.contains(&key) => dsn.own.push((key.to_owned(), value)),
+                key if IGNORED.contains(&key) => {}
+                key => match UNSUPPORTED.iter().find(|(name, _)| *name == key) {
+                    Some((_, problem)) => return Err((*problem).to_owned()),
+                    None => rest.push((key.to_owned(), value)),
+                },
+            }
+        }
+        let string = if is_url { url(&base, &rest) } else { list(&rest) };
+        dsn.driver = string.parse().map_err(|_| MALFORMED.to_owned())?;
+        if dsn.driver.get_hosts().is_empty() && dsn.driver.get_hostaddrs().is_empty() {
+            return Err("names no host; write postgres://USER@HOST/DATABASE".into());
+        }
+        Ok(dsn)
+    }
+}
+
+fn sslmode(value: &str) -> Result<SslMode, String> {
+    match value {
+        "disable" => Ok(SslMode::Disable),
+        // libpq tries without TLS first; nobody loses if we try with it first.
+        "allow" | "prefer" => Ok(SslMode::Prefer),
+        "require" => Ok(SslMode::Require),
+        "verify-ca" => Ok(SslMode::VerifyCa),
+        "verify-full" => Ok(SslMode::VerifyFull),
+        _ => Err("has no known sslmode; write disable, prefer, require, verify-ca or verify-full".into()),
+    }
+}
+
+type Options = Vec<(String, String)>;
+
+/// A URL without its options, and the options.
+fn url_options(text: &str) -> Result<(String, Options), String> {
+    let (base, query) = text.split_once('?').unwrap_or((text, ""));
+    let decode =
+        |part: &str| percent_decode_str(part).decode_utf8().map(Into::into).map_err(|_| MALFORMED.to_owned());
+    let pairs = query.split('&').filter(|pair| !pair.is_empty());
+    let options = pairs.map(|pair| {
+        let (key, value) = pair.split_once('=').ok_or(MALFORMED)?;
+        Ok((decode(key)?, decode(value)?))
+    });
+    Ok((base.to_owned(), options.collect::<Result<_, String>>()?))
+}
+
+fn url(base: &str, options: &Options) -> String {
+    let encode = |text: &str| {
+        percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC).to_string()
+    };
+    let pairs: Vec<String> = options.iter().map(|(key, value)| format!("{key}={}", encode(value))).collect();
+    if pairs.is_empty() { base.to_owned() } else { format!("{base}?{}", pairs.join("&")) }
+}
+
+/// `key = value` pairs; a value is quoted or ends at white space, a backslash takes the next character
+/// as it is.
+fn list_options(text: &str) -> Result<Options, String> {
+    let mut options = Vec::new();
+    let mut rest = text.chars().peekable();
+    loop {
+        while rest.next_if(|c| c.is_whitespace()).is_some() {}
+        if rest.peek().is_none() {
+            return Ok(options);
+        }
+        let mut key = String::new();
+        while let Some(c) = rest.next_if(|c| *c != '=' && !c.is_whitespace()) {
+            key.push(c);
+        }
+        while rest.next_if(|c| c.is_whitespace()).is_some() {}
+        if rest.next() != Some('=') || key.is_empty() {
+            return Err(MALFORMED.into());
+        }
+        while rest.next_if(|c| c.is_whitespace()).is_some() {}
+        let quoted = rest.next_if_eq(&'\'').is_some();
+        options.push((key, list_value(&mut rest, quoted)?));
+    }
+}
+
+fn list_value(rest: &mut std::iter::Peekable<std::str::Chars<'_>>, quoted: bool) -> Result<String, String> {
+    let mut value = String::new();
+    loop {
+        match rest.next() {
+            Some('\\') => value.push(rest.next().ok_or(MALFORMED)?),
+            Some('\'') if quoted => return Ok(value),
+            Some(c) if quoted || !c.is_whitespace() => value.push(c),
+            None if quoted => return Err(MALFORMED.into()),
+            Some(_) | None => return Ok(value),
+        }
+    }
+}
+
+fn list(options: &Options) -> String {
+    let escape = |value: &str| value.replace('\\', "\\\\").replace('\'', "\\'");
+    let pairs: Vec<String> =
+        options.iter().map(|(key, value)| format!("{key}='{}'", escape(value))).collect();
+    pairs.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_say_the_same() {
+        let url = "postgres://me:p%40ss'w@db.example:5433/shop?sslmode=verify-ca&options=-c%20a%3Db&pool_max_conns=4";
+        let list = r"host=db.example port=5433 user = me password='p@ss\'w' dbname=shop sslmode=verify-ca options='-c a=b'";
+        let (url, list) = (Dsn::parse(url, &[]).ok().unwrap(), Dsn::parse(list, &[]).ok().unwrap());
+        assert!(url == list);
+        assert_eq!(url.sslmode, Some(SslMode::VerifyCa));
+        assert_eq!(url.driver.get_password(), Some("p@ss'w".as_bytes()));
+        assert_eq!(url.driver.get_options(), Some("-c a=b"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_without_the_string() {
+        for (text, part) in [
+            ("postgres://u:hunter2@h/db?sslmode=hunter2", "verify-full"),
+            ("postgres://u:hunter2@h/db?hunter2", "is not a connection string"),
+            ("postgres://u:hunter2@h/db?hunter2=1", "is not a connection string"),
+            ("postgres://u:hunter2@h:port/db", "is not a connection string"),
+            ("password=hunter2 'x", "is not a connection string"),
+            ("host=h password='hunter2", "is not a connection string"),
+            ("host=h hunter2", "is not a connection string"),
+            ("password=hunter2", "names no host"),
+            ("postgres://u:hunter2@h/db?sslkey=/hunter2", "client certificates"),
+            ("hunter2", "is not a connection string"),
+        ] {
+            let problem = Dsn::parse(text, &[]).err().unwrap_or_default();
+            assert!(problem.contains(part), "{text}: {problem}");
+            assert!(!problem.contains("hunter2"), "{problem}");
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! One delta, one transaction.
+//!
+//! Few rows go as arrays in one statement. Many go by COPY: straight into the table if it holds nothing
+//! of the inventory yet, else into a staging table first, because COPY cannot update.
+
+use std::{collections::HashSet, pin::pin, time::SystemTime};
+
+use futures::future::try_join_all;
+use kollect_model::{
+    batch::{Batch, Delta, InventoryId},
+    row::{Row, RowKey},
+    sink::{SinkError, SinkReason},
+};
+use tokio_postgres::{
+    Client, Statement, Transaction,
+    binary_copy::BinaryCopyInWriter,
+    types::{Json, ToSql, Type},
+};
+
+use super::{
+    Statements,
+    failure::Failure,
+    tables::{KEY, Tables, columns},
+};
+
+/// Up to here one statement with arrays is faster than a COPY.
+const FEW_ROWS: usize = 500;
+const FEW_BYTES: usize = 8 << 20;
+
+/// Types of the columns, in their order.
+const TYPES: [Type; 17] = [
+    Type::TEXT,
+    Type::TEXT,
+    Type::TEXT,
+    Type::TEXT,
+    Type::TEXT,
+    Type::TEXT,
+    Type::TEXT,
+    Type::TEXT,
+    Type::TEXT,
+    Type::TEXT,
+    Type::TEXT,
+    Type::TEXT,
+    Type::JSONB,
+    Type::TEXT,
+    Type::TIMESTAMPTZ,
+    Type::TIMESTAMPTZ,
+    Type::TIMESTAMPTZ,
+];
+
+/// Rows with the digest that the table has are left alone, times included. Answers how many are new.
+fn upsert(tables: &Tables, source: &str) -> String {
+    let columns = columns();
+    let key = KEY.join(", ");
+    format!(
+        "WITH written AS (
+            INSERT INTO {tables} AS held ({columns}) {source}
+            ON CONFLICT ({key}) DO UPDATE SET
+                target_namespace = excluded.target_namespace, api_group = excluded.api_group,
+                api_version = excluded.api_version, kind = excluded.kind,
+                namespace = excluded.namespace, name = excluded.name,
+                resource_namespace = excluded.resource_namespace, payload = excluded.payload,
+                row_digest = excluded.row_digest, changed_at = excluded.changed_at,
+                exported_at = excluded.exported_at
+            WHERE held.row_digest IS DISTINCT FROM excluded.row_digest
+            RETURNING held.xmax = 0 AS is_new
+        ) SELECT count(*) FILTER (WHERE is_new) FROM written"
+    )
+}
+
+pub(super) fn upsert_arrays(tables: &Tables) -> String {
+    let source = "
+        SELECT $1, $2, $3, target_name, source_uid, target_namespace, api_group, api_version, kind,
+            namespace, name, namespace, payload, row_digest, now(), now(), now()
+        FROM unnest($4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[],
+            $11::text[], $12::jsonb[], $13::text[]) AS row (target_name, source_uid, target_namespace,
+            api_group, api_version, kind, namespace, name, payload, row_digest)";
+    upsert(tables, source)
+}
+
+/// By the whole key of one row.
+pub(super) fn delete(tables: &Tables) -> String {
+    let [cluster, namespace, name, target, uid] = KEY;
+    format!(
+        "DELETE FROM {tables} WHERE {cluster} = $1 AND {namespace} = $2 AND {name} = $3 AND {target} = $4 AND {uid} = $5"
+    )
+}
+
+fn delete_arrays(tables: &Tables) -> String {
+    format!(
+        "DELETE FROM {tables} AS held
+         USING unnest($4::text[], $5::text[]) AS gone (target_name, source_uid)
+         WHERE held.cluster = $1 AND held.inventory_namespace = $2 AND held.inventory_name = $3
+             AND held.target_name = gone.target_name AND held.source_uid = gone.source_uid"
+    )
+}
+
+/// Applies a delta inside the transaction that has checked the claim. Answers by how many rows the
+/// table has grown.
+pub(super) async fn apply(
+    transaction: &Transaction<'_>,
+    tables: &Tables,
+    statements: &Statements,
+    inventory: &InventoryId,
+    delta: &Delta,
+) -> Result<i64, Failure> {
+    // Removals first: a row that moved to another API group keeps its place in the table.
+    let removed = remove(transaction, tables, &statements.delete, inventory, &delta.removed).await?;
+    let rows = last_of_each(delta);
+    let bytes: usize = rows.iter().map(|row| row.attributes.get().len()).sum();
+    let added = if rows.len() <= FEW_ROWS && bytes <= FEW_BYTES {
+        merge_arrays(transaction, &statements.upsert, inventory, &rows).await?
+    } else if is_empty(transaction, tables, inventory).await? {
+        copy(transaction, &tables.rows(), inventory, &rows).await?;
+        count(rows.len())
+    } else if statements.may_stage {
+        merge_staged(transaction, tables, inventory, &rows).await?
+    } else {
+        let mut added = 0;
+        for rows in rows.chunks(FEW_ROWS) {
+            added += merge_arrays(transaction, &statements.upsert, inventory, rows).await?;
+        }
+        added
+    };
+    Ok(added - removed)
+}
+
+fn count(rows: usize) -> i64 {
+    i64::try_from(rows).unwrap_or(i64::MAX)
+}
+
+/// One statement cannot write a row twice; the last of equal keys wins, as it would one by one.
+fn last_of_each(delta: &Delta) -> Vec<&Row> {
+    let mut seen = HashSet::with_capacity(delta.added.len() + delta.changed.len());
+    let all = delta.added.iter().chain(&delta.changed).map(AsRef::as_ref);
+    let mut rows: Vec<&Row> =
+        all.rev().filter(|row: &&Row| seen.insert((&*row.key.target.name, &*row.key.uid))).collect();
+    rows.reverse();
+    rows
+}
+
+/// Few rows go one by one, all sent before the first answer: without fresh statistics the planner
+/// would compare every key with every row of the inventory. Many are worth a hash of all.
+async fn remove(
+    transaction: &Transaction<'_>,
+    tables: &Tables,
+    statement: &Statement,
+    inventory: &InventoryId,
+    removed: &[RowKey],
+) -> Result<i64, Failure> {
+    let InventoryId { cluster, name, .. } = inventory;
+    let namespace = inventory.stored_namespace();
+    let removed = if removed.len() <= FEW_ROWS {
+        let one = async |key: &RowKey| {
+            let key: [&(dyn ToSql + Sync); 5] = [cluster, &namespace, name, &&*key.target.name, &&*key.uid];
+            transaction.execute(statement, &key).await
+        };
+        try_join_all(removed.iter().map(one)).await?.iter().sum()
+    } else {
+        let targets: Vec<&str> = removed.iter().map(|key| &*key.target.name).collect();
+        let uids: Vec<&str> = removed.iter().map(|key| &*key.uid).collect();
+        transaction.batch_execute("SET LOCAL enable_nestloop = off").await?;
+        transaction.execute(&delete_arrays(tables), &[cluster, &namespace, name, &targets, &uids]).await?
+    };
+    Ok(i64::try_from(removed).unwrap_or(i64::MAX))
+}
+
+async fn merge_arrays(
+    transaction: &Transaction<'_>,
+    statement: &Statement,
+    inventory: &InventoryId,
+    rows: &[&Row],
+) -> Result<i64, Failure> {
+    if rows.is_empty() {
+        return Ok(0);
+    }
+    let texts = |part: fn(&Row) -> &str| rows.iter().map(|row| part(row)).collect::<Vec<_>>();
+    let payloads: Vec<Json<&Row>> = rows.iter().map(|row| Json(*row)).collect();
+    let digests: Vec<String> = rows.iter().map(|row| row.digest.to_string()).collect();
+    let added = transaction
+        .query_one(
+            statement,
+            &[
+                &inventory.cluster,
+                &inventory.stored_namespace(),
+                &inventory.name,
+                &texts(|row| &row.key.target.name),
+                &texts(|row| &row.key.uid),
+                &texts(Row::target_namespace),
+                &texts(|row| &row.key.group),
+                &texts(|row| &row.version),
+                &texts(|row| &row.key.kind),
+                &texts(|row| &row.key.namespace),
+                &texts(|row| &row.name),
+                &payloads,
+                &digests,
+            ],
+        )
+        .await?;
+    Ok(added.get(0))
+}
+
+async fn is_empty(
+    transaction: &Transaction<'_>,
+    tables: &Tables,
+    inventory: &InventoryId,
+) -> Result<bool, Failure> {
+    let question = format!(
+        "SELECT NOT EXISTS (SELECT FROM {tables}
+         WHERE cluster = $1 AND inventory_namespace = $2 AND inventory_name = $3)"
+    );
+    let place = inventory.stored_namespace();
+    let answer = transaction.query_one(&question, &[&inventory.cluster, &place, &inventory.name]).await?;
+    Ok(answer.get(0))
+}
+
+async fn merge_staged(
+    transaction: &Transaction<'_>,
+    tables: &Tables,
+    inventory: &InventoryId,
+    rows: &[&Row],
+) -> Result<i64, Failure> {
+    const STAGING: &str = "pg_temp.kollect_staging";
+    let columns = columns();
+    let staging = format!(
+        "CREATE TEMPORARY TABLE kollect_staging ON COMMIT DROP AS SELECT {columns} FROM {tables} WITH NO DATA"
+    );
+    transaction.batch_execute(&staging).await?;
+    copy(transaction, STAGING, inventory, rows).await?;
+    let merge = upsert(tables, &format!("SELECT {columns} FROM {STAGING}"));
+    Ok(transaction.query_one(&merge, &[]).await?.get(0))
+}
+
+/// Streams rows into a table, one encoded row at a time.
+async fn copy(
+    transaction: &Transaction<'_>,
+    into: &str,
+    inventory: &InventoryId,
+    rows: &[&Row],
+) -> Result<(), Failure> {
+    let now: SystemTime = transaction.query_one("SELECT now()", &[]).await?.get(0);
+    let statement = format!("COPY {into} ({}) FROM STDIN (FORMAT binary)", columns());
+    let mut writer = pin!(BinaryCopyInWriter::new(transaction.copy_in(&statement).await?, &TYPES));
+    for row in rows {
+        writer
+            .as_mut()
+            .write(&[
+                &inventory.cluster,
+                &inventory.stored_namespace(),
+                &inventory.name,
+                &&*row.key.target.name,
+                &&*row.key.uid,
+                &row.target_namespace(),
+                &&*row.key.group,
+                &&*row.version,
+                &&*row.key.kind,
+                &&*row.key.namespace,
+                &&*row.name,
+                &&*row.key.namespace,
+                &Json(*row),
+                &row.digest.to_string(),
+                &now,
+                &now,
+                &now,
+            ])
+            .await?;
+    }
+    writer.finish().await?;
+    Ok(())
+}
+
+/// Names the first row that PostgreSQL cannot hold: its texts have no NUL character.
+pub(super) fn check_values(batch: &Batch<'_>) -> Result<(), SinkError> {
+    let bad = batch.delta.added.iter().chain(&batch.delta.changed).find(|row| has_nul(row));
+    bad.map_or(Ok(()), |row| {
+        let why = "a NUL character (\\u0000), which PostgreSQL cannot store; leave it out of the attributes";
+        Err(SinkError::new(SinkReason::Refused, refusal(batch.inventory, row, why)))
+    })
+}
+
+/// Names the row whose value the server has refused, by asking about halves; `None` if it would take
+/// each of them.
+pub(super) async fn name_refused(client: &Client, batch: &Batch<'_>) -> Option<String> {
+    let all = last_of_each(batch.delta);
+    let refuses = async |rows: &[&Row]| {
+        let payloads: Vec<Json<&Row>> = rows.iter().map(|row| Json(*row)).collect();
+        let asked = client.execute("SELECT count(*) FROM unnest($1::jsonb[])", &[&payloads]).await;
+        asked.is_err_and(|error| Failure::from(error).is_about_values())
+    };
+    let mut rows = all.as_slice();
+    if !refuses(rows).await {
+        return None;
+    }
+    while rows.len() > 1 {
+        let (first, second) = rows.split_at(rows.len() / 2);
+        rows = if refuses(first).await { first } else { second };
+    }
+    let why = "a value that PostgreSQL cannot store; leave it out of the attributes";
+    rows.first().map(|row| refusal(batch.inventory, row, why))
+}
+
+/// What is said about a row that is refused.
+fn refusal(inventory: &InventoryId, row: &Row, why: &str) -> String {
+    let RowKey { target, kind, namespace, uid, .. } = &row.key;
+    let slash = if namespace.is_empty() { "" } else { "/" };
+    format!(
+        "write inventory {inventory}: {kind} {namespace}{slash}{} of target {target} (uid {uid}) holds {why}",
+        row.name
+    )
+}
+
+fn has_nul(row: &Row) -> bool {
+    let key = &row.key;
+    has_escaped_nul(row.attributes.get())
+        || [&key.target.name, &key.group, &key.kind, &key.namespace, &key.uid, &row.version, &row.name]
+            .iter()
+            .any(|text| text.contains('\0'))
+}
+
+/// Whether JSON holds `\u0000`, and not the text `\\u0000`.
+fn has_escaped_nul(json: &str) -> bool {
+    json.match_indices("\\u0000").any(|(at, _)| {
+        let before = json.as_bytes().get(..at).unwrap_or_default();
+        before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 0
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escaped_nuls_are_told_from_texts_about_them() {
+        assert!(has_escaped_nul(r#"{"a":"x\u0000"}"#));
+        assert!(has_escaped_nul(r#"{"a\u0000":1}"#));
+        assert!(has_escaped_nul(r#"{"a":"\\\u0000"}"#));
+        assert!(!has_escaped_nul(r#"{"a":"\\u0000"}"#));
+        assert!(!has_escaped_nul(r#"{"a":"\u0001"}"#));
+    }
+}

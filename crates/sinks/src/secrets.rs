@@ -1,0 +1,47 @@
+//! Contents of the Secrets that a sink names.
+//!
+//! Whoever reads Secrets fills this, one entry for each field of `SinkSpec::secret_refs`; a plan takes
+//! from it what it needs. No value is ever printed.
+
+use std::{collections::BTreeMap, fmt};
+
+/// Contents of Secrets, by the field that names them.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Secrets(BTreeMap<String, BTreeMap<String, Vec<u8>>>);
+
+impl Secrets {
+    /// Adds the content of the Secret that `field` names, such as `spec.postgres.databaseRef`.
+    pub fn insert(&mut self, field: impl Into<String>, content: BTreeMap<String, Vec<u8>>) {
+        self.0.insert(field.into(), content);
+    }
+
+    /// The first of `keys` that has a value in the Secret of `field`.
+    pub fn first(&self, field: &str, keys: &[&str]) -> Option<&[u8]> {
+        let content = self.0.get(field)?;
+        keys.iter().filter_map(|key| content.get(*key)).map(Vec::as_slice).find(|value| !value.is_empty())
+    }
+}
+
+/// Names of fields and keys only.
+impl fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let keys = |content: &BTreeMap<String, Vec<u8>>| content.keys().cloned().collect::<Vec<_>>();
+        f.debug_map().entries(self.0.iter().map(|(field, content)| (field, keys(content)))).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_key_wins_and_no_value_is_printed() {
+        let mut secrets = Secrets::default();
+        let content =
+            [("url", "hunter2"), ("dsn", "hunter3"), ("empty", "")].map(|(k, v)| (k.to_owned(), v.into()));
+        secrets.insert("spec.x", content.into());
+        assert_eq!(secrets.first("spec.x", &["empty", "dsn", "url"]), Some("hunter3".as_bytes()));
+        assert_eq!(secrets.first("spec.y", &["dsn", "url"]), None);
+        assert_eq!(format!("{secrets:?}"), r#"{"spec.x": ["dsn", "empty", "url"]}"#);
+    }
+}
