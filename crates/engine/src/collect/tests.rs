@@ -850,3 +850,43 @@ async fn w52_what_is_not_selected_wakes_nobody() {
     assert_eq!(lab.rows.revision(&[target_id(0)]), revision);
     assert!(changes.take().is_empty());
 }
+
+#[tokio::test(start_paused = true)]
+async fn law_5_what_is_absent_while_the_connection_is_gone_may_exist() {
+    let mut lab = lab_with_pods(1).await;
+    let absent = |lab: &Lab| {
+        let snapshot = lab.rows.snapshot(&[target_id(0)], Sight::Everything).unwrap();
+        let key = snapshot.rows.keys().next().unwrap().clone();
+        snapshot.knows_gone(&RowKey { uid: "u9".into(), ..key })
+    };
+    assert!(absent(&lab), "everything is seen");
+    let blindness = Blindness { reason: BlindReason::Failed, message: "cut".into() };
+    let send = |lab: &Lab, event: Event| {
+        lab.with(|world| {
+            let stream = world.streams.iter().find(|stream| stream.query.gvk.kind == "Pod").unwrap();
+            stream.events.unbounded_send(event).unwrap();
+        });
+    };
+    send(&lab, Event::Blind(blindness));
+    lab.arrive().await;
+    assert!(!absent(&lab));
+    send(&lab, Event::Resumed);
+    lab.arrive().await;
+    assert!(absent(&lab), "nothing was missed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn law_4_what_no_attribute_shows_is_no_change() {
+    let mut lab = lab_with_pods(1).await;
+    let image = profile(&json!([{ "name": "image", "path": "$.spec.image" }]));
+    lab.targets.insert(0, target(0, &json!({}), &image));
+    lab.set_targets();
+    // These rows have no version to check.
+    lab.changes = lab.rows.changes(&[]);
+    lab.flow().await;
+    let revision = lab.rows.revision(&[target_id(0)]);
+    let pod = |status: &str| json!({ "metadata": { "name": "p0", "namespace": "a" }, "spec": { "image": "i" }, "status": status });
+    lab.with(|world| world.put("Pod", "u0", pod("Running")));
+    lab.flow().await;
+    assert_eq!(lab.rows.revision(&[target_id(0)]), revision);
+}

@@ -421,3 +421,18 @@ async fn a_late_writer_is_fenced_and_gives_up() {
     assert_eq!(world.holds(), before);
     assert!(world.running.take().unwrap().is_finished());
 }
+
+#[tokio::test(start_paused = true)]
+async fn law_6_an_inventory_without_targets_empties_the_sink() {
+    let world = World::new(Duration::ZERO);
+    let old = row("Pod", 1, 1);
+    world.memory.with(|held| held.rows.insert(old.key.clone(), old.digest));
+    let nobody = Binding { targets: Vec::new(), ..binding(Duration::ZERO, None) };
+    let (rows, memory, stop) = (world.rows.clone(), world.memory.clone(), world.stop.subscribe());
+    let running = tokio::spawn(async move {
+        nobody.follow(&rows, || memory.open(), stop, |_| {}).await;
+    });
+    world.rest().await;
+    running.abort();
+    assert!(world.holds().is_empty());
+}

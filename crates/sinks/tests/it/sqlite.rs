@@ -1,29 +1,18 @@
 //! SQLite files.
 
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
 use kollect_model::{
     batch::{Batch, Delta, InventoryId},
-    row::{Row, RowKey, TargetId},
     sink::{ErrorClass, Sink, SinkReason, SinkSpec},
 };
 use kollect_sinks::{open, plan};
-use serde_json::{json, value::RawValue};
+use serde_json::json;
+
+use crate::conformance::{conformance, row};
 
 fn inventory(cluster: &str) -> InventoryId {
     InventoryId { cluster: cluster.into(), namespace: Some("team".into()), name: "all".into() }
-}
-
-fn row(uid: &str, attributes: &str) -> Arc<Row> {
-    let key = RowKey {
-        target: TargetId { namespace: Some("team".into()), name: "pods".into() },
-        group: "apps".into(),
-        kind: "Deployment".into(),
-        namespace: "shop".into(),
-        uid: uid.into(),
-    };
-    let attributes = RawValue::from_string(attributes.into()).unwrap();
-    Arc::new(Row::new(key, "v1".into(), "cart".into(), attributes.into()))
 }
 
 fn spec(file: &Path, mode: &str) -> SinkSpec {
@@ -40,7 +29,7 @@ async fn it_conforms() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("x.db");
     let sql = async |statement: &str| run_sql(&file, statement);
-    crate::conformance::conformance(async || open_file(&file).await, sql).await;
+    conformance(async || open_file(&file).await, sql).await;
 }
 
 /// Runs a statement as another program; answers its rows as text.
