@@ -1,6 +1,6 @@
 //! What a sink must change to hold a snapshot.
 
-use kollect_model::batch::{Baseline, Delta};
+use kollect_model::batch::{Baseline, Changed, Delta, Removed};
 
 use crate::store::Snapshot;
 
@@ -10,10 +10,13 @@ pub fn difference(baseline: &Baseline, snapshot: &Snapshot) -> Delta {
     for (key, row) in &snapshot.rows {
         match baseline.get(key) {
             None => delta.added.push(row.clone()),
-            Some(digest) if *digest != row.digest => delta.changed.push(row.clone()),
+            Some(digest) if *digest != row.digest => {
+                delta.changed.push(Changed { before: None, after: row.clone() });
+            }
             Some(_) => {}
         }
     }
-    delta.removed = baseline.keys().filter(|key| snapshot.knows_gone(key)).cloned().collect();
+    let gone = baseline.keys().filter(|key| snapshot.knows_gone(key));
+    delta.removed = gone.map(|key| Removed { key: key.clone(), before: None }).collect();
     delta
 }

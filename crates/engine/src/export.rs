@@ -8,7 +8,8 @@
 use std::{future::Future, time::Duration};
 
 use kollect_model::{
-    batch::{Batch, Claim, Delta, InventoryId},
+    batch::{Batch, Changed, Delta, InventoryId, Removed},
+    claim::{Claim, Claimant},
     row::TargetId,
     sink::{ErrorClass, Sink, SinkError, SinkReason},
 };
@@ -38,14 +39,14 @@ pub struct Outcome {
 pub async fn export(
     sink: &dyn Sink,
     inventory: &InventoryId,
-    owner: Option<&str>,
+    claimant: &Claimant,
     snapshot: &Snapshot,
 ) -> Result<Outcome, SinkError> {
     let baseline = sink.baseline(inventory).await?;
     let delta = difference(&baseline, snapshot);
     if !delta.is_empty() {
-        let claim = sink.claim(inventory, owner).await?;
-        sink.write(&Batch { inventory, claim: &claim, delta: &delta }).await?;
+        let claim = sink.claim(inventory, claimant).await?;
+        sink.write(&Batch::new(inventory, &claim, &delta)).await?;
     }
     Ok(Outcome::new(delta, baseline.len(), snapshot))
 }
@@ -66,8 +67,8 @@ const TERMINAL_PAUSE: Duration = Duration::from_mins(5);
 pub struct Binding {
     /// Whose rows.
     pub inventory: InventoryId,
-    /// The cluster that they belong to.
-    pub owner: Option<String>,
+    /// Who writes them.
+    pub claimant: Claimant,
     /// The targets of the inventory.
     pub targets: Vec<TargetId>,
     /// When to write.
@@ -202,7 +203,7 @@ impl Binding {
             none => {
                 let sink = open().await?;
                 // Claimed before it is read: nobody else changes it from here on.
-                let claim = sink.claim(inventory, self.owner.as_deref()).await?;
+                let claim = sink.claim(inventory, &self.claimant).await?;
                 none.insert((sink, claim))
             }
         };
@@ -213,7 +214,7 @@ impl Binding {
             let baseline = sink.baseline(inventory).await?;
             let delta = difference(&baseline, &snapshot);
             if !delta.is_empty() {
-                sink.write(&Batch { inventory, claim, delta: &delta }).await?;
+                sink.write(&Batch::new(inventory, claim, &delta)).await?;
                 state.last_write = Some(Instant::now());
             }
             let outcome = Outcome::new(delta, baseline.len(), &snapshot);
@@ -223,7 +224,7 @@ impl Binding {
         }
         let delta = delta_of(state.changes.take());
         if !delta.is_empty() {
-            sink.write(&Batch { inventory, claim, delta: &delta }).await?;
+            sink.write(&Batch::new(inventory, claim, &delta)).await?;
             state.last_write = Some(Instant::now());
             tell(Told::Written(&delta));
         }
@@ -256,8 +257,8 @@ fn delta_of(changes: Vec<Change>) -> Delta {
     for Change { key, before, after } in changes {
         match (before, after) {
             (None, Some(row)) => delta.added.push(row),
-            (Some(_), Some(row)) => delta.changed.push(row),
-            (_, None) => delta.removed.push(key),
+            (before @ Some(_), Some(after)) => delta.changed.push(Changed { before, after }),
+            (before, None) => delta.removed.push(Removed { key, before }),
         }
     }
     delta

@@ -8,7 +8,8 @@ use std::{
 use async_trait::async_trait;
 use futures::{StreamExt, stream, stream::BoxStream};
 use kollect_model::{
-    batch::{Baseline, Batch, Claim, InventoryId},
+    batch::{Baseline, Batch, InventoryId, Receipt},
+    claim::{Claim, Claimant},
     crd::{profile::KollectProfileSpec, shapes::Gvk, target::KollectTargetSpec},
     row::TargetId,
     sink::{Sink, SinkError},
@@ -104,7 +105,7 @@ impl World {
         let rows = self.collect(only).await;
         let rest = rest(&self.script(), &settings(only));
         let snapshot = rows.snapshot(&[target_id()], rest).expect("every kind was listed");
-        export(&self.sink, &inventory(), None, &snapshot).await.unwrap()
+        export(&self.sink, &inventory(), &Claimant::default(), &snapshot).await.unwrap()
     }
 
     async fn run(&mut self) -> Outcome {
@@ -184,19 +185,24 @@ impl Sink for Remembering {
         Ok(self.rows.lock().unwrap().clone())
     }
 
-    async fn claim(&self, _: &InventoryId, owner: Option<&str>) -> Result<Claim, SinkError> {
-        Ok(Claim { owner: owner.map(Into::into), epoch: 1 })
+    async fn claim(&self, _: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
+        Ok(Claim { owner: claimant.owner.clone(), epoch: 1 })
     }
 
-    async fn write(&self, batch: &Batch<'_>) -> Result<(), SinkError> {
+    async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
         *self.writes.lock().unwrap() += 1;
         let mut rows = self.rows.lock().unwrap();
-        for key in &batch.delta.removed {
-            rows.remove(key);
+        for gone in &batch.delta.removed {
+            rows.remove(&gone.key);
         }
-        for row in batch.delta.added.iter().chain(&batch.delta.changed) {
+        for row in batch.delta.rows() {
             rows.insert(row.key.clone(), row.digest);
         }
+        Ok(Receipt::default())
+    }
+
+    async fn forget(&self, _: &InventoryId, _: &Claim) -> Result<(), SinkError> {
+        self.rows.lock().unwrap().clear();
         Ok(())
     }
 }
@@ -292,9 +298,11 @@ async fn law_5_a_target_that_nobody_collects_keeps_its_rows() {
     world.pods([pod("a", "one", "x:1")]).run().await;
     let (_, reader) = store();
     let snapshot = reader.snapshot(&[target_id()], Sight::Everything).unwrap();
-    assert!(export(&world.sink, &inventory(), None, &snapshot).await.unwrap().delta.is_empty());
+    assert!(
+        export(&world.sink, &inventory(), &Claimant::default(), &snapshot).await.unwrap().delta.is_empty()
+    );
     let snapshot = reader.snapshot(&[], Sight::Everything).unwrap();
-    export(&world.sink, &inventory(), None, &snapshot).await.unwrap();
+    export(&world.sink, &inventory(), &Claimant::default(), &snapshot).await.unwrap();
     assert!(world.sink.names().is_empty(), "a target that no longer belongs to the inventory loses its rows");
 }
 

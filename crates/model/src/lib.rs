@@ -4,6 +4,7 @@
 //! offers can be checked by a unit test without a server.
 
 pub mod batch;
+pub mod claim;
 pub mod crd;
 pub mod row;
 pub mod schema;

@@ -98,6 +98,13 @@ impl Row {
         }
     }
 
+    /// The row for people: kind, object and target.
+    pub fn described(&self) -> String {
+        let RowKey { target, kind, namespace, uid, .. } = &self.key;
+        let slash = if namespace.is_empty() { "" } else { "/" };
+        format!("{kind} {namespace}{slash}{} of target {target} (uid {uid})", self.name)
+    }
+
     /// The namespace that an exported row names as its target's: rows of cluster targets carry the
     /// namespace of their object there.
     pub fn target_namespace(&self) -> &str {

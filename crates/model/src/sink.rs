@@ -7,7 +7,8 @@ use std::error::Error;
 use async_trait::async_trait;
 
 use crate::{
-    batch::{Baseline, Batch, Claim, InventoryId},
+    batch::{Baseline, Batch, InventoryId, Receipt},
+    claim::{Claim, Claimant},
     crd::{
         shapes::SecretReference,
         sinks::{KollectDatabaseSinkSpec, KollectEventSinkSpec, KollectSnapshotSinkSpec, SinkCommon},
@@ -17,18 +18,36 @@ use crate::{
 /// A destination for rows, connected.
 #[async_trait]
 pub trait Sink: Send + Sync {
+    /// What the sink wants to be given.
+    fn delivery(&self) -> Delivery {
+        Delivery::Changes
+    }
+
     /// Whether the destination can be reached and used, with the client that also writes.
     async fn check(&self) -> Result<(), SinkError>;
 
-    /// What the destination holds of an inventory.
+    /// What the destination holds of an inventory; nothing if it cannot be read back.
     async fn baseline(&self, inventory: &InventoryId) -> Result<Baseline, SinkError>;
 
-    /// Claims an inventory for a cluster, from now on and for this writer alone. An inventory that
-    /// belongs to another cluster is refused and not touched.
-    async fn claim(&self, inventory: &InventoryId, owner: Option<&str>) -> Result<Claim, SinkError>;
+    /// Claims an inventory, from now on and for this writer alone, as [`Claimant::take`] decides. An
+    /// inventory that may not be claimed is not touched.
+    async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError>;
 
-    /// Applies a batch, wholly or not at all. Whoever holds an older claim is refused.
-    async fn write(&self, batch: &Batch<'_>) -> Result<(), SinkError>;
+    /// Applies a batch, wholly or not at all, but for rows that the destination cannot hold: the receipt
+    /// names them. Whoever holds an older claim is refused.
+    async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError>;
+
+    /// Removes everything of an inventory, the record of its owner too.
+    async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError>;
+}
+
+/// What a sink wants to be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// The rows that differ from what it holds.
+    Changes,
+    /// All rows as added ones, each time that one of them has changed: the sink keeps none of them.
+    Snapshots,
 }
 
 /// A sink's spec, of whichever kind.

@@ -12,13 +12,14 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use futures::TryStreamExt as _;
 use kollect_model::{
     SpecError,
-    batch::{Baseline, Batch, Claim, InventoryId},
+    batch::{Baseline, Batch, InventoryId, Receipt},
+    claim::{Claim, Claimant, Holder, Writer},
     crd::sinks::{KollectDatabaseSinkSpec, ProvisioningMode},
     row::{RowDigest, RowKey, TargetId},
     sink::{Sink, SinkError, SinkReason},
 };
 use tokio::{sync::Mutex, task::JoinHandle, time::timeout};
-use tokio_postgres::{Client, Statement, Transaction, config::Host};
+use tokio_postgres::{Client, Statement, Transaction, config::Host, types::ToSql};
 
 use crate::Secrets;
 
@@ -44,6 +45,8 @@ const TABLE: &str = "inventory";
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// For a server that accepts and then says nothing; longer than any statement may take.
 const ANSWER_LIMIT: Duration = Duration::from_mins(6);
+/// With so many rows that the server refuses one by one, something else is wrong.
+const MANY_REFUSED: usize = 100;
 /// Of the session. A lock is held by another writer, and by nobody for long.
 const SESSION: &str = "SET statement_timeout = '5min'; SET lock_timeout = '10s'; \
                        SET idle_in_transaction_session_timeout = '5min'";
@@ -206,14 +209,25 @@ impl PostgresSink {
     async fn write_all(&self, client: &mut Client, batch: &Batch<'_>) -> Result<(), Failure> {
         let Self { tables, statements, .. } = self;
         let transaction = client.transaction().await?;
-        if check_claim(&transaction, tables, statements, batch).await? {
+        if check_claim(&transaction, tables, statements, batch.inventory, batch.claim).await? {
             remove_parts(&transaction, tables, batch.inventory).await?;
         }
         let grown = write::apply(&transaction, tables, statements, batch.inventory, batch.delta).await?;
         let InventoryId { cluster, name, .. } = batch.inventory;
         let namespace = batch.inventory.stored_namespace();
         transaction
-            .execute(&statements.note_export, &[cluster, &namespace, name, &tables.table, &grown])
+            .execute(
+                &statements.note_export,
+                &[
+                    cluster,
+                    &namespace,
+                    name,
+                    &tables.table,
+                    &grown,
+                    &i64::try_from(batch.revision).unwrap_or(i64::MAX),
+                    &batch.coverage,
+                ],
+            )
             .await?;
         Ok(transaction.commit().await?)
     }
@@ -300,13 +314,14 @@ async fn prepare(client: &mut Client, tables: &Tables, create: bool) -> Result<S
         // Locked until the transaction ends: nobody claims between check and commit.
         holder: client
             .prepare(&format!(
-                "SELECT owner, epoch, last_export IS NULL FROM {bindings}
+                "SELECT owner, writer, epoch, last_export IS NULL FROM {bindings}
                  WHERE {place} AND inventory_table = $4 FOR UPDATE"
             ))
             .await?,
         note_export: client
             .prepare(&format!(
-                "UPDATE {bindings} SET last_export = now(), row_count = row_count + $5
+                "UPDATE {bindings} SET last_export = now(), row_count = row_count + $5, revision = $6,
+                     coverage = $7
                  WHERE {place} AND inventory_table = $4"
             ))
             .await?,
@@ -332,28 +347,53 @@ impl Sink for PostgresSink {
         .await
     }
 
-    async fn claim(&self, inventory: &InventoryId, owner: Option<&str>) -> Result<Claim, SinkError> {
+    async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
         self.bounded("claim", async {
             let mut client = self.client.lock().await;
             let transaction = client.transaction().await?;
-            let epoch = claim(&transaction, &self.tables, &self.statements, inventory, owner).await?;
+            let claim = claim(&transaction, &self.tables, &self.statements, inventory, claimant).await?;
             transaction.commit().await?;
-            Ok(Claim { owner: owner.map(ToOwned::to_owned), epoch })
+            Ok(claim)
         })
         .await
     }
 
-    async fn write(&self, batch: &Batch<'_>) -> Result<(), SinkError> {
-        write::check_values(batch)?;
+    async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
+        let mut refused = write::unfit(batch);
         self.bounded("write", async {
             let mut client = self.client.lock().await;
-            match self.write_all(&mut client, batch).await {
-                Err(error) if error.is_about_values() => match write::name_refused(&client, batch).await {
-                    Some(named) => Err(SinkError::new(SinkReason::Refused, named).into()),
-                    None => Err(error),
-                },
-                outcome => outcome,
+            loop {
+                let delta = write::without(batch.delta, &refused);
+                let batch = Batch { delta: &delta, ..*batch };
+                match self.write_all(&mut client, &batch).await {
+                    Err(error) if error.is_about_values() && refused.len() < MANY_REFUSED => {
+                        match write::name_refused(&mut client, &self.statements.upsert, &batch).await {
+                            Some(named) => refused.push(named),
+                            None => return Err(error),
+                        }
+                    }
+                    outcome => return outcome.map(|()| Receipt { checksum: None, refused }),
+                }
             }
+        })
+        .await
+    }
+
+    async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
+        self.bounded("clean", async {
+            let Self { tables, statements, .. } = self;
+            let mut client = self.client.lock().await;
+            let transaction = client.transaction().await?;
+            check_claim(&transaction, tables, statements, inventory, claim).await?;
+            remove_parts(&transaction, tables, inventory).await?;
+            let InventoryId { cluster, name, .. } = inventory;
+            let namespace = inventory.stored_namespace();
+            let place = "cluster = $1 AND inventory_namespace = $2 AND inventory_name = $3";
+            let rows = format!("DELETE FROM {tables} WHERE {place}");
+            transaction.execute(&rows, &[cluster, &namespace, name]).await?;
+            let record = format!("DELETE FROM {} WHERE {place} AND inventory_table = $4", tables.bindings());
+            transaction.execute(&record, &[cluster, &namespace, name, &tables.table]).await?;
+            Ok(transaction.commit().await?)
         })
         .await
     }
@@ -363,7 +403,7 @@ impl Sink for PostgresSink {
 async fn check(client: &Client, tables: &Tables) -> Result<(), Failure> {
     for (table, rights) in [
         (tables.rows(), ["SELECT", "INSERT", "UPDATE", "DELETE"].as_slice()),
-        (tables.bindings(), &["SELECT", "INSERT", "UPDATE"]),
+        (tables.bindings(), &["SELECT", "INSERT", "UPDATE", "DELETE"]),
     ] {
         for right in rights {
             let granted: bool = client
@@ -411,14 +451,14 @@ async fn baseline(
     Ok(baseline)
 }
 
-/// Takes the inventory over. The first owner is recorded; a run without a cluster owns nothing.
+/// Takes the inventory over.
 async fn claim(
     transaction: &Transaction<'_>,
     tables: &Tables,
     statements: &Statements,
     inventory: &InventoryId,
-    owner: Option<&str>,
-) -> Result<i64, Failure> {
+    claimant: &Claimant,
+) -> Result<Claim, Failure> {
     let bindings = tables.bindings();
     let namespace = inventory.stored_namespace();
     let begin = format!(
@@ -426,76 +466,56 @@ async fn claim(
          VALUES ($1, $2, $3, $4, 0) ON CONFLICT DO NOTHING"
     );
     transaction.execute(&begin, &[&inventory.cluster, &namespace, &inventory.name, &tables.table]).await?;
-    let holder = holder(transaction, tables, statements, inventory).await?;
-    let known = holder.as_ref().and_then(|holder| holder.owner.as_deref());
-    check_owner(inventory, known, owner)?;
+    let held = holder(transaction, tables, statements, inventory).await?;
+    let taken = claimant.take(inventory, held.as_ref().map(|(holder, _)| holder))?;
     // Counted here, so that rows that others have added or removed count as well.
     let take = format!(
-        "UPDATE {bindings} SET owner = $5, epoch = epoch + 1, row_count = (
+        "UPDATE {bindings} SET owner = $5, writer = $6, epoch = $7, row_count = (
              SELECT count(*) FROM {tables}
              WHERE cluster = $1 AND inventory_namespace = $2 AND inventory_name = $3)
-         WHERE cluster = $1 AND inventory_namespace = $2 AND inventory_name = $3 AND inventory_table = $4
-         RETURNING epoch"
+         WHERE cluster = $1 AND inventory_namespace = $2 AND inventory_name = $3 AND inventory_table = $4"
     );
-    let place = transaction
-        .query_one(&take, &[&inventory.cluster, &namespace, &inventory.name, &tables.table, &owner])
-        .await?;
-    Ok(place.get(0))
+    let place: [&(dyn ToSql + Sync); 7] = [
+        &inventory.cluster,
+        &namespace,
+        &inventory.name,
+        &tables.table,
+        &taken.owner,
+        &taken.writer.as_str(),
+        &taken.epoch,
+    ];
+    transaction.execute(&take, &place).await?;
+    Ok(taken.claim())
 }
 
-fn check_owner(inventory: &InventoryId, known: Option<&str>, owner: Option<&str>) -> Result<(), SinkError> {
-    let refuse = |why: String| Err(SinkError::new(SinkReason::OwnedByOther, why));
-    match (known, owner) {
-        (Some(known), None) => refuse(format!(
-            "write inventory {inventory}: it belongs to cluster {known}, and rows from files would mix with its \
-             own; use another table or another cluster name"
-        )),
-        (Some(known), Some(owner)) if known != owner => refuse(format!(
-            "write inventory {inventory}: it belongs to cluster {known}, this is cluster {owner}; give each cluster \
-             its own name (spec.cluster of the sink, or --cluster)"
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// Who may write an inventory.
-struct Holder {
-    owner: Option<String>,
-    epoch: i64,
-    never_written: bool,
-}
-
-/// The holder of an inventory, locked until the transaction ends.
+/// The holder of an inventory, locked until the transaction ends, and whether nothing was ever written.
 async fn holder(
     transaction: &Transaction<'_>,
     tables: &Tables,
     statements: &Statements,
     inventory: &InventoryId,
-) -> Result<Option<Holder>, Failure> {
+) -> Result<Option<(Holder, bool)>, Failure> {
     let namespace = inventory.stored_namespace();
     let found = transaction
         .query_opt(&statements.holder, &[&inventory.cluster, &namespace, &inventory.name, &tables.table])
         .await?;
-    Ok(found.map(|row| Holder { owner: row.get(0), epoch: row.get(1), never_written: row.get(2) }))
+    Ok(found.map(|row| {
+        let holder = Holder { owner: row.get(0), writer: Writer::stored(row.get(1)), epoch: row.get(2) };
+        (holder, row.get(3))
+    }))
 }
 
-/// Makes sure that nobody has claimed the inventory since. Answers whether this is the first write ever.
+/// Makes sure that nobody has claimed the inventory since. Answers whether nothing was ever written.
 async fn check_claim(
     transaction: &Transaction<'_>,
     tables: &Tables,
     statements: &Statements,
-    batch: &Batch<'_>,
+    inventory: &InventoryId,
+    claim: &Claim,
 ) -> Result<bool, Failure> {
-    let holder = holder(transaction, tables, statements, batch.inventory).await?;
-    match holder {
-        Some(holder) if holder.owner == batch.claim.owner && holder.epoch == batch.claim.epoch => {
-            Ok(holder.never_written)
-        }
-        _ => {
-            let attempt = format!("write inventory {}: another writer has taken it over", batch.inventory);
-            Err(SinkError::new(SinkReason::Fenced, attempt).into())
-        }
-    }
+    let held = holder(transaction, tables, statements, inventory).await?;
+    Holder::admits(held.as_ref().map(|(holder, _)| holder), inventory, claim)?;
+    Ok(held.is_some_and(|(_, never_written)| never_written))
 }
 
 /// The Go implementation cut large inventories into parts with names of their own, such as

@@ -13,7 +13,8 @@ use std::{
 use async_trait::async_trait;
 use kollect_model::{
     SpecError,
-    batch::{Baseline, Batch, Claim, InventoryId},
+    batch::{Baseline, Batch, InventoryId, Receipt},
+    claim::{Claim, Claimant, Holder, Writer},
     crd::sinks::{KollectDatabaseSinkSpec, ProvisioningMode},
     row::{Row, RowKey, TargetId},
     sink::{Sink, SinkError, SinkReason},
@@ -21,7 +22,7 @@ use kollect_model::{
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, params};
 
 /// Version of the tables, kept in the file's `user_version`.
-const SCHEMA_VERSION: i64 = 2;
+const SCHEMA_VERSION: i64 = 3;
 
 const SCHEMA: &str = "
 CREATE TABLE IF NOT EXISTS inventory (
@@ -50,13 +51,16 @@ CREATE TABLE IF NOT EXISTS kollect_bindings (
     inventory_namespace TEXT NOT NULL,
     inventory_name      TEXT NOT NULL,
     owner               TEXT,
+    writer              TEXT NOT NULL DEFAULT 'cli',
     epoch               INTEGER NOT NULL,
     last_export         TEXT,
+    revision            INTEGER,
     row_count           INTEGER NOT NULL DEFAULT 0,
+    coverage            TEXT,
     PRIMARY KEY (cluster, inventory_namespace, inventory_name)
 );
 PRAGMA application_id = 1263488108;
-PRAGMA user_version = 2;
+PRAGMA user_version = 3;
 ";
 
 /// Files of the first version know owners, and no epochs.
@@ -64,6 +68,14 @@ const FROM_VERSION_1: &str = "
 INSERT INTO kollect_bindings (cluster, inventory_namespace, inventory_name, owner, epoch)
     SELECT cluster, inventory_namespace, inventory_name, owner, 0 FROM kollect_owners;
 DROP TABLE kollect_owners;
+";
+
+/// Those of the second version say nothing about the writer and what it saw.
+const FROM_VERSION_2: &str = "
+ALTER TABLE kollect_bindings ADD COLUMN writer TEXT NOT NULL DEFAULT 'cli';
+ALTER TABLE kollect_bindings ADD COLUMN revision INTEGER;
+ALTER TABLE kollect_bindings ADD COLUMN coverage TEXT;
+PRAGMA user_version = 3;
 ";
 
 /// "Koll": tells our files from those of other programs.
@@ -88,7 +100,7 @@ DELETE FROM inventory WHERE cluster = ?1 AND inventory_namespace = ?2 AND invent
     AND target_name = ?4 AND source_uid = ?5";
 
 const NOTE_EXPORT: &str = "
-UPDATE kollect_bindings SET last_export = ?4, row_count = row_count + ?5
+UPDATE kollect_bindings SET last_export = ?4, row_count = row_count + ?5, revision = ?6, coverage = ?7
 WHERE cluster = ?1 AND inventory_namespace = ?2 AND inventory_name = ?3";
 
 /// How long to wait for another writer.
@@ -162,6 +174,12 @@ enum WriteError {
     Sink(SinkError),
 }
 
+impl From<SinkError> for WriteError {
+    fn from(error: SinkError) -> Self {
+        Self::Sink(error)
+    }
+}
+
 impl From<rusqlite::Error> for WriteError {
     fn from(error: rusqlite::Error) -> Self {
         Self::Sqlite(error)
@@ -195,6 +213,9 @@ fn connect(config: &Config) -> Result<Connection, SinkError> {
         (APPLICATION_ID, 1) => {
             let migration = format!("BEGIN; {SCHEMA} {FROM_VERSION_1} COMMIT");
             connection.execute_batch(&migration).map_err(failed)?;
+        }
+        (APPLICATION_ID, 2) => {
+            connection.execute_batch(&format!("BEGIN; {FROM_VERSION_2} COMMIT")).map_err(failed)?;
         }
         (APPLICATION_ID, other) => {
             let attempt = format!(
@@ -242,22 +263,21 @@ impl Sink for SqliteSink {
         self.with("read", move |connection| baseline(connection, &inventory)).await
     }
 
-    async fn claim(&self, inventory: &InventoryId, owner: Option<&str>) -> Result<Claim, SinkError> {
-        let (inventory, owner) = (inventory.clone(), owner.map(ToOwned::to_owned));
+    async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
+        let (inventory, claimant) = (inventory.clone(), claimant.clone());
         self.with("claim", move |connection| {
             let transaction =
                 connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-            let epoch = claim(&transaction, &inventory, owner.as_deref())?;
+            let claim = claim(&transaction, &inventory, &claimant)?;
             transaction.commit()?;
-            Ok(Claim { owner, epoch })
+            Ok(claim)
         })
         .await
     }
 
-    async fn write(&self, batch: &Batch<'_>) -> Result<(), SinkError> {
-        let inventory = batch.inventory.clone();
-        let claim = batch.claim.clone();
-        let delta = batch.delta.clone();
+    async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
+        let (inventory, claim, delta) = (batch.inventory.clone(), batch.claim.clone(), batch.delta.clone());
+        let (revision, coverage) = (i64::try_from(batch.revision).ok(), batch.coverage.to_owned());
         self.with("write", move |connection| {
             // Taking the write lock first keeps others from claiming between check and write.
             let transaction =
@@ -267,17 +287,44 @@ impl Sink for SqliteSink {
                 transaction
                     .query_row("SELECT strftime('%Y-%m-%dT%H:%M:%fZ', 'now')", [], |row| row.get(0))?;
             // Removals first: a row that moved to another API group keeps its place in the table.
-            for key in &delta.removed {
-                remove(&transaction, &inventory, key)?;
+            for gone in &delta.removed {
+                remove(&transaction, &inventory, &gone.key)?;
             }
-            for row in delta.added.iter().chain(&delta.changed) {
+            for row in delta.rows() {
                 upsert(&transaction, &inventory, row, &now)?;
             }
             let count = |rows: usize| i64::try_from(rows).unwrap_or(i64::MAX);
             let written = count(delta.added.len()) - count(delta.removed.len());
-            let place =
-                params![inventory.cluster, inventory.stored_namespace(), inventory.name, now, written];
-            transaction.prepare_cached(NOTE_EXPORT)?.execute(place)?;
+            transaction.prepare_cached(NOTE_EXPORT)?.execute(params![
+                inventory.cluster,
+                inventory.stored_namespace(),
+                inventory.name,
+                now,
+                written,
+                revision,
+                coverage
+            ])?;
+            transaction.commit()?;
+            Ok(Receipt::default())
+        })
+        .await
+    }
+
+    async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
+        let (inventory, claim) = (inventory.clone(), claim.clone());
+        self.with("clean", move |connection| {
+            let transaction =
+                connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+            check_claim(&transaction, &inventory, &claim)?;
+            for table in ["inventory", "kollect_bindings"] {
+                transaction.execute(
+                    &format!(
+                        "DELETE FROM {table}
+                         WHERE cluster = ?1 AND inventory_namespace = ?2 AND inventory_name = ?3"
+                    ),
+                    params![inventory.cluster, inventory.stored_namespace(), inventory.name],
+                )?;
+            }
             Ok(transaction.commit()?)
         })
         .await
@@ -315,50 +362,41 @@ fn baseline(connection: &Connection, inventory: &InventoryId) -> Result<Baseline
     Ok(baseline)
 }
 
-/// Takes the inventory over. The first owner is recorded; a run without a cluster owns nothing.
+/// Takes the inventory over.
 fn claim(
     transaction: &Transaction<'_>,
     inventory: &InventoryId,
-    owner: Option<&str>,
-) -> Result<i64, WriteError> {
-    let known = binding(transaction, inventory)?;
-    let refuse = |why: String| Err(WriteError::Sink(SinkError::new(SinkReason::OwnedByOther, why)));
-    match (known.as_ref().and_then(|(known, _)| known.as_deref()), owner) {
-        (Some(known), None) => {
-            return refuse(format!(
-                "write inventory {inventory}: it belongs to cluster {known}, and rows from files would mix \
-                 with its own; use another file or another cluster name"
-            ));
-        }
-        (Some(known), Some(owner)) if known != owner => {
-            return refuse(format!(
-                "write inventory {inventory}: it belongs to cluster {known}, this is cluster {owner}; give each \
-                 cluster its own name (spec.cluster of the sink, or --cluster)"
-            ));
-        }
-        _ => {}
-    }
-    let epoch = known.map_or(0, |(_, epoch)| epoch) + 1;
+    claimant: &Claimant,
+) -> Result<Claim, WriteError> {
+    let taken = claimant.take(inventory, holder(transaction, inventory)?.as_ref())?;
     transaction.execute(
-        "INSERT INTO kollect_bindings (cluster, inventory_namespace, inventory_name, owner, epoch)
-         VALUES (?1, ?2, ?3, ?4, ?5)
-         ON CONFLICT DO UPDATE SET owner = excluded.owner, epoch = excluded.epoch",
-        params![inventory.cluster, inventory.stored_namespace(), inventory.name, owner, epoch],
+        "INSERT INTO kollect_bindings (cluster, inventory_namespace, inventory_name, owner, writer, epoch)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+         ON CONFLICT DO UPDATE SET owner = excluded.owner, writer = excluded.writer, epoch = excluded.epoch",
+        params![
+            inventory.cluster,
+            inventory.stored_namespace(),
+            inventory.name,
+            taken.owner,
+            taken.writer.as_str(),
+            taken.epoch
+        ],
     )?;
-    Ok(epoch)
+    Ok(taken.claim())
 }
 
-type Holder = (Option<String>, i64);
-
-/// Owner and epoch of an inventory.
-fn binding(transaction: &Transaction<'_>, inventory: &InventoryId) -> Result<Option<Holder>, WriteError> {
+/// Who may write an inventory.
+fn holder(transaction: &Transaction<'_>, inventory: &InventoryId) -> Result<Option<Holder>, WriteError> {
     let place = params![inventory.cluster, inventory.stored_namespace(), inventory.name];
     Ok(transaction
         .prepare_cached(
-            "SELECT owner, epoch FROM kollect_bindings
+            "SELECT owner, writer, epoch FROM kollect_bindings
              WHERE cluster = ?1 AND inventory_namespace = ?2 AND inventory_name = ?3",
         )?
-        .query_row(place, |row| Ok((row.get(0)?, row.get(1)?)))
+        .query_row(place, |row| {
+            let writer: String = row.get(1)?;
+            Ok(Holder { owner: row.get(0)?, writer: Writer::stored(&writer), epoch: row.get(2)? })
+        })
         .optional()?)
 }
 
@@ -368,11 +406,7 @@ fn check_claim(
     inventory: &InventoryId,
     claim: &Claim,
 ) -> Result<(), WriteError> {
-    if binding(transaction, inventory)? == Some((claim.owner.clone(), claim.epoch)) {
-        return Ok(());
-    }
-    let attempt = format!("write inventory {inventory}: another writer has taken it over");
-    Err(WriteError::Sink(SinkError::new(SinkReason::Fenced, attempt)))
+    Ok(Holder::admits(holder(transaction, inventory)?.as_ref(), inventory, claim)?)
 }
 
 fn upsert(

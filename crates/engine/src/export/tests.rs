@@ -8,7 +8,7 @@ use std::{
 
 use async_trait::async_trait;
 use kollect_model::{
-    batch::Baseline,
+    batch::{Baseline, Receipt},
     crd::shapes::Gvk,
     row::{Row, RowDigest, RowKey},
 };
@@ -81,7 +81,7 @@ impl Sink for Memory {
         }
     }
 
-    async fn claim(&self, _: &InventoryId, owner: Option<&str>) -> Result<Claim, SinkError> {
+    async fn claim(&self, _: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
         if let Some(fault) = self.fault() {
             return Err(failure(fault));
         }
@@ -89,10 +89,10 @@ impl Sink for Memory {
             held.epoch += 1;
             held.epoch
         });
-        Ok(Claim { owner: owner.map(Into::into), epoch })
+        Ok(Claim { owner: claimant.owner.clone(), epoch })
     }
 
-    async fn write(&self, batch: &Batch<'_>) -> Result<(), SinkError> {
+    async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
         if batch.claim.epoch != self.with(|held| held.epoch) {
             return Err(SinkError::new(SinkReason::Fenced, "somebody else has claimed it"));
         }
@@ -107,15 +107,27 @@ impl Sink for Memory {
             if !held.drifted {
                 assert!(delta.added.iter().all(|row| known(&row.key).is_none()), "added what was there");
                 let differs = |row: &Arc<Row>| known(&row.key).is_some_and(|digest| digest != row.digest);
-                assert!(delta.changed.iter().all(differs), "wrote an unchanged row");
-                assert!(delta.removed.iter().all(|key| known(key).is_some()), "removed what was not there");
+                assert!(delta.changed.iter().all(|row| differs(&row.after)), "wrote an unchanged row");
+                assert!(
+                    delta.removed.iter().all(|row| known(&row.key).is_some()),
+                    "removed what was not there"
+                );
             }
-            for row in delta.added.iter().chain(&delta.changed) {
+            for row in delta.rows() {
                 held.rows.insert(row.key.clone(), row.digest);
             }
-            held.rows.retain(|key, _| !delta.removed.contains(key));
+            delta.removed.iter().for_each(|row| drop(held.rows.remove(&row.key)));
         });
-        fault.map_or(Ok(()), |fault| Err(failure(fault)))
+        fault.map_or(Ok(Receipt::default()), |fault| Err(failure(fault)))
+    }
+
+    async fn forget(&self, _: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
+        if let Some(fault) = self.fault() {
+            return Err(failure(fault));
+        }
+        assert_eq!(claim.epoch, self.with(|held| held.epoch));
+        self.with(|held| held.rows.clear());
+        Ok(())
     }
 }
 
@@ -142,7 +154,7 @@ fn row(kind: &str, uid: usize, value: usize) -> Row {
 fn binding(min_change: Duration, audit: Option<Duration>) -> Binding {
     Binding {
         inventory: InventoryId { cluster: String::new(), namespace: Some("team".into()), name: "i".into() },
-        owner: None,
+        claimant: Claimant::default(),
         targets: vec![target()],
         cadence: Cadence { min_change, audit },
         rest: Sight::Everything,

@@ -18,6 +18,7 @@ use kollect_engine::{
 };
 use kollect_model::{
     batch::InventoryId,
+    claim::Claimant,
     row::{Row, TargetId},
 };
 use kollect_sinks::Plan;
@@ -217,7 +218,8 @@ async fn deliver(
     snapshot: &Snapshot,
 ) -> anyhow::Result<Outcome> {
     let sink = kollect_sinks::open(plan).await?;
-    Ok(export(&*sink, inventory, owner, snapshot).await?)
+    let claimant = Claimant { owner: owner.map(ToOwned::to_owned), ..Claimant::default() };
+    Ok(export(&*sink, inventory, &claimant, snapshot).await?)
 }
 
 /// What people look for: by target, then by name.
@@ -236,9 +238,12 @@ fn changes(outcome: &Outcome, snapshot: &Snapshot) -> Vec<String> {
     }
     let place = |row: &Row| format!("{} {}/{}", row.key.kind, row.key.namespace, row.name);
     let added = delta.added.iter().map(|row| format!("+ {}", place(row)));
-    let changed = delta.changed.iter().map(|row| format!("~ {}", place(row)));
-    let removed = delta.removed.iter().map(|key| format!("- {} {}/{}", key.kind, key.namespace, key.uid));
-    let total = delta.added.len() + delta.changed.len() + delta.removed.len();
+    let changed = delta.changed.iter().map(|row| format!("~ {}", place(&row.after)));
+    let removed = delta.removed.iter().map(|gone| {
+        let key = &gone.key;
+        format!("- {} {}/{}", key.kind, key.namespace, key.uid)
+    });
+    let total = delta.len();
     let more = (total > NAMED_CHANGES).then(|| format!("… and {} more", total - NAMED_CHANGES));
     added.chain(changed).chain(removed).take(NAMED_CHANGES).chain(more).collect()
 }

@@ -6,7 +6,7 @@ use kollect_engine::{
     schedule::{Cadence, Intervals},
     store::StoreReader,
 };
-use kollect_model::batch::InventoryId;
+use kollect_model::{batch::InventoryId, claim::Claimant};
 use kollect_sinks::{Plan, destination_name, plan_destination};
 use tokio::{sync::watch, task::JoinSet};
 
@@ -101,7 +101,7 @@ pub(crate) fn follow(
         for Destination { name, id, plan, cadence } in sinks {
             let binding = Binding {
                 inventory: id,
-                owner: Some(owner.to_owned()),
+                claimant: Claimant { owner: Some(owner.to_owned()), ..Claimant::default() },
                 targets: inventory.targets.clone(),
                 cadence,
                 rest: rest(source, settings),

@@ -65,9 +65,12 @@ const BINDING_COLUMNS: &str = "
     inventory_namespace text NOT NULL,
     inventory_name text NOT NULL,
     owner text,
+    writer text NOT NULL DEFAULT 'cli',
     epoch bigint NOT NULL,
     last_export timestamp with time zone,
+    revision bigint,
     row_count bigint NOT NULL DEFAULT 0,
+    coverage text,
     PRIMARY KEY (inventory_table, cluster, inventory_namespace, inventory_name)";
 
 /// Names of the tables. Printed quoted, the way SQL takes them.
@@ -197,6 +200,11 @@ impl Found {
                     format!("{} is the table of another program: use another schema", tables.bindings());
                 return Err(SinkError::new(SinkReason::Incompatible, attempt));
             }
+            Some(bindings) if !bindings.columns.contains_key("coverage") => statements.push(format!(
+                "ALTER TABLE {} ADD COLUMN writer text NOT NULL DEFAULT 'cli', ADD COLUMN revision bigint, \
+                 ADD COLUMN coverage text",
+                tables.bindings()
+            )),
             Some(_) => {}
         }
         Ok(statements)

@@ -7,9 +7,8 @@ use std::{collections::HashSet, pin::pin, time::SystemTime};
 
 use futures::future::try_join_all;
 use kollect_model::{
-    batch::{Batch, Delta, InventoryId},
+    batch::{Batch, Delta, InventoryId, Refusal, Removed},
     row::{Row, RowKey},
-    sink::{SinkError, SinkReason},
 };
 use tokio_postgres::{
     Client, Statement, Transaction,
@@ -132,7 +131,7 @@ fn count(rows: usize) -> i64 {
 /// One statement cannot write a row twice; the last of equal keys wins, as it would one by one.
 fn last_of_each(delta: &Delta) -> Vec<&Row> {
     let mut seen = HashSet::with_capacity(delta.added.len() + delta.changed.len());
-    let all = delta.added.iter().chain(&delta.changed).map(AsRef::as_ref);
+    let all = delta.rows().map(AsRef::as_ref);
     let mut rows: Vec<&Row> =
         all.rev().filter(|row: &&Row| seen.insert((&*row.key.target.name, &*row.key.uid))).collect();
     rows.reverse();
@@ -146,19 +145,19 @@ async fn remove(
     tables: &Tables,
     statement: &Statement,
     inventory: &InventoryId,
-    removed: &[RowKey],
+    removed: &[Removed],
 ) -> Result<i64, Failure> {
     let InventoryId { cluster, name, .. } = inventory;
     let namespace = inventory.stored_namespace();
     let removed = if removed.len() <= FEW_ROWS {
-        let one = async |key: &RowKey| {
+        let one = async |Removed { key, .. }: &Removed| {
             let key: [&(dyn ToSql + Sync); 5] = [cluster, &namespace, name, &&*key.target.name, &&*key.uid];
             transaction.execute(statement, &key).await
         };
         try_join_all(removed.iter().map(one)).await?.iter().sum()
     } else {
-        let targets: Vec<&str> = removed.iter().map(|key| &*key.target.name).collect();
-        let uids: Vec<&str> = removed.iter().map(|key| &*key.uid).collect();
+        let targets: Vec<&str> = removed.iter().map(|gone| &*gone.key.target.name).collect();
+        let uids: Vec<&str> = removed.iter().map(|gone| &*gone.key.uid).collect();
         transaction.batch_execute("SET LOCAL enable_nestloop = off").await?;
         transaction.execute(&delete_arrays(tables), &[cluster, &namespace, name, &targets, &uids]).await?
     };
@@ -269,44 +268,61 @@ async fn copy(
     Ok(())
 }
 
-/// Names the first row that PostgreSQL cannot hold: its texts have no NUL character.
-pub(super) fn check_values(batch: &Batch<'_>) -> Result<(), SinkError> {
-    let bad = batch.delta.added.iter().chain(&batch.delta.changed).find(|row| has_nul(row));
-    bad.map_or(Ok(()), |row| {
-        let why = "a NUL character (\\u0000), which PostgreSQL cannot store; leave it out of the attributes";
-        Err(SinkError::new(SinkReason::Refused, refusal(batch.inventory, row, why)))
-    })
+/// Rows that PostgreSQL cannot hold: its texts have no NUL character.
+pub(super) fn unfit(batch: &Batch<'_>) -> Vec<Refusal> {
+    let why = "a NUL character (\\u0000), which PostgreSQL cannot store; leave it out of the attributes";
+    batch.delta.rows().filter(|row| has_nul(row)).map(|row| refusal(batch.inventory, row, why)).collect()
 }
 
-/// Names the row whose value the server has refused, by asking about halves; `None` if it would take
+/// A delta without the rows that were refused.
+pub(super) fn without(delta: &Delta, refused: &[Refusal]) -> Delta {
+    let mut delta = delta.clone();
+    if !refused.is_empty() {
+        let refused: HashSet<&RowKey> = refused.iter().map(|refusal| &refusal.key).collect();
+        delta.added.retain(|row| !refused.contains(&row.key));
+        delta.changed.retain(|changed| !refused.contains(&changed.after.key));
+    }
+    delta
+}
+
+/// The row that the server has refused, by trying halves without keeping them; `None` if it would take
 /// each of them.
-pub(super) async fn name_refused(client: &Client, batch: &Batch<'_>) -> Option<String> {
+pub(super) async fn name_refused(
+    client: &mut Client,
+    upsert: &Statement,
+    batch: &Batch<'_>,
+) -> Option<Refusal> {
     let all = last_of_each(batch.delta);
-    let refuses = async |rows: &[&Row]| {
-        let payloads: Vec<Json<&Row>> = rows.iter().map(|row| Json(*row)).collect();
-        let asked = client.execute("SELECT count(*) FROM unnest($1::jsonb[])", &[&payloads]).await;
-        asked.is_err_and(|error| Failure::from(error).is_about_values())
-    };
     let mut rows = all.as_slice();
-    if !refuses(rows).await {
+    if !refuses(client, upsert, batch, rows).await {
         return None;
     }
     while rows.len() > 1 {
         let (first, second) = rows.split_at(rows.len() / 2);
-        rows = if refuses(first).await { first } else { second };
+        rows = if refuses(client, upsert, batch, first).await { first } else { second };
     }
-    let why = "a value that PostgreSQL cannot store; leave it out of the attributes";
+    let why = "a value that the table cannot store; leave it out of the attributes";
     rows.first().map(|row| refusal(batch.inventory, row, why))
 }
 
+/// Tries to write rows, and forgets them.
+async fn refuses(client: &mut Client, upsert: &Statement, batch: &Batch<'_>, rows: &[&Row]) -> bool {
+    let outcome = async {
+        let transaction = client.transaction().await?;
+        for rows in rows.chunks(FEW_ROWS) {
+            merge_arrays(&transaction, upsert, batch.inventory, rows).await?;
+        }
+        Ok::<_, Failure>(transaction.rollback().await?)
+    };
+    outcome.await.is_err_and(|error| error.is_about_values())
+}
+
 /// What is said about a row that is refused.
-fn refusal(inventory: &InventoryId, row: &Row, why: &str) -> String {
-    let RowKey { target, kind, namespace, uid, .. } = &row.key;
-    let slash = if namespace.is_empty() { "" } else { "/" };
-    format!(
-        "write inventory {inventory}: {kind} {namespace}{slash}{} of target {target} (uid {uid}) holds {why}",
-        row.name
-    )
+fn refusal(inventory: &InventoryId, row: &Row, why: &str) -> Refusal {
+    Refusal {
+        key: row.key.clone(),
+        why: format!("write inventory {inventory}: {} holds {why}", row.described()),
+    }
 }
 
 fn has_nul(row: &Row) -> bool {

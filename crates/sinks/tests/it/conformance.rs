@@ -1,10 +1,11 @@
-//! What every sink of rows must do, told once. The tests of each sink run it against the real thing.
+//! What every sink that can be read back must do, told once. The tests of each sink run it against the real thing.
 
 use std::sync::Arc;
 
 use kollect_model::{
-    batch::{Baseline, Batch, Delta, InventoryId},
-    row::{Row, RowDigest, RowKey, TargetId},
+    batch::{Baseline, Batch, Changed, Delta, InventoryId, Receipt, Removed},
+    claim::{Claimant, TakeOver, Writer},
+    row::{Row, RowKey, TargetId},
     sink::{ErrorClass, Sink, SinkError, SinkReason},
 };
 use serde_json::value::RawValue;
@@ -32,15 +33,30 @@ pub(crate) fn added(rows: &[Arc<Row>]) -> Delta {
     Delta { added: rows.to_vec(), ..Delta::default() }
 }
 
+/// A row that is no longer there.
+pub(crate) fn gone(row: &Row) -> Removed {
+    Removed { key: row.key.clone(), before: None }
+}
+
+/// A row that was different.
+pub(crate) fn changed(after: &Arc<Row>) -> Changed {
+    Changed { before: None, after: after.clone() }
+}
+
+/// A run of the command line in a cluster.
+pub(crate) fn claimant(owner: Option<&str>) -> Claimant {
+    Claimant { owner: owner.map(ToOwned::to_owned), ..Claimant::default() }
+}
+
 /// Claims and writes.
 pub(crate) async fn write(
     sink: &dyn Sink,
     inventory: &InventoryId,
     owner: Option<&str>,
     delta: &Delta,
-) -> Result<(), SinkError> {
-    let claim = sink.claim(inventory, owner).await?;
-    sink.write(&Batch { inventory, claim: &claim, delta }).await
+) -> Result<Receipt, SinkError> {
+    let claim = sink.claim(inventory, &claimant(owner)).await?;
+    sink.write(&Batch::new(inventory, &claim, delta)).await
 }
 
 /// What a sink must hold if it holds these rows.
@@ -60,85 +76,127 @@ pub(crate) async fn assert_holds<'a>(
     assert_eq!((held.len(), wrong), (expected.len(), Vec::new()));
 }
 
-/// Runs all of it. `open` opens the same, at first empty, place again and again; `sql` runs a
-/// statement there as somebody else would, on a table `inventory`.
-pub(crate) async fn conformance(open: impl AsyncFn() -> Box<dyn Sink>, sql: impl AsyncFn(&str) -> String) {
-    let sink = open().await;
+/// Where a sink writes, as others see it. It is empty at first.
+pub(crate) trait Place {
+    /// Opens it, again and again.
+    async fn open(&self) -> Box<dyn Sink>;
+
+    /// Everything that a reader can see of the inventory team/all, with all times that are kept.
+    async fn seen(&self) -> String;
+
+    /// Somebody removes row u1 of inventory team/all, spoils row u2, and may add others.
+    async fn meddle(&self);
+
+    /// The attributes of a row of inventory team/awkward, as JSON.
+    async fn attributes(&self, uid: &str) -> String;
+}
+
+/// A database: `open` opens it, `sql` runs a statement there as somebody else would, on a table
+/// `inventory`.
+pub(crate) struct Sql<O, S> {
+    pub(crate) open: O,
+    pub(crate) sql: S,
+}
+
+impl<O: AsyncFn() -> Box<dyn Sink>, S: AsyncFn(&str) -> String> Place for Sql<O, S> {
+    async fn open(&self) -> Box<dyn Sink> {
+        (self.open)().await
+    }
+
+    async fn seen(&self) -> String {
+        (self.sql)("SELECT * FROM inventory WHERE inventory_name = 'all' ORDER BY source_uid").await
+    }
+
+    async fn meddle(&self) {
+        (self.sql)("DELETE FROM inventory WHERE source_uid = 'u1'").await;
+        (self.sql)("UPDATE inventory SET row_digest = 'spoilt' WHERE source_uid = 'u2'").await;
+        (self.sql)(
+            "INSERT INTO inventory SELECT cluster, inventory_namespace, inventory_name, target_name, \
+             'foreign', target_namespace, api_group, api_version, kind, namespace, name, \
+             resource_namespace, payload, '1f', first_seen_at, changed_at, exported_at \
+             FROM inventory WHERE source_uid = 'u2'",
+        )
+        .await;
+    }
+
+    async fn attributes(&self, uid: &str) -> String {
+        let place = format!("inventory_name = 'awkward' AND source_uid = '{uid}'");
+        (self.sql)(&format!("SELECT payload -> 'attributes' FROM inventory WHERE {place}")).await
+    }
+}
+
+/// Runs all of it.
+pub(crate) async fn conformance(place: &impl Place) {
+    let sink = place.open().await;
     sink.check().await.unwrap();
-    fill_change_and_remove(&*sink, &sql).await;
-    reopened_nothing_has_changed(&open, &sql).await;
-    others_are_noticed(&*sink, &sql).await;
+    fill_change_and_remove(&*sink, place).await;
+    reopened_nothing_has_changed(place).await;
+    others_are_noticed(&*sink, place).await;
     side_by_side(&*sink).await;
     a_moved_row_stays(&*sink).await;
-    late_writers_are_fenced(&*sink, &*open().await).await;
+    late_writers_are_fenced(&*sink, &*place.open().await).await;
     owners_are_respected(&*sink).await;
-    awkward_values(&*sink, &sql).await;
+    w9_w61_nothing_is_left_of_a_forgotten_inventory(&*sink).await;
+    awkward_values(&*sink, place).await;
     many_rows(&*sink).await;
 }
 
-const TIMES: &str = "SELECT first_seen_at, changed_at, exported_at FROM inventory \
-                     WHERE inventory_name = 'all' AND source_uid = 'u1'";
-
-async fn fill_change_and_remove(sink: &dyn Sink, sql: &impl AsyncFn(&str) -> String) {
+async fn fill_change_and_remove(sink: &dyn Sink, place: &impl Place) {
     let all = inventory("", "all");
     assert_eq!(sink.baseline(&all).await.unwrap(), Baseline::new(), "empty at first");
     let (one, two, three) = (row("u1", r#"{"n":1}"#), row("u2", "{}"), row("u3", "{}"));
     let first = added(&[one.clone(), two.clone(), three.clone()]);
     write(sink, &all, Some("c1"), &first).await.unwrap();
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&one, &two, &three]));
-    let times = sql(TIMES).await;
+    let seen = place.seen().await;
 
     // The same again, as after an answer that never arrived.
     write(sink, &all, Some("c1"), &first).await.unwrap();
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&one, &two, &three]));
-    assert_eq!(sql(TIMES).await, times, "what has not changed is not touched");
+    assert_eq!(place.seen().await, seen, "what has not changed is not touched");
 
-    let changed = row("u2", r#"{"n":2}"#);
-    let next = Delta { changed: vec![changed.clone()], removed: vec![three.key.clone()], ..Delta::default() };
+    let second = row("u2", r#"{"n":2}"#);
+    let next = Delta { changed: vec![changed(&second)], removed: vec![gone(&three)], ..Delta::default() };
     for _ in 0..2 {
         write(sink, &all, Some("c1"), &next).await.unwrap();
-        assert_eq!(sink.baseline(&all).await.unwrap(), holding([&one, &changed]));
+        assert_eq!(sink.baseline(&all).await.unwrap(), holding([&one, &second]));
     }
-    assert_eq!(sql(TIMES).await, times, "other rows change, this one does not");
+    assert_ne!(place.seen().await, seen);
 
-    let nothing = Delta::default();
-    write(sink, &all, Some("c1"), &nothing).await.unwrap();
-    assert_eq!(sink.baseline(&all).await.unwrap(), holding([&one, &changed]));
+    write(sink, &all, Some("c1"), &Delta::default()).await.unwrap();
+    assert_eq!(sink.baseline(&all).await.unwrap(), holding([&one, &second]));
 }
 
-async fn reopened_nothing_has_changed(
-    open: &impl AsyncFn() -> Box<dyn Sink>,
-    sql: &impl AsyncFn(&str) -> String,
-) {
+async fn reopened_nothing_has_changed(place: &impl Place) {
     let all = inventory("", "all");
-    let before = sql("SELECT * FROM inventory ORDER BY source_uid").await;
-    let sink = open().await;
+    let before = place.seen().await;
+    let sink = place.open().await;
     assert_eq!(
         sink.baseline(&all).await.unwrap(),
         holding([&row("u1", r#"{"n":1}"#), &row("u2", r#"{"n":2}"#)])
     );
-    sink.claim(&all, Some("c1")).await.unwrap();
-    assert_eq!(sql("SELECT * FROM inventory ORDER BY source_uid").await, before);
+    write(&*sink, &all, Some("c1"), &Delta::default()).await.unwrap();
+    assert_eq!(place.seen().await, before);
 }
 
-async fn others_are_noticed(sink: &dyn Sink, sql: &impl AsyncFn(&str) -> String) {
+async fn others_are_noticed(sink: &dyn Sink, place: &impl Place) {
     let all = inventory("", "all");
-    sql("DELETE FROM inventory WHERE source_uid = 'u1'").await;
-    sql("UPDATE inventory SET row_digest = 'spoilt' WHERE source_uid = 'u2'").await;
-    sql(
-        "INSERT INTO inventory SELECT cluster, inventory_namespace, inventory_name, target_name, 'foreign', \
-         target_namespace, api_group, api_version, kind, namespace, name, resource_namespace, payload, '1f', \
-         first_seen_at, changed_at, exported_at FROM inventory WHERE source_uid = 'u2'",
-    )
-    .await;
-    let (two, foreign) = (row("u2", r#"{"n":2}"#), row("foreign", "{}"));
+    let (one, two) = (row("u1", r#"{"n":1}"#), row("u2", r#"{"n":2}"#));
+    place.meddle().await;
     let held = sink.baseline(&all).await.unwrap();
-    let expected = [(two.key.clone(), RowDigest(0)), (foreign.key.clone(), RowDigest(0x1f))];
-    assert_eq!(held, expected.into());
+    assert_ne!(held.get(&one.key), Some(&one.digest), "removed by somebody");
+    assert_ne!(held.get(&two.key), Some(&two.digest), "spoilt by somebody");
 
-    let one = row("u1", r#"{"n":1}"#);
-    let repair =
-        Delta { added: vec![one.clone()], changed: vec![two.clone()], removed: vec![foreign.key.clone()] };
+    let mut repair = Delta::default();
+    let foreign = held.keys().filter(|key| **key != one.key && **key != two.key);
+    repair.removed = foreign.map(|key| Removed { key: key.clone(), before: None }).collect();
+    for row in [&one, &two] {
+        if held.contains_key(&row.key) {
+            repair.changed.push(changed(row));
+        } else {
+            repair.added.push(row.clone());
+        }
+    }
     write(sink, &all, Some("c1"), &repair).await.unwrap();
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&one, &two]));
 }
@@ -156,8 +214,8 @@ async fn side_by_side(sink: &dyn Sink) {
         assert_eq!(sink.baseline(place).await.unwrap(), holding([row]), "{place:?}");
     }
     assert_eq!(sink.baseline(&cluster_wide).await.unwrap(), Baseline::new());
-    let gone = Delta { removed: vec![rows[0].key.clone()], ..Delta::default() };
-    write(sink, &places[0], Some("owner of "), &gone).await.unwrap();
+    let removal = Delta { removed: vec![gone(&rows[0])], ..Delta::default() };
+    write(sink, &places[0], Some("owner of "), &removal).await.unwrap();
     assert_eq!(sink.baseline(&places[0]).await.unwrap(), Baseline::new());
     assert_eq!(sink.baseline(&places[1]).await.unwrap(), holding([&rows[1]]));
     assert_eq!(sink.baseline(&places[2]).await.unwrap(), holding([&rows[2]]));
@@ -169,24 +227,24 @@ async fn a_moved_row_stays(sink: &dyn Sink) {
     write(sink, &place, None, &added(std::slice::from_ref(&old))).await.unwrap();
     let key = RowKey { group: "extensions".into(), ..old.key.clone() };
     let new = Arc::new(Row::new(key, "v1".into(), "cart".into(), old.attributes.clone()));
-    let delta = Delta { added: vec![new.clone()], removed: vec![old.key.clone()], ..Delta::default() };
+    let delta = Delta { added: vec![new.clone()], removed: vec![gone(&old)], ..Delta::default() };
     write(sink, &place, None, &delta).await.unwrap();
     assert_eq!(sink.baseline(&place).await.unwrap(), holding([&new]));
 }
 
 async fn late_writers_are_fenced(early: &dyn Sink, late: &dyn Sink) {
     let place = inventory("", "fenced");
-    let old = early.claim(&place, Some("c1")).await.unwrap();
-    let new = late.claim(&place, Some("c1")).await.unwrap();
+    let old = early.claim(&place, &claimant(Some("c1"))).await.unwrap();
+    let new = late.claim(&place, &claimant(Some("c1"))).await.unwrap();
     assert!(new.epoch > old.epoch);
     let (one, two) = (row("u1", "{}"), row("u2", "{}"));
     let first = added(std::slice::from_ref(&one));
-    let refused = early.write(&Batch { inventory: &place, claim: &old, delta: &first }).await.unwrap_err();
+    let refused = early.write(&Batch::new(&place, &old, &first)).await.unwrap_err();
     assert_eq!((refused.reason, refused.class()), (SinkReason::Fenced, ErrorClass::Terminal));
     assert_eq!(early.baseline(&place).await.unwrap(), Baseline::new());
-    late.write(&Batch { inventory: &place, claim: &new, delta: &first }).await.unwrap();
-    let removal = Delta { added: vec![two], removed: vec![one.key.clone()], ..Delta::default() };
-    early.write(&Batch { inventory: &place, claim: &old, delta: &removal }).await.unwrap_err();
+    late.write(&Batch::new(&place, &new, &first)).await.unwrap();
+    let removal = Delta { added: vec![two], removed: vec![gone(&one)], ..Delta::default() };
+    early.write(&Batch::new(&place, &old, &removal)).await.unwrap_err();
     assert_eq!(late.baseline(&place).await.unwrap(), holding([&one]));
 }
 
@@ -196,56 +254,84 @@ async fn owners_are_respected(sink: &dyn Sink) {
     // Whoever has no cluster owns nothing, so the first cluster may take it.
     write(sink, &place, None, &Delta::default()).await.unwrap();
     write(sink, &place, Some("c1"), &added(std::slice::from_ref(&one))).await.unwrap();
-    let held = sink.claim(&place, Some("c1")).await.unwrap();
+    let held = sink.claim(&place, &claimant(Some("c1"))).await.unwrap();
     for other in [Some("c2"), None] {
-        let refused = sink.claim(&place, other).await.unwrap_err();
+        let refused = sink.claim(&place, &claimant(other)).await.unwrap_err();
         assert_eq!((refused.reason, refused.class()), (SinkReason::OwnedByOther, ErrorClass::Terminal));
         assert!(refused.to_string().contains("c1"), "{refused}");
     }
     assert_eq!(sink.baseline(&place).await.unwrap(), holding([&one]));
     // A refused claim has not fenced the owner either.
-    sink.write(&Batch { inventory: &place, claim: &held, delta: &Delta::default() }).await.unwrap();
+    sink.write(&Batch::new(&place, &held, &Delta::default())).await.unwrap();
+
+    let operator = Claimant { writer: Writer::Operator, ..claimant(Some("c1")) };
+    sink.claim(&place, &operator).await.unwrap();
+    let refused = sink.claim(&place, &claimant(Some("c1"))).await.unwrap_err();
+    assert!(refused.to_string().contains("--take-over"), "{refused}");
+    let rebuilt = Claimant { take_over: TakeOver::From("c1".into()), ..claimant(Some("c2")) };
+    let taken = sink.claim(&place, &rebuilt).await.unwrap();
+    sink.write(&Batch::new(&place, &taken, &Delta::default())).await.unwrap();
+    let refused = sink.claim(&place, &operator).await.unwrap_err();
+    assert!(refused.to_string().contains("c2"), "{refused}");
 }
 
-async fn awkward_values(sink: &dyn Sink, sql: &impl AsyncFn(&str) -> String) {
-    let place = inventory("", "it's \"awkward\" 🦀");
+async fn w9_w61_nothing_is_left_of_a_forgotten_inventory(sink: &dyn Sink) {
+    let (place, sibling) = (inventory("", "forgotten"), inventory("", "forgotten-not"));
+    let one = row("u1", "{}");
+    let delta = added(std::slice::from_ref(&one));
+    write(sink, &sibling, Some("c1"), &delta).await.unwrap();
+    write(sink, &place, Some("c1"), &delta).await.unwrap();
+    let late = sink.claim(&place, &claimant(Some("c1"))).await.unwrap();
+    let claim = sink.claim(&place, &claimant(Some("c1"))).await.unwrap();
+    assert_eq!(sink.forget(&place, &late).await.unwrap_err().reason, SinkReason::Fenced);
+    assert_eq!(sink.baseline(&place).await.unwrap(), holding([&one]));
+    sink.forget(&place, &claim).await.unwrap();
+    assert_eq!(sink.baseline(&place).await.unwrap(), Baseline::new());
+    assert_eq!(sink.baseline(&sibling).await.unwrap(), holding([&one]));
+    assert_eq!(sink.write(&Batch::new(&place, &claim, &delta)).await.unwrap_err().reason, SinkReason::Fenced);
+    // Whoever comes next finds an unowned place.
+    write(sink, &place, Some("c2"), &delta).await.unwrap();
+}
+
+async fn awkward_values(sink: &dyn Sink, place: &impl Place) {
+    let awkward = inventory("", "awkward");
     let large = format!(r#"{{"text":"{}"}}"#, "x".repeat(1 << 20));
     let deep = format!(r#"{{"deep":{}1{}}}"#, "[".repeat(100), "]".repeat(100));
+    let quotes = r#"{"<&>":"yes: - #","s":"it's \"quoted\" \\ \\u0000 $1 \t\n\r; --","🦀":"ü€\u007f"}"#;
+    let integers = r#"{"max":9223372036854775807,"min":-9223372036854775808,"u":18446744073709551615}"#;
     let rows = [
-        row("quotes", r#"{"s":"it's \"quoted\" \\ \\u0000 $1 \t\n\r; --","🦀":"ü€\u007f"}"#),
-        row("integer", r#"{"max":9223372036854775807,"min":-9223372036854775808,"u":18446744073709551615}"#),
+        row("quotes", quotes),
+        row("integers", integers),
         row("numbers", r#"{"e":1.0e-7,"f":0.1,"z":0}"#),
+        row("words", r#"{"no":"no","null":"null","nul":null,"one":"1","t":"true","time":"2026-01-01"}"#),
         row("nothing", r#"{"a":null,"b":"","c":[],"d":{},"e":false}"#),
         row("uid with ' and \" and \\ and 🦀", "{}"),
         row("deep", &deep),
         row("large", &large),
     ];
-    write(sink, &place, None, &added(&rows)).await.unwrap();
-    assert_eq!(sink.baseline(&place).await.unwrap(), holding(&rows));
-    let max =
-        sql("SELECT payload -> 'attributes' ->> 'max' FROM inventory WHERE source_uid = 'integer'").await;
-    assert_eq!(max.trim(), i64::MAX.to_string());
-    let length =
-        sql("SELECT length(payload -> 'attributes' ->> 'text') FROM inventory WHERE source_uid = 'large'")
-            .await;
-    assert_eq!(length.trim(), (1 << 20).to_string());
-
-    // A NUL character is kept, or the row is named and nothing at all is written.
-    let nul = row("nul", r#"{"s":"a\u0000b"}"#);
-    let delta = Delta {
-        added: vec![row("beside", "{}"), nul.clone()],
-        removed: vec![rows[0].key.clone()],
-        ..Delta::default()
-    };
-    match write(sink, &place, None, &delta).await {
-        Ok(()) => assert!(sink.baseline(&place).await.unwrap().contains_key(&nul.key)),
-        Err(refused) => {
-            assert_eq!((refused.reason, refused.class()), (SinkReason::Refused, ErrorClass::Terminal));
-            let text = refused.to_string();
-            assert!(text.contains("Deployment shop/cart") && text.contains("uid nul"), "{text}");
-            assert_eq!(sink.baseline(&place).await.unwrap(), holding(&rows));
-        }
+    write(sink, &awkward, None, &added(&rows)).await.unwrap();
+    assert_eq!(sink.baseline(&awkward).await.unwrap(), holding(&rows));
+    for (uid, expected) in [("quotes", quotes), ("integers", integers), ("large", &large)] {
+        let parse = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+        assert_eq!(parse(&place.attributes(uid).await), parse(expected), "{uid}");
     }
+
+    // A NUL character is kept, or its row is named and all others are written.
+    let nul = row("nul", r#"{"s":"a\u0000b"}"#);
+    let beside = row("beside", "{}");
+    let delta =
+        Delta { added: vec![beside.clone(), nul.clone()], removed: vec![gone(&rows[0])], ..Delta::default() };
+    let receipt = write(sink, &awkward, None, &delta).await.unwrap();
+    let written = rows[1..].iter().chain([&beside]).chain(receipt.refused.is_empty().then_some(&nul));
+    assert_eq!(sink.baseline(&awkward).await.unwrap(), holding(written));
+    for refused in &receipt.refused {
+        assert_eq!(refused.key, nul.key);
+        assert!(refused.why.contains("Deployment shop/cart") && refused.why.contains("uid nul"));
+    }
+    // Longer than any path segment or subject token may be.
+    let odd = InventoryId { namespace: None, ..inventory("it's \"odd\"/.. 🦀", &"n".repeat(253)) };
+    write(sink, &odd, None, &added(&rows[..1])).await.unwrap();
+    assert_eq!(sink.baseline(&odd).await.unwrap().len(), 1);
 }
 
 async fn many_rows(sink: &dyn Sink) {
@@ -259,18 +345,18 @@ async fn many_rows(sink: &dyn Sink) {
     assert_holds(sink, &place, &first).await;
 
     // All of them again, most of them changed, some gone, some new.
-    let (gone, kept) = second.split_at(1000);
+    let (left, kept) = second.split_at(1000);
     let new = row("new", "{}");
     let delta = Delta {
         added: vec![new.clone()],
-        changed: kept.to_vec(),
-        removed: gone.iter().map(|row| row.key.clone()).collect(),
+        changed: kept.iter().map(changed).collect(),
+        removed: left.iter().map(|row| gone(row)).collect(),
     };
     for _ in 0..2 {
         write(sink, &place, None, &delta).await.unwrap();
         assert_holds(sink, &place, kept.iter().chain([&new])).await;
     }
-    let all = kept.iter().chain([&new]).map(|row| row.key.clone()).collect();
+    let all = kept.iter().chain([&new]).map(|row| gone(row)).collect();
     write(sink, &place, None, &Delta { removed: all, ..Delta::default() }).await.unwrap();
     assert_eq!(sink.baseline(&place).await.unwrap(), Baseline::new());
 }

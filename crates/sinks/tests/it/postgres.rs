@@ -4,14 +4,16 @@ use std::{error::Error, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kollect_model::{
-    batch::{Baseline, Batch, Delta},
+    batch::{Baseline, Batch, Delta, Removed},
     sink::{ErrorClass, Sink, SinkError, SinkReason, SinkSpec},
 };
 use kollect_sinks::{Plan, Secrets, open, plan, plan_destination};
 use kollect_testbed::Postgres;
 use serde_json::{Value, json};
 
-use crate::conformance::{added, assert_holds, conformance, holding, inventory, row, write};
+use crate::conformance::{
+    Sql, added, assert_holds, changed, claimant, conformance, gone, holding, inventory, row, write,
+};
 
 /// A place of its own on the shared server.
 fn schema(name: &str) -> &'static Postgres {
@@ -73,7 +75,7 @@ async fn it_conforms() {
     let server = schema("conforms");
     let sql =
         async |statement: &str| server.psql(&format!("SET search_path = conforms; {statement}")).unwrap();
-    conformance(async || opened(server, "conforms").await, sql).await;
+    conformance(&Sql { open: async || opened(server, "conforms").await, sql }).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -142,7 +144,11 @@ async fn tables_of_the_go_implementation_are_migrated() {
     assert!(held.contains_key(&one.key), "{held:?}");
 
     let node = held.keys().find(|key| &*key.kind == "Node").unwrap();
-    let delta = Delta { added: vec![two.clone()], changed: vec![one.clone()], removed: vec![node.clone()] };
+    let delta = Delta {
+        added: vec![two.clone()],
+        changed: vec![changed(&one)],
+        removed: vec![Removed { key: node.clone(), before: None }],
+    };
     write(sink, &all, Some("c1"), &delta).await.unwrap();
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&one, &two]));
     let state = server.psql("SELECT inventory_name, source_uid, first_seen_at < changed_at FROM legacy.inventory ORDER BY 1, 2").unwrap();
@@ -164,9 +170,9 @@ async fn two_tables_of_one_schema_do_not_fence_each_other() {
     let (a, b) = (plan_destination(&url("a")).unwrap(), plan_destination(&url("b")).unwrap());
     let (a, b) = (open(&a).await.unwrap(), open(&b).await.unwrap());
     let all = inventory("", "all");
-    let claim = a.claim(&all, Some("c1")).await.unwrap();
-    b.claim(&all, Some("c1")).await.unwrap();
-    a.write(&Batch { inventory: &all, claim: &claim, delta: &added(&[row("u1", "{}")]) }).await.unwrap();
+    let claim = a.claim(&all, &claimant(Some("c1"))).await.unwrap();
+    b.claim(&all, &claimant(Some("c1"))).await.unwrap();
+    a.write(&Batch::new(&all, &claim, &added(&[row("u1", "{}")]))).await.unwrap();
     assert_eq!(b.baseline(&all).await.unwrap(), Baseline::new());
 }
 
@@ -213,7 +219,7 @@ async fn who_may_not_enter_is_told_so_and_nothing_leaks() {
     for error in [
         sink.check().await.unwrap_err(),
         sink.baseline(&all).await.unwrap_err(),
-        sink.claim(&all, None).await.unwrap_err(),
+        sink.claim(&all, &claimant(None)).await.unwrap_err(),
     ] {
         assert_eq!(
             (error.reason, error.class()),
@@ -293,9 +299,9 @@ async fn a_server_that_dies_in_mid_write_has_all_or_nothing() {
     let first: Vec<_> = (0..20_000).map(|i| row(&format!("u{i}"), r#"{"v":1}"#)).collect();
     write(&*sink, &all, Some("c1"), &added(&first)).await.unwrap();
     let second: Vec<_> = (0..20_000).map(|i| row(&format!("u{i}"), r#"{"v":2}"#)).collect();
-    let delta = Delta { changed: second.clone(), ..Delta::default() };
-    let claim = sink.claim(&all, Some("c1")).await.unwrap();
-    let batch = Batch { inventory: &all, claim: &claim, delta: &delta };
+    let delta = Delta { changed: second.iter().map(changed).collect(), ..Delta::default() };
+    let claim = sink.claim(&all, &claimant(Some("c1"))).await.unwrap();
+    let batch = Batch::new(&all, &claim, &delta);
     // The last row is locked, so the write cannot end.
     let lock = holding_up(&server, "SELECT FROM inventory WHERE source_uid = 'u19999' FOR UPDATE").await;
     let crash = async {
@@ -349,11 +355,11 @@ async fn readers_never_see_a_half() {
         looks
     });
     for version in 1..=5 {
-        let delta = Delta { changed: rows(version), ..Delta::default() };
+        let delta = Delta { changed: rows(version).iter().map(changed).collect(), ..Delta::default() };
         write(&*sink, &all, None, &delta).await.unwrap();
         let delta = Delta {
             added: rows(version + 100),
-            removed: rows(version).iter().map(|row| row.key.clone()).collect(),
+            removed: rows(version).iter().map(|row| gone(row)).collect(),
             ..Delta::default()
         };
         write(&*sink, &all, None, &delta).await.unwrap();
@@ -371,9 +377,9 @@ async fn a_cancelled_write_leaves_nothing_and_the_sink_usable() {
         (0..2_000).map(|i| row(&format!("u{i}"), &format!(r#"{{"v":{version}}}"#))).collect()
     };
     write(&*sink, &all, None, &added(&rows(1))).await.unwrap();
-    let claim = sink.claim(&all, None).await.unwrap();
-    let delta = Delta { changed: rows(2), ..Delta::default() };
-    let batch = Batch { inventory: &all, claim: &claim, delta: &delta };
+    let claim = sink.claim(&all, &claimant(None)).await.unwrap();
+    let delta = Delta { changed: rows(2).iter().map(changed).collect(), ..Delta::default() };
+    let batch = Batch::new(&all, &claim, &delta);
     // The last row is locked, so the write cannot end.
     let locked = "SELECT FROM cancelled.inventory WHERE source_uid = 'u1999' FOR UPDATE";
     let lock = holding_up(server, locked).await;
@@ -392,26 +398,29 @@ async fn a_value_that_the_server_refuses_is_named() {
     for count in [3, 2_000] {
         let mut rows: Vec<_> = (0..count).map(|i| row(&format!("u{i}"), "{}")).collect();
         rows.insert(1, row("too large", r#"{"n":1e200000,"text":"hunter2"}"#));
-        let error = write(&*sink, &all, None, &added(&rows)).await.unwrap_err();
-        assert_eq!(
-            (error.reason, error.class()),
-            (SinkReason::Refused, ErrorClass::Terminal),
-            "{}",
-            told(&error)
-        );
+        let receipt = write(&*sink, &all, None, &added(&rows)).await.unwrap();
+        let [refusal] = receipt.refused.as_slice() else { unreachable!("{:?}", receipt.refused) };
         assert!(
-            error.to_string().contains("Deployment shop/cart of target team/pods (uid too large)"),
-            "{error}"
+            refusal.why.contains("Deployment shop/cart of target team/pods (uid too large)"),
+            "{refusal:?}"
         );
-        assert!(!told(&error).contains("hunter2"), "{error:?}");
-        assert_eq!(sink.baseline(&all).await.unwrap(), Baseline::new());
+        assert!(!refusal.why.contains("hunter2"), "{refusal:?}");
+        assert_holds(&*sink, &all, rows.iter().filter(|row| &*row.key.uid != "too large")).await;
     }
-    let error = write(&*sink, &all, None, &added(&[row("nul", r#"{"s":"\u0000"}"#)])).await.unwrap_err();
-    assert!(error.to_string().contains("(uid nul) holds a NUL character"), "{error}");
-    server.psql("ALTER TABLE refusing.inventory ADD CHECK (name <> 'cart')").unwrap();
-    let error = write(&*sink, &all, None, &added(&[row("u1", "{}")])).await.unwrap_err();
-    assert_eq!(error.reason, SinkReason::Refused, "{}", told(&error));
-    assert!(!told(&error).contains("payload"), "rows are not quoted: {}", told(&error));
+    server.psql("ALTER TABLE refusing.inventory ADD CHECK (source_uid NOT LIKE 'no%')").unwrap();
+    let rows = ["v1", "no1", "v2", "no2"].map(|uid| row(uid, "{}"));
+    let receipt = write(&*sink, &all, None, &added(&rows)).await.unwrap();
+    assert_eq!(receipt.refused.iter().map(|refusal| &*refusal.key.uid).collect::<Vec<_>>(), ["no1", "no2"]);
+    assert!(sink.baseline(&all).await.unwrap().contains_key(&rows[2].key));
+
+    // Where hardly any row is welcome, something else is wrong.
+    server
+        .psql("DELETE FROM refusing.inventory; ALTER TABLE refusing.inventory ADD CHECK (name <> 'cart')")
+        .unwrap();
+    let rows: Vec<_> = (0..200).map(|i| row(&format!("u{i}"), r#"{"secret":"hunter2"}"#)).collect();
+    let error = write(&*sink, &all, None, &added(&rows)).await.unwrap_err();
+    assert_eq!((error.reason, error.class()), (SinkReason::Refused, ErrorClass::Terminal));
+    assert!(!told(&error).contains("hunter2"), "rows are not quoted: {}", told(&error));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -419,10 +428,10 @@ async fn a_locked_inventory_is_busy() {
     let server = schema("locked");
     let sink = opened(server, "locked").await;
     let all = inventory("", "all");
-    let claim = sink.claim(&all, None).await.unwrap();
+    let claim = sink.claim(&all, &claimant(None)).await.unwrap();
     let lock = holding_up(server, "SELECT FROM locked.kollect_bindings FOR UPDATE").await;
     let delta = added(&[row("u1", "{}")]);
-    let batch = Batch { inventory: &all, claim: &claim, delta: &delta };
+    let batch = Batch::new(&all, &claim, &delta);
     let error = sink.write(&batch).await.unwrap_err();
     assert_eq!((error.reason, error.class()), (SinkReason::Busy, ErrorClass::Transient), "{}", told(&error));
     lock.batch_execute("ROLLBACK").await.unwrap();

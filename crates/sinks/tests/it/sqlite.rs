@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use kollect_model::{
-    batch::{Batch, Delta, InventoryId},
+    batch::{Delta, InventoryId},
     sink::{ErrorClass, Sink, SinkReason, SinkSpec},
 };
 use kollect_sinks::{open, plan};
 use serde_json::json;
 
-use crate::conformance::{conformance, row};
+use crate::conformance::{self, Sql, changed, conformance, gone, row};
 
 fn inventory(cluster: &str) -> InventoryId {
     InventoryId { cluster: cluster.into(), namespace: Some("team".into()), name: "all".into() }
@@ -29,7 +29,7 @@ async fn it_conforms() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("x.db");
     let sql = async |statement: &str| run_sql(&file, statement);
-    conformance(async || open_file(&file).await, sql).await;
+    conformance(&Sql { open: async || open_file(&file).await, sql }).await;
 }
 
 /// Runs a statement as another program; answers its rows as text.
@@ -54,9 +54,8 @@ fn run_sql(file: &Path, statement: &str) -> String {
 }
 
 async fn write(sink: &dyn Sink, cluster: &str, owner: Option<&str>, delta: &Delta) -> Result<(), SinkReason> {
-    let inventory = inventory(cluster);
-    let claim = sink.claim(&inventory, owner).await.map_err(|error| error.reason)?;
-    sink.write(&Batch { inventory: &inventory, claim: &claim, delta }).await.map_err(|error| error.reason)
+    let written = conformance::write(sink, &inventory(cluster), owner, delta).await;
+    written.map(drop).map_err(|error| error.reason)
 }
 
 #[tokio::test]
@@ -72,11 +71,11 @@ async fn rows_come_back_as_they_were_written() {
     assert_eq!(baseline.get(&one.key), Some(&one.digest));
     assert_eq!(baseline.len(), 2);
 
-    let changed = row("u1", r#"{"n":1}"#);
-    let delta = Delta { changed: vec![changed.clone()], removed: vec![two.key.clone()], ..Delta::default() };
+    let second = row("u1", r#"{"n":1}"#);
+    let delta = Delta { changed: vec![changed(&second)], removed: vec![gone(&two)], ..Delta::default() };
     write(&*sink, "", Some("c1"), &delta).await.unwrap();
     let baseline = sink.baseline(&inventory("")).await.unwrap();
-    assert_eq!(baseline.into_iter().collect::<Vec<_>>(), [(changed.key.clone(), changed.digest)]);
+    assert_eq!(baseline.into_iter().collect::<Vec<_>>(), [(second.key.clone(), second.digest)]);
 
     let file = rusqlite::Connection::open(dir.path().join("x.db")).unwrap();
     let (n, first, last): (i64, String, String) = file
