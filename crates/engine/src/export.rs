@@ -5,13 +5,19 @@
 //! has changed. A sink that fails or is slow concerns its binding only: changes of one row become one,
 //! so that a day of failures costs memory for the rows that changed, not for the changes.
 
-use std::{future::Future, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
 
+use async_trait::async_trait;
 use kollect_model::{
-    batch::{Batch, Changed, Delta, InventoryId, Removed},
+    batch::{Baseline, Batch, Changed, Delta, InventoryId, Receipt, Refusal, Removed},
     claim::{Claim, Claimant},
-    row::TargetId,
-    sink::{ErrorClass, Sink, SinkError, SinkReason},
+    row::{RowKey, TargetId},
+    sink::{Delivery, ErrorClass, Sink, SinkError, SinkReason},
 };
 use tokio::{
     sync::watch,
@@ -20,53 +26,71 @@ use tokio::{
 
 use crate::{
     delta::difference,
-    schedule::{Backoff, Cadence},
+    schedule::{Backoff, Breaker, Cadence},
     store::{Change, Changes, Sight, Sights, Snapshot, StoreReader},
 };
 
 /// What an export did.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What was written.
+    /// What differed, and was written but for the rows that were refused.
     pub delta: Delta,
+    /// What the sink says about it; empty if nothing was written.
+    pub receipt: Receipt,
     /// Rows that the sink had already.
     pub unchanged: usize,
     /// Rows of the sink that were left alone because nobody looked at their objects.
     pub left_alone: usize,
+    /// Rows that were in the sink as they should be, until somebody else changed them.
+    pub drifted: usize,
 }
 
-/// Writes the difference once, if there is one.
+/// Writes the difference once, if there is one. An inventory that the sink has never held is written
+/// even without rows: empty is a state.
 pub async fn export(
     sink: &dyn Sink,
     inventory: &InventoryId,
     claimant: &Claimant,
+    part_bytes: usize,
     snapshot: &Snapshot,
 ) -> Result<Outcome, SinkError> {
     let baseline = sink.baseline(inventory).await?;
     let delta = difference(&baseline, snapshot);
-    if !delta.is_empty() {
+    let mut receipt = Receipt::default();
+    if !delta.is_empty() || baseline.is_empty() {
         let claim = sink.claim(inventory, claimant).await?;
-        sink.write(&Batch::new(inventory, &claim, &delta)).await?;
+        let coverage = coverage(snapshot.sights(), snapshot.rest());
+        let about = Batch { part_bytes, coverage: &coverage, ..Batch::new(inventory, &claim, &delta) };
+        receipt = sink.write(&Batch { revision: snapshot.revision, ..about }).await?;
     }
-    Ok(Outcome::new(delta, baseline.len(), snapshot))
+    Ok(Outcome::new(delta, receipt, &baseline, snapshot))
 }
 
 impl Outcome {
-    fn new(delta: Delta, held: usize, snapshot: &Snapshot) -> Self {
+    fn new(delta: Delta, receipt: Receipt, baseline: &Baseline, snapshot: &Snapshot) -> Self {
         let unchanged = snapshot.rows.len() - delta.added.len() - delta.changed.len();
-        let left_alone = held - unchanged - delta.changed.len() - delta.removed.len();
-        Self { delta, unchanged, left_alone }
+        let left_alone = baseline.len() - unchanged - delta.changed.len() - delta.removed.len();
+        Self { delta, receipt, unchanged, left_alone, drifted: 0 }
     }
 }
 
 /// Somebody must change something first; until then it is tried again now and then.
-const TERMINAL_PAUSE: Duration = Duration::from_mins(5);
+pub(crate) const TERMINAL_PAUSE: Duration = Duration::from_mins(5);
+
+/// Opens a sink, as often as it takes. A change of the sink's spec or Secrets makes another one.
+#[async_trait]
+pub trait Open: Send + Sync {
+    /// Connects.
+    async fn open(&self) -> Result<Box<dyn Sink>, SinkError>;
+}
 
 /// One inventory bound to one sink.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Binding {
     /// Whose rows.
     pub inventory: InventoryId,
+    /// Generation of the inventory's spec; 0 if there is none.
+    pub generation: i64,
     /// Who writes them.
     pub claimant: Claimant,
     /// The targets of the inventory.
@@ -75,6 +99,22 @@ pub struct Binding {
     pub cadence: Cadence,
     /// What is known about targets that do not belong to the inventory.
     pub rest: Sight,
+    /// Largest part of a document, in bytes.
+    pub part_bytes: usize,
+    /// What was sent last, for sinks that cannot be read back.
+    pub last_checksum: Option<String>,
+    /// Changes when somebody wants the sink to be compared now.
+    pub requested: Option<String>,
+    /// Where they go.
+    pub sink: Arc<dyn Open>,
+    /// Shared by all bindings of the sink.
+    pub breaker: Arc<Breaker>,
+}
+
+impl fmt::Debug for Binding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Binding").field("inventory", &self.inventory).finish_non_exhaustive()
+    }
 }
 
 /// What a binding did.
@@ -83,164 +123,347 @@ pub enum Told<'a> {
     /// What the sink holds was compared with the rows, and the difference was written.
     Compared(&'a Outcome),
     /// What has changed was written.
-    Written(&'a Delta),
-    /// Something failed; it is tried again after a pause.
+    Written(&'a Delta, &'a Receipt),
+    /// Something failed; it is tried again after a pause, or when something has changed.
     Failed {
         /// What.
         error: &'a SinkError,
         /// How long.
+        pause: Option<Duration>,
+    },
+    /// The sink keeps failing for all of its bindings; nobody tries before.
+    Waiting {
+        /// How long.
         pause: Duration,
     },
+    /// The sink wants whole snapshots, and what cannot be seen would be missing from this one.
+    HeldBack {
+        /// What cannot be seen.
+        coverage: &'a str,
+    },
+    /// Nothing of the inventory is left in the sink.
+    Cleaned,
 }
 
 /// How a wait ended.
 enum Woken {
     Changed,
     Audit,
-    Stopped,
+    Wanted,
 }
 
-impl Binding {
-    /// Keeps the sink up to date until `stop` says so; a write that has begun is finished.
-    pub async fn follow<O, F>(
-        &self,
-        rows: &StoreReader,
-        open: O,
-        mut stop: watch::Receiver<bool>,
-        tell: impl Fn(Told<'_>),
-    ) where
-        O: Fn() -> F,
-        F: Future<Output = Result<Box<dyn Sink>, SinkError>>,
-    {
-        let mut state = State {
-            sink: None,
-            changes: rows.changes(&self.targets),
-            seen: Sights::new(),
-            compare: true,
-            last_write: None,
-            last_comparison: Instant::now(),
-        };
-        let mut backoff = Backoff::default();
-        // Nothing is written before everything has been seen or is known to be blind.
+/// Keeps a sink up to date for as long as `wanted` holds a binding; a write that has begun is finished.
+/// Whatever changes in the binding takes effect without a new start.
+pub async fn follow(
+    mut wanted: watch::Receiver<Option<Arc<Binding>>>,
+    rows: &StoreReader,
+    tell: impl Fn(Told<'_>),
+) {
+    // Nothing is written before everything has been seen or is known to be blind.
+    let binding = loop {
+        let Some(binding) = wanted.borrow_and_update().clone() else { return };
         tokio::select! {
-            () = settled(rows, &self.targets) => {}
-            _ = stop.wait_for(|stop| *stop) => return,
+            () = settled(rows, &binding.targets) => break binding,
+            changed = wanted.changed() => if changed.is_err() { return },
         }
-        loop {
-            match self.attempt(rows, &open, &mut state, &tell).await {
-                Ok(()) => backoff.reset(),
-                Err(error) => {
-                    // Nobody knows what arrived: the sink itself does.
-                    (state.sink, state.compare) = (None, true);
-                    let pause = match error.class() {
-                        ErrorClass::Transient => backoff.next(jitter()),
-                        ErrorClass::Terminal | ErrorClass::Forbidden => TERMINAL_PAUSE,
-                    };
-                    tell(Told::Failed { error: &error, pause });
-                    if error.reason == SinkReason::Fenced {
-                        // Two that take turns would never agree.
-                        return;
-                    }
-                    tokio::select! {
-                        () = time::sleep(pause) => continue,
-                        _ = stop.wait_for(|stop| *stop) => return,
-                    }
-                }
+    };
+    let mut state = State::new(binding, rows);
+    loop {
+        match wanted.has_changed() {
+            Ok(false) => {}
+            Ok(true) => {
+                let Some(binding) = wanted.borrow_and_update().clone() else { return };
+                state.become_(binding, rows);
             }
-            match self.wait(rows, &state, &mut stop).await {
-                Woken::Changed => {}
-                Woken::Audit => state.compare = true,
-                Woken::Stopped => return,
+            Err(_) => return,
+        }
+        match state.attempt(rows, &tell).await {
+            Ok(()) => state.backoff.reset(),
+            Err(stopped) => {
+                let pause = state.stopped(stopped, &tell);
+                state.rest(pause, &mut wanted).await;
+                continue;
             }
+        }
+        match state.wait(rows, &mut wanted).await {
+            Woken::Changed => {}
+            Woken::Audit => state.compare = true,
+            Woken::Wanted => wanted.mark_changed(),
         }
     }
+}
 
-    /// Waits until there is something to write and it may be written.
-    async fn wait(&self, rows: &StoreReader, state: &State, stop: &mut watch::Receiver<bool>) -> Woken {
-        let mut sights = rows.sight_changes();
-        sights.mark_unchanged();
-        let audit = self.cadence.next_audit(state.last_comparison);
-        let audited = async {
-            match audit {
-                Some(at) => time::sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
-        if state.seen == rows.sights(&self.targets) {
-            tokio::select! {
-                biased;
-                _ = stop.wait_for(|stop| *stop) => return Woken::Stopped,
-                () = audited => return Woken::Audit,
-                () = state.changes.ready() => {}
-                Ok(()) = sights.changed() => {}
-            }
-        }
-        let due = self.cadence.next_write(state.last_write, Instant::now());
-        tokio::select! {
-            biased;
-            _ = stop.wait_for(|stop| *stop) => Woken::Stopped,
-            () = time::sleep_until(due) => Woken::Changed,
-        }
-    }
+/// Why an attempt ended early.
+enum Stopped {
+    Breaker(Instant),
+    Sink(SinkError),
+}
 
-    async fn attempt<O, F>(
-        &self,
-        rows: &StoreReader,
-        open: &O,
-        state: &mut State,
-        tell: &impl Fn(Told<'_>),
-    ) -> Result<(), SinkError>
-    where
-        O: Fn() -> F,
-        F: Future<Output = Result<Box<dyn Sink>, SinkError>>,
-    {
-        let seen = rows.sights(&self.targets);
-        // What can be seen again may have left rows behind that nobody could remove before.
-        let compare = state.compare || seen != state.seen;
-        let inventory = &self.inventory;
-        let (sink, claim) = match &mut state.sink {
-            Some(known) => known,
-            none => {
-                let sink = open().await?;
-                // Claimed before it is read: nobody else changes it from here on.
-                let claim = sink.claim(inventory, &self.claimant).await?;
-                none.insert((sink, claim))
-            }
-        };
-        if compare {
-            state.changes.take();
-            let snapshot = rows.snapshot_of_seen(&self.targets, self.rest.clone());
-            state.changes.rebase(&snapshot);
-            let baseline = sink.baseline(inventory).await?;
-            let delta = difference(&baseline, &snapshot);
-            if !delta.is_empty() {
-                sink.write(&Batch::new(inventory, claim, &delta)).await?;
-                state.last_write = Some(Instant::now());
-            }
-            let outcome = Outcome::new(delta, baseline.len(), &snapshot);
-            (state.seen, state.compare, state.last_comparison) = (seen, false, Instant::now());
-            tell(Told::Compared(&outcome));
-            return Ok(());
-        }
-        let delta = delta_of(state.changes.take());
-        if !delta.is_empty() {
-            sink.write(&Batch::new(inventory, claim, &delta)).await?;
-            state.last_write = Some(Instant::now());
-            tell(Told::Written(&delta));
-        }
-        Ok(())
+impl From<SinkError> for Stopped {
+    fn from(error: SinkError) -> Self {
+        Self::Sink(error)
     }
 }
 
 struct State {
+    binding: Arc<Binding>,
     sink: Option<(Box<dyn Sink>, Claim)>,
     changes: Changes,
     /// What had been seen at the last comparison.
     seen: Sights,
     /// Whether the sink must be read before anything is written.
     compare: bool,
+    /// Whether the sink holds all that was written, as far as this binding knows.
+    sure: bool,
+    /// Rows that the sink cannot hold.
+    refused: BTreeMap<RowKey, Refusal>,
+    /// Places that have been seen as a whole at some time.
+    once_complete: BTreeSet<(TargetId, Arc<str>, Arc<str>)>,
+    last_checksum: Option<String>,
     last_write: Option<Instant>,
     last_comparison: Instant,
+    backoff: Backoff,
+}
+
+impl State {
+    fn new(binding: Arc<Binding>, rows: &StoreReader) -> Self {
+        Self {
+            sink: None,
+            changes: rows.changes(&binding.targets),
+            seen: Sights::new(),
+            compare: true,
+            sure: false,
+            refused: BTreeMap::new(),
+            once_complete: BTreeSet::new(),
+            last_checksum: binding.last_checksum.clone(),
+            last_write: None,
+            last_comparison: Instant::now(),
+            backoff: Backoff::default(),
+            binding,
+        }
+    }
+
+    /// Takes over what has changed in the binding.
+    fn become_(&mut self, binding: Arc<Binding>, rows: &StoreReader) {
+        if !Arc::ptr_eq(&binding.sink, &self.binding.sink) || binding.claimant != self.binding.claimant {
+            (self.sink, self.sure) = (None, false);
+        }
+        if binding.targets != self.binding.targets {
+            self.changes = rows.changes(&binding.targets);
+            self.sure = false;
+        }
+        self.binding = binding;
+        self.compare = true;
+        self.backoff.reset();
+    }
+
+    /// How long to wait before the next attempt; `None`: until something changes.
+    fn stopped(&mut self, stopped: Stopped, tell: &impl Fn(Told<'_>)) -> Option<Duration> {
+        let error = match stopped {
+            Stopped::Sink(error) => error,
+            Stopped::Breaker(until) => {
+                let pause = until.saturating_duration_since(Instant::now());
+                tell(Told::Waiting { pause });
+                return Some(pause);
+            }
+        };
+        // Nobody knows what arrived: the sink itself does.
+        (self.sink, self.compare, self.sure) = (None, true, false);
+        let pause = match error.class() {
+            // Two that take turns would never agree.
+            _ if error.reason == SinkReason::Fenced => None,
+            ErrorClass::Transient => {
+                self.binding.breaker.count_failure(Instant::now());
+                Some(self.backoff.next(fastrand::f64()))
+            }
+            ErrorClass::Terminal | ErrorClass::Forbidden => Some(TERMINAL_PAUSE),
+        };
+        tell(Told::Failed { error: &error, pause });
+        pause
+    }
+
+    /// Waits until the pause is over, the sink works for somebody else, or somebody has changed what may
+    /// have been wrong.
+    async fn rest(&self, pause: Option<Duration>, wanted: &mut watch::Receiver<Option<Arc<Binding>>>) {
+        let over = async {
+            match pause {
+                Some(pause) => time::sleep(pause).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = over => {}
+            () = self.binding.breaker.closed() => {}
+            _ = wanted.changed() => wanted.mark_changed(),
+        }
+    }
+
+    /// Waits until there is something to write and it may be written.
+    async fn wait(&self, rows: &StoreReader, wanted: &mut watch::Receiver<Option<Arc<Binding>>>) -> Woken {
+        let Binding { cadence, targets, .. } = &*self.binding;
+        let mut sights = rows.sight_changes();
+        sights.mark_unchanged();
+        let audited = async {
+            match cadence.next_audit(self.last_comparison) {
+                Some(at) => time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        if self.seen == rows.sights(targets) {
+            tokio::select! {
+                biased;
+                _ = wanted.changed() => return Woken::Wanted,
+                () = audited => return Woken::Audit,
+                () = self.changes.ready() => {}
+                Ok(()) = sights.changed() => {}
+            }
+        }
+        let due = cadence.next_write(self.last_write, Instant::now());
+        tokio::select! {
+            biased;
+            _ = wanted.changed() => Woken::Wanted,
+            () = time::sleep_until(due) => Woken::Changed,
+        }
+    }
+
+    async fn attempt(&mut self, rows: &StoreReader, tell: &impl Fn(Told<'_>)) -> Result<(), Stopped> {
+        let binding = self.binding.clone();
+        let seen = rows.sights(&binding.targets);
+        // What can be seen again may have left rows behind that nobody could remove before.
+        let compare = self.compare || seen != self.seen;
+        if !compare && self.changes.is_empty() {
+            return Ok(());
+        }
+        binding.breaker.admit(Instant::now()).map_err(Stopped::Breaker)?;
+        let (sink, claim) = match self.sink.take() {
+            Some(known) => known,
+            None => {
+                let sink = binding.sink.open().await?;
+                // Claimed before it is read: nobody else changes it from here on.
+                let claim = sink.claim(&binding.inventory, &binding.claimant).await?;
+                (sink, claim)
+            }
+        };
+        match sink.delivery() {
+            Delivery::Snapshots => self.send_snapshot(&*sink, &claim, rows, seen, tell).await?,
+            Delivery::Changes if compare => self.compare(&*sink, &claim, rows, seen, tell).await?,
+            Delivery::Changes => self.write_changes(&*sink, &claim, rows, tell).await?,
+        }
+        self.sink = Some((sink, claim));
+        binding.breaker.close();
+        Ok(())
+    }
+
+    /// Reads what the sink holds, and writes what differs.
+    async fn compare(
+        &mut self,
+        sink: &dyn Sink,
+        claim: &Claim,
+        rows: &StoreReader,
+        seen: Sights,
+        tell: &impl Fn(Told<'_>),
+    ) -> Result<(), SinkError> {
+        let binding = self.binding.clone();
+        let unwritten: BTreeSet<RowKey> = self.changes.take().into_iter().map(|change| change.key).collect();
+        let snapshot = rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
+        self.changes.rebase(&snapshot);
+        let baseline = sink.baseline(&binding.inventory).await?;
+        let delta = difference(&baseline, &snapshot);
+        let drifted = if self.sure && seen == self.seen {
+            let others = |key: &RowKey| !unwritten.contains(key) && !self.refused.contains_key(key);
+            let keys = delta.rows().map(|row| &row.key).chain(delta.removed.iter().map(|gone| &gone.key));
+            keys.filter(|key| others(key)).count()
+        } else {
+            0
+        };
+        let receipt = self.write(sink, claim, &delta, snapshot.revision, &seen).await?;
+        self.refused = receipt.refused.iter().map(|refused| (refused.key.clone(), refused.clone())).collect();
+        let outcome = Outcome { drifted, ..Outcome::new(delta, receipt, &baseline, &snapshot) };
+        (self.seen, self.compare, self.sure, self.last_comparison) = (seen, false, true, Instant::now());
+        tell(Told::Compared(&outcome));
+        Ok(())
+    }
+
+    /// Writes what has changed since the last time.
+    async fn write_changes(
+        &mut self,
+        sink: &dyn Sink,
+        claim: &Claim,
+        rows: &StoreReader,
+        tell: &impl Fn(Told<'_>),
+    ) -> Result<(), SinkError> {
+        let revision = rows.revision(&self.binding.targets);
+        let delta = delta_of(self.changes.take());
+        if delta.is_empty() {
+            return Ok(());
+        }
+        let receipt = self.write(sink, claim, &delta, revision, &self.seen.clone()).await?;
+        let keys = delta.rows().map(|row| &row.key).chain(delta.removed.iter().map(|gone| &gone.key));
+        keys.for_each(|key| drop(self.refused.remove(key)));
+        self.refused.extend(receipt.refused.iter().map(|refused| (refused.key.clone(), refused.clone())));
+        tell(Told::Written(&delta, &receipt));
+        Ok(())
+    }
+
+    /// Sends all rows to a sink that keeps none of them.
+    async fn send_snapshot(
+        &mut self,
+        sink: &dyn Sink,
+        claim: &Claim,
+        rows: &StoreReader,
+        seen: Sights,
+        tell: &impl Fn(Told<'_>),
+    ) -> Result<(), SinkError> {
+        self.changes.take();
+        let snapshot = rows.snapshot_of_seen(&self.binding.targets, self.binding.rest.clone());
+        self.changes.rebase(&snapshot);
+        let complete = seen.iter().filter(|(_, sight)| is_complete(sight, &self.binding.rest));
+        let complete = complete.map(|(place, _)| place);
+        self.once_complete.extend(complete.cloned());
+        let blind = !seen.keys().all(|place| self.once_complete.contains(place));
+        (self.seen, self.compare, self.last_comparison) = (seen.clone(), false, Instant::now());
+        if blind && self.last_checksum.is_some() {
+            tell(Told::HeldBack { coverage: &coverage(&seen, &self.binding.rest) });
+            return Ok(());
+        }
+        let added = snapshot.rows.values().cloned().collect();
+        let delta = Delta { added, ..Delta::default() };
+        let receipt = self.write(sink, claim, &delta, snapshot.revision, &seen).await?;
+        self.last_checksum.clone_from(&receipt.checksum);
+        tell(Told::Written(&delta, &receipt));
+        Ok(())
+    }
+
+    async fn write(
+        &mut self,
+        sink: &dyn Sink,
+        claim: &Claim,
+        delta: &Delta,
+        revision: u64,
+        seen: &Sights,
+    ) -> Result<Receipt, SinkError> {
+        let Binding { inventory, generation, part_bytes, rest, .. } = &*self.binding;
+        let batch = Batch {
+            generation: *generation,
+            revision,
+            coverage: &coverage(seen, rest),
+            part_bytes: *part_bytes,
+            last_checksum: self.last_checksum.as_deref(),
+            ..Batch::new(inventory, claim, delta)
+        };
+        let receipt = sink.write(&batch).await?;
+        if !delta.is_empty() {
+            self.last_write = Some(Instant::now());
+        }
+        Ok(receipt)
+    }
+}
+
+/// Removes everything of an inventory from a sink.
+pub async fn clean(binding: &Binding) -> Result<(), SinkError> {
+    let sink = binding.sink.open().await?;
+    let claim = sink.claim(&binding.inventory, &binding.claimant).await?;
+    sink.forget(&binding.inventory, &claim).await
 }
 
 /// Returns when every kind of the targets has been seen or is known to be blind.
@@ -250,6 +473,41 @@ async fn settled(rows: &StoreReader, targets: &[TargetId]) {
         // The sender lives as long as the reader.
         drop(sights.changed().await);
     }
+}
+
+/// How many blind places are named.
+const NAMED_PLACES: usize = 20;
+
+/// What could be seen, in a line: `complete`, or what is blind. `rest` is all that a run looks at.
+pub fn coverage(seen: &Sights, rest: &Sight) -> String {
+    let blind: Vec<String> = seen
+        .iter()
+        .filter(|(_, sight)| !is_complete(sight, rest))
+        .map(|((target, group, kind), sight)| {
+            let dot = if group.is_empty() { "" } else { "." };
+            let names =
+                |names: &BTreeSet<Arc<str>>| names.iter().map(|n| &**n).collect::<Vec<_>>().join(", ");
+            let place = match sight {
+                Sight::AllBut(dark) => format!(" in {}", names(dark)),
+                Sight::Within(seen) => format!(" but in {}", names(seen)),
+                Sight::Everything | Sight::Pending | Sight::Partial => String::new(),
+            };
+            format!("{kind}{dot}{group} of {target}{place}")
+        })
+        .collect();
+    match blind.len() {
+        0 => "complete".to_owned(),
+        count if count > NAMED_PLACES => {
+            let named = blind.get(..NAMED_PLACES).unwrap_or_default();
+            format!("blind: {}; and {} more", named.join("; "), count - NAMED_PLACES)
+        }
+        _ => format!("blind: {}", blind.join("; ")),
+    }
+}
+
+/// Whether everything was seen that the run looks at.
+fn is_complete(sight: &Sight, rest: &Sight) -> bool {
+    *sight == Sight::Everything || (matches!(sight, Sight::Within(_)) && sight == rest)
 }
 
 fn delta_of(changes: Vec<Change>) -> Delta {
@@ -264,9 +522,5 @@ fn delta_of(changes: Vec<Change>) -> Delta {
     delta
 }
 
-fn jitter() -> f64 {
-    fastrand::f64()
-}
-
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

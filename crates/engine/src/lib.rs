@@ -12,6 +12,7 @@
 
 pub mod collect;
 pub mod coverage;
+pub mod deliver;
 pub mod delta;
 pub mod export;
 pub mod extract;

@@ -4,10 +4,13 @@
 //! the last write. With nothing changed there is nothing to send: every `auditInterval` the binding
 //! compares what the sink holds with the rows. `exportMinInterval` never delays a change.
 
-use std::time::Duration;
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use kollect_model::crd::shapes::GoDuration;
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 /// What one level of configuration asks for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -80,9 +83,97 @@ impl Backoff {
     }
 }
 
+/// Keeps a sink that keeps failing from being tried by all of its bindings. Transient failures count,
+/// one after the other; when it is open, one attempt after each pause finds out whether it may close.
+#[derive(Debug, Default)]
+pub struct Breaker {
+    trips: Mutex<Trips>,
+    closed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Trips {
+    failures: u32,
+    open_until: Option<Instant>,
+}
+
+impl Breaker {
+    const FAILURES: u32 = 5;
+    const PAUSE: Duration = Duration::from_secs(30);
+
+    /// Whether to try now; else when. Whoever is admitted while it is open is the only one for a pause.
+    pub fn admit(&self, now: Instant) -> Result<(), Instant> {
+        let mut trips = self.trips();
+        match trips.open_until {
+            Some(until) if until > now => Err(until),
+            Some(_) => {
+                trips.open_until = Some(now + Self::PAUSE);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Something worked.
+    pub fn close(&self) {
+        if std::mem::take(&mut *self.trips()).open_until.is_some() {
+            self.closed.notify_waiters();
+        }
+    }
+
+    /// Returns when it closes.
+    pub async fn closed(&self) {
+        self.closed.notified().await;
+    }
+
+    /// Something failed that may pass by itself.
+    pub fn count_failure(&self, now: Instant) {
+        let mut trips = self.trips();
+        trips.failures += 1;
+        if trips.failures >= Self::FAILURES {
+            trips.open_until = Some(now + Self::PAUSE);
+        }
+    }
+
+    /// Whether it keeps attempts off.
+    pub fn is_open(&self, now: Instant) -> bool {
+        let trips = self.trips();
+        trips.open_until.is_some_and(|until| until > now)
+    }
+
+    fn trips(&self) -> MutexGuard<'_, Trips> {
+        self.trips.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn w59_a_breaker_opens_after_five_failures_and_lets_one_try() {
+        let breaker = Breaker::default();
+        let now = Instant::now();
+        for _ in 0..4 {
+            breaker.count_failure(now);
+        }
+        assert_eq!(breaker.admit(now), Ok(()));
+        breaker.close();
+        for _ in 0..5 {
+            assert_eq!(breaker.admit(now), Ok(()), "counted from the last success");
+            breaker.count_failure(now);
+        }
+        let until = now + Duration::from_secs(30);
+        assert_eq!(breaker.admit(now), Err(until));
+        assert!(breaker.is_open(now));
+        assert_eq!(breaker.admit(until), Ok(()));
+        assert_eq!(breaker.admit(until), Err(until + Duration::from_secs(30)), "one at a time");
+        // Whoever was admitted and never came back keeps nobody out for ever.
+        assert_eq!(breaker.admit(until + Duration::from_mins(1)), Ok(()));
+        breaker.close();
+        assert_eq!(breaker.admit(until), Ok(()));
+        assert_eq!(breaker.admit(until), Ok(()));
+    }
 
     fn level(export_min: &str, min_change: &str, audit: &str) -> Intervals {
         let parse = |text: &str| (!text.is_empty()).then(|| GoDuration::parse(text).unwrap());

@@ -321,6 +321,16 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// How much of each kind it has seen.
+    pub fn sights(&self) -> &Sights {
+        &self.sights
+    }
+
+    /// What is known about targets and kinds that are not among its own.
+    pub fn rest(&self) -> &Sight {
+        &self.rest
+    }
+
     /// Whether a row that a sink holds and the snapshot does not is known to be gone.
     pub fn knows_gone(&self, key: &RowKey) -> bool {
         let place = (key.target.clone(), key.group.clone(), key.kind.clone());
@@ -472,6 +482,11 @@ impl Changes {
             dirty.extend(waiting);
         }
         rows.into_iter().filter_map(|(key, before)| self.change(key, before)).collect()
+    }
+
+    /// Whether nothing has changed since the last call.
+    pub fn is_empty(&self) -> bool {
+        lock(&self.dirty.rows).is_empty()
     }
 
     /// The reader knows this snapshot: what it contains is no change.

@@ -8,7 +8,7 @@ use std::{
 use async_trait::async_trait;
 use futures::{StreamExt, stream, stream::BoxStream};
 use kollect_model::{
-    batch::{Baseline, Batch, InventoryId, Receipt},
+    batch::{Baseline, Batch, InventoryId, PART_BYTES, Receipt},
     claim::{Claim, Claimant},
     crd::{profile::KollectProfileSpec, shapes::Gvk, target::KollectTargetSpec},
     row::TargetId,
@@ -105,7 +105,7 @@ impl World {
         let rows = self.collect(only).await;
         let rest = rest(&self.script(), &settings(only));
         let snapshot = rows.snapshot(&[target_id()], rest).expect("every kind was listed");
-        export(&self.sink, &inventory(), &Claimant::default(), &snapshot).await.unwrap()
+        export(&self.sink, &inventory(), &Claimant::default(), PART_BYTES, &snapshot).await.unwrap()
     }
 
     async fn run(&mut self) -> Outcome {
@@ -299,10 +299,14 @@ async fn law_5_a_target_that_nobody_collects_keeps_its_rows() {
     let (_, reader) = store();
     let snapshot = reader.snapshot(&[target_id()], Sight::Everything).unwrap();
     assert!(
-        export(&world.sink, &inventory(), &Claimant::default(), &snapshot).await.unwrap().delta.is_empty()
+        export(&world.sink, &inventory(), &Claimant::default(), PART_BYTES, &snapshot)
+            .await
+            .unwrap()
+            .delta
+            .is_empty()
     );
     let snapshot = reader.snapshot(&[], Sight::Everything).unwrap();
-    export(&world.sink, &inventory(), &Claimant::default(), &snapshot).await.unwrap();
+    export(&world.sink, &inventory(), &Claimant::default(), PART_BYTES, &snapshot).await.unwrap();
     assert!(world.sink.names().is_empty(), "a target that no longer belongs to the inventory loses its rows");
 }
 

@@ -34,6 +34,11 @@ pub enum Plan {
 }
 
 impl Plan {
+    /// Where rows go, whoever writes them.
+    pub fn destination(&self) -> String {
+        format!("{self:?}")
+    }
+
     /// The plan with what it needs from the Secrets that the spec names.
     #[cfg_attr(not(feature = "postgres"), expect(unused_variables, reason = "SQLite has no secrets"))]
     pub fn with_secrets(self, secrets: &Secrets) -> Result<Self, Vec<SpecError>> {

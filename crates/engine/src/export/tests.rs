@@ -8,9 +8,9 @@ use std::{
 
 use async_trait::async_trait;
 use kollect_model::{
-    batch::{Baseline, Receipt},
+    batch::PART_BYTES,
     crd::shapes::Gvk,
-    row::{Row, RowDigest, RowKey},
+    row::{Row, RowDigest},
 };
 use serde_json::{json, value::to_raw_value};
 
@@ -21,30 +21,41 @@ use crate::{
 };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Fault {
+pub(crate) enum Fault {
     /// The sink fails and has done nothing.
     Before,
     /// The sink fails and has done everything.
     After,
     /// The sink refuses until somebody changes something.
     Terminal,
+    /// The sink never answers.
+    Stall,
+    /// The sink has a bug.
+    Crash,
 }
 
 #[derive(Default)]
-struct Held {
-    rows: Baseline,
-    faults: Vec<Fault>,
-    writes: usize,
+pub(crate) struct Held {
+    pub(crate) rows: Baseline,
+    pub(crate) faults: Vec<Fault>,
+    /// Of rows; notes do not count.
+    pub(crate) writes: usize,
+    opened: usize,
+    /// Rows that it cannot hold.
+    unwelcome: BTreeSet<RowKey>,
+    /// Whether it takes whole snapshots.
+    forgetful: bool,
+    coverage: String,
     epoch: i64,
     /// Somebody else has changed the rows since they were last read.
     drifted: bool,
 }
 
 #[derive(Clone, Default)]
-struct Memory(Arc<Mutex<Held>>);
+pub(crate) struct Memory(Arc<Mutex<Held>>);
 
 impl Memory {
-    fn with<T>(&self, change: impl FnOnce(&mut Held) -> T) -> T {
+    pub(crate) fn with<T>(&self, change: impl FnOnce(&mut Held) -> T) -> T {
         change(&mut self.0.lock().unwrap())
     }
 
@@ -52,11 +63,20 @@ impl Memory {
         self.with(|held| held.faults.pop())
     }
 
-    fn open(&self) -> std::future::Ready<Result<Box<dyn Sink>, SinkError>> {
-        std::future::ready(match self.fault() {
+    /// A fault of what comes before a write; those of writes wait.
+    fn early_fault(&self) -> Option<Fault> {
+        self.with(|held| held.faults.pop_if(|fault| !matches!(fault, Fault::Stall | Fault::Crash)))
+    }
+}
+
+#[async_trait]
+impl Open for Memory {
+    async fn open(&self) -> Result<Box<dyn Sink>, SinkError> {
+        self.with(|held| held.opened += 1);
+        match self.early_fault() {
             Some(fault) => Err(failure(fault)),
             None => Ok(Box::new(self.clone())),
-        })
+        }
     }
 }
 
@@ -67,12 +87,16 @@ fn failure(fault: Fault) -> SinkError {
 
 #[async_trait]
 impl Sink for Memory {
+    fn delivery(&self) -> Delivery {
+        if self.with(|held| held.forgetful) { Delivery::Snapshots } else { Delivery::Changes }
+    }
+
     async fn check(&self) -> Result<(), SinkError> {
         Ok(())
     }
 
     async fn baseline(&self, _: &InventoryId) -> Result<Baseline, SinkError> {
-        match self.fault() {
+        match self.early_fault() {
             Some(fault) => Err(failure(fault)),
             None => Ok(self.with(|held| {
                 held.drifted = false;
@@ -82,7 +106,7 @@ impl Sink for Memory {
     }
 
     async fn claim(&self, _: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
-        if let Some(fault) = self.fault() {
+        if let Some(fault) = self.early_fault() {
             return Err(failure(fault));
         }
         let epoch = self.with(|held| {
@@ -97,12 +121,27 @@ impl Sink for Memory {
             return Err(SinkError::new(SinkReason::Fenced, "somebody else has claimed it"));
         }
         let fault = self.fault();
+        match fault {
+            Some(Fault::Stall) => std::future::pending().await,
+            Some(Fault::Crash) => unreachable!("this is what a crash looks like"),
+            _ => {}
+        }
         if matches!(fault, Some(Fault::Before | Fault::Terminal)) {
             return Err(failure(Fault::Before));
         }
         time::sleep(Duration::from_millis(20)).await;
+        let mut receipt = Receipt::default();
         self.with(|held| {
-            held.writes += 1;
+            batch.coverage.clone_into(&mut held.coverage);
+            if held.forgetful {
+                let digests: Vec<String> = batch.delta.rows().map(|row| row.digest.to_string()).collect();
+                let checksum = Some(digests.join(" "));
+                held.writes += usize::from(checksum.as_deref() != batch.last_checksum);
+                held.rows = batch.delta.rows().map(|row| (row.key.clone(), row.digest)).collect();
+                receipt.checksum = checksum;
+                return;
+            }
+            held.writes += usize::from(!batch.delta.is_empty());
             let (delta, known) = (batch.delta, |key: &RowKey| held.rows.get(key).copied());
             if !held.drifted {
                 assert!(delta.added.iter().all(|row| known(&row.key).is_none()), "added what was there");
@@ -114,15 +153,19 @@ impl Sink for Memory {
                 );
             }
             for row in delta.rows() {
+                if held.unwelcome.contains(&row.key) {
+                    receipt.refused.push(Refusal { key: row.key.clone(), why: "unwelcome".into() });
+                    continue;
+                }
                 held.rows.insert(row.key.clone(), row.digest);
             }
-            delta.removed.iter().for_each(|row| drop(held.rows.remove(&row.key)));
+            held.rows.retain(|key, _| !delta.removed.iter().any(|gone| gone.key == *key));
         });
-        fault.map_or(Ok(Receipt::default()), |fault| Err(failure(fault)))
+        fault.map_or(Ok(receipt), |fault| Err(failure(fault)))
     }
 
     async fn forget(&self, _: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
-        if let Some(fault) = self.fault() {
+        if let Some(fault) = self.early_fault() {
             return Err(failure(fault));
         }
         assert_eq!(claim.epoch, self.with(|held| held.epoch));
@@ -131,15 +174,15 @@ impl Sink for Memory {
     }
 }
 
-fn target() -> TargetId {
+pub(crate) fn target() -> TargetId {
     TargetId { namespace: Some("team".into()), name: "pods".into() }
 }
 
-fn gvk(kind: &str) -> Gvk {
+pub(crate) fn gvk(kind: &str) -> Gvk {
     Gvk { group: String::new(), version: "v1".into(), kind: kind.into() }
 }
 
-fn row(kind: &str, uid: usize, value: usize) -> Row {
+pub(crate) fn row(kind: &str, uid: usize, value: usize) -> Row {
     let key = RowKey {
         target: target(),
         group: "".into(),
@@ -151,13 +194,32 @@ fn row(kind: &str, uid: usize, value: usize) -> Row {
     Row::new(key, "v1".into(), format!("n{uid}").into(), attributes)
 }
 
-fn binding(min_change: Duration, audit: Option<Duration>) -> Binding {
+pub(crate) fn binding(sink: &Memory) -> Binding {
     Binding {
         inventory: InventoryId { cluster: String::new(), namespace: Some("team".into()), name: "i".into() },
+        generation: 1,
         claimant: Claimant::default(),
         targets: vec![target()],
-        cadence: Cadence { min_change, audit },
+        cadence: Cadence { min_change: Duration::ZERO, audit: Some(Duration::from_mins(10)) },
         rest: Sight::Everything,
+        part_bytes: PART_BYTES,
+        last_checksum: None,
+        requested: None,
+        sink: Arc::new(sink.clone()),
+        breaker: Arc::default(),
+    }
+}
+
+fn in_short(told: &Told<'_>) -> String {
+    match told {
+        Told::Compared(outcome) => {
+            format!("compared {} {}", outcome.delta.len(), outcome.drifted)
+        }
+        Told::Written(delta, receipt) => format!("written {} refused {}", delta.len(), receipt.refused.len()),
+        Told::Failed { error, .. } => format!("failed {:?}", error.reason),
+        Told::Waiting { .. } => "waiting".into(),
+        Told::HeldBack { coverage } => format!("held back, {coverage}"),
+        Told::Cleaned => "cleaned".into(),
     }
 }
 
@@ -167,33 +229,38 @@ struct World {
     kinds: BTreeMap<&'static str, KindRows>,
     memory: Memory,
     running: Option<tokio::task::JoinHandle<()>>,
-    stop: watch::Sender<bool>,
-    min_change: Duration,
-    audit: Option<Duration>,
+    wanted: watch::Sender<Option<Arc<Binding>>>,
+    binding: Binding,
+    told: Arc<Mutex<Vec<String>>>,
 }
 
 impl World {
     fn new(min_change: Duration) -> Self {
         let (writer, rows) = store();
         let kinds = ["Pod", "Node"].map(|kind| (kind, writer.rows(&target(), &gvk(kind)))).into();
-        let (memory, stop) = (Memory::default(), watch::Sender::default());
-        let audit = Some(Duration::from_mins(10));
-        Self { writer, rows, kinds, memory, running: None, stop, min_change, audit }
+        let memory = Memory::default();
+        let mut binding = binding(&memory);
+        binding.cadence.min_change = min_change;
+        let (wanted, told) = (watch::Sender::default(), Arc::default());
+        Self { writer, rows, kinds, memory, running: None, wanted, binding, told }
     }
 
     fn start(&mut self) {
-        self.stop.send_replace(false);
-        let (rows, memory, stop) = (self.rows.clone(), self.memory.clone(), self.stop.subscribe());
-        let binding = binding(self.min_change, self.audit);
+        self.wanted.send_replace(Some(Arc::new(self.binding.clone())));
+        let (rows, wanted, told) = (self.rows.clone(), self.wanted.subscribe(), self.told.clone());
         self.running = Some(tokio::spawn(async move {
-            binding.follow(&rows, || memory.open(), stop, |_| {}).await;
+            follow(wanted, &rows, |event| told.lock().unwrap().push(in_short(&event))).await;
         }));
+    }
+
+    fn told(&self) -> Vec<String> {
+        std::mem::take(&mut *self.told.lock().unwrap())
     }
 
     async fn halt(&mut self, gently: bool) {
         if let Some(running) = self.running.take() {
             if gently {
-                self.stop.send_replace(true);
+                self.wanted.send_replace(None);
                 running.await.unwrap();
             } else {
                 running.abort();
@@ -382,7 +449,7 @@ async fn whatever_fails_the_sink_ends_up_with_the_rows() {
         let mut world = World::new(Duration::from_millis(if seed % 2 == 0 { 0 } else { 300 }));
         // Without audits nothing hides a change that was lost; nor is drift found.
         let audited = random.below(2) == 0;
-        world.audit = world.audit.filter(|_| audited);
+        world.binding.cadence.audit = world.binding.cadence.audit.filter(|_| audited);
         ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
         world.start();
         for _ in 0..60 {
@@ -431,7 +498,14 @@ async fn a_late_writer_is_fenced_and_gives_up() {
     world.put("Pod", 1, 7);
     world.rest().await;
     assert_eq!(world.holds(), before);
-    assert!(world.running.take().unwrap().is_finished());
+    assert_eq!(world.told().last().unwrap(), "failed Fenced");
+    world.rest().await;
+    assert!(world.told().is_empty(), "it does not fight back");
+    // Somebody who knows says that it shall go on.
+    world.binding.requested = Some("now".into());
+    world.wanted.send_replace(Some(Arc::new(world.binding.clone())));
+    world.rest().await;
+    assert_eq!(world.holds(), world.expected());
 }
 
 #[tokio::test(start_paused = true)]
@@ -439,12 +513,180 @@ async fn law_6_an_inventory_without_targets_empties_the_sink() {
     let world = World::new(Duration::ZERO);
     let old = row("Pod", 1, 1);
     world.memory.with(|held| held.rows.insert(old.key.clone(), old.digest));
-    let nobody = Binding { targets: Vec::new(), ..binding(Duration::ZERO, None) };
-    let (rows, memory, stop) = (world.rows.clone(), world.memory.clone(), world.stop.subscribe());
-    let running = tokio::spawn(async move {
-        nobody.follow(&rows, || memory.open(), stop, |_| {}).await;
-    });
+    let mut world = world;
+    world.binding.targets.clear();
+    world.start();
     world.rest().await;
-    running.abort();
     assert!(world.holds().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn law_8_a_refused_row_fails_alone_and_by_name() {
+    let mut world = filled().await;
+    let unwelcome = row("Pod", 7, 1);
+    world.memory.with(|held| held.unwelcome.insert(unwelcome.key.clone()));
+    world.told();
+    world.put("Pod", 7, 1);
+    world.put("Pod", 8, 1);
+    time::sleep(Duration::from_secs(1)).await;
+    assert!(world.told().contains(&"written 2 refused 1".to_owned()));
+    let mut expected = world.expected();
+    expected.remove(&unwelcome.key);
+    assert_eq!(world.holds(), expected);
+    // Audits try it again, and do not take it for drift.
+    time::sleep(Duration::from_mins(11)).await;
+    assert_eq!(world.told(), ["compared 1 0"]);
+    world.memory.with(|held| held.unwelcome.clear());
+    world.rest().await;
+    assert_eq!(world.holds(), world.expected());
+    world.halt(true).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn drift_is_told_from_changes() {
+    let world = filled().await;
+    world.told();
+    world.memory.with(|held| {
+        held.rows.pop_first();
+        held.rows.insert(row("Pod", 7, 7).key, RowDigest(7));
+        held.drifted = true;
+    });
+    time::sleep(Duration::from_mins(11)).await;
+    assert_eq!(world.told()[0], "compared 2 2");
+    assert_eq!(world.holds(), world.expected());
+    // What could not be seen for a while is no drift.
+    world.see("Pod", Sight::Partial);
+    world.put("Pod", 2, 2);
+    world.see("Pod", Sight::Everything);
+    time::sleep(Duration::from_secs(1)).await;
+    assert!(world.told().iter().all(|told| told.ends_with(" 0")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn w59_the_bindings_of_a_sink_share_its_breaker() {
+    let mut world = filled().await;
+    let mut other = World::new(Duration::ZERO);
+    other.binding.breaker = world.binding.breaker.clone();
+    other.memory = world.memory.clone();
+    ["Pod", "Node"].iter().for_each(|kind| other.see(kind, Sight::Everything));
+    world.memory.with(|held| held.faults = vec![Fault::Before; 1000]);
+    world.put("Pod", 1, 2);
+    // Connecting counts too: only the first attempt is a write.
+    time::sleep(Duration::from_secs(40)).await;
+    let opened = world.memory.with(|held| held.opened);
+    assert!((5..=7).contains(&opened), "{opened}");
+    other.binding.sink = Arc::new(other.memory.clone());
+    other.start();
+    let before = world.memory.with(|held| held.opened);
+    time::sleep(Duration::from_secs(20)).await;
+    assert!(other.told().iter().all(|told| told == "waiting"));
+    assert!(world.memory.with(|held| held.opened) <= before + 1, "one attempt per pause");
+    // When it works for one, it works for all.
+    other.halt(false).await;
+    world.memory.with(|held| held.faults.clear());
+    world.rest().await;
+    assert_eq!(world.holds(), world.expected());
+    assert_eq!(world.binding.breaker.admit(Instant::now()), Ok(()));
+    world.halt(true).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn w24_a_changed_secret_is_used_at_once_even_after_a_terminal_error() {
+    let mut world = filled().await;
+    world.memory.with(|held| held.faults = vec![Fault::Terminal; 1000]);
+    // Another password: the old session is not used any more.
+    world.binding.sink = Arc::new(world.memory.clone());
+    world.wanted.send_replace(Some(Arc::new(world.binding.clone())));
+    time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.told().last().unwrap(), "failed Missing");
+    world.put("Pod", 1, 9);
+    time::sleep(Duration::from_mins(4)).await;
+    assert!(world.told().is_empty(), "somebody must change something first");
+    world.memory.with(|held| held.faults.clear());
+    let opened = world.memory.with(|held| held.opened);
+    world.binding.sink = Arc::new(world.memory.clone());
+    world.wanted.send_replace(Some(Arc::new(world.binding.clone())));
+    time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((world.holds(), world.memory.with(|held| held.opened)), (world.expected(), opened + 1));
+    // What concerns the inventory alone needs no other session.
+    world.binding.generation += 1;
+    world.wanted.send_replace(Some(Arc::new(world.binding.clone())));
+    time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.memory.with(|held| held.opened), opened + 1);
+    assert_eq!(world.told().last().unwrap(), "compared 0 0");
+    world.halt(true).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_that_joins_or_leaves_takes_its_rows_along() {
+    let mut world = filled().await;
+    let late = TargetId { namespace: Some("team".into()), name: "late".into() };
+    let rows = world.writer.rows(&late, &gvk("Secret"));
+    let mut key = row("Secret", 1, 1);
+    key.key.target = late.clone();
+    let joined = Row::new(key.key, "v1".into(), "n".into(), key.attributes);
+    rows.upsert(joined.clone(), Origin::default());
+    world.binding.targets.push(late);
+    world.wanted.send_replace(Some(Arc::new(world.binding.clone())));
+    world.put("Pod", 1, 5);
+    time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.holds(), world.expected(), "the others go on");
+    rows.set_sight(Sight::Everything);
+    time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.holds().get(&joined.key), Some(&joined.digest));
+    world.binding.targets.pop();
+    world.wanted.send_replace(Some(Arc::new(world.binding.clone())));
+    time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.holds(), world.expected());
+    world.halt(true).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sink_that_keeps_nothing_gets_snapshots_and_none_twice() {
+    let mut world = World::new(Duration::ZERO);
+    world.memory.with(|held| held.forgetful = true);
+    world.put("Pod", 1, 1);
+    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
+    world.start();
+    world.rest().await;
+    assert_eq!((world.writes(), world.holds()), (1, world.expected()));
+    world.put("Pod", 2, 1);
+    world.rest().await;
+    assert_eq!((world.writes(), world.holds()), (2, world.expected()));
+    world.kinds["Pod"].remove("Pod1");
+    world.kinds["Pod"].remove("Pod2");
+    world.rest().await;
+    assert_eq!((world.writes(), world.holds().len()), (3, 0), "W9: zero rows are a snapshot");
+    world.halt(true).await;
+
+    // After a restart nothing can be read back; what was sent last is known from the status.
+    world.put("Node", 1, 1);
+    world.binding.last_checksum = Some(String::new());
+    world.see("Pod", Sight::Partial);
+    world.start();
+    world.rest().await;
+    assert_eq!(world.writes(), 3, "rows of pods may be missing");
+    assert_eq!(world.told().last().unwrap(), "held back, blind: Pod of team/pods");
+    world.see("Pod", Sight::Everything);
+    world.rest().await;
+    assert_eq!((world.writes(), world.holds()), (4, world.expected()));
+    // Once they have been seen, they are known even while they are frozen.
+    world.see("Pod", Sight::Partial);
+    world.put("Node", 2, 1);
+    world.rest().await;
+    assert_eq!((world.writes(), world.holds().len()), (5, 2));
+    world.halt(true).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_could_be_seen_is_noted() {
+    let world = filled().await;
+    assert_eq!(world.memory.with(|held| held.coverage.clone()), "complete");
+    world.see("Pod", Sight::AllBut(["a".into(), "b".into()].into()));
+    world.rest().await;
+    assert_eq!(world.memory.with(|held| held.coverage.clone()), "blind: Pod of team/pods in a, b");
+    let within = Sight::Within(["a".into()].into());
+    let seen = [((target(), Arc::from("apps"), Arc::from("Deployment")), within.clone())].into();
+    assert_eq!(coverage(&seen, &within), "complete", "the run looks nowhere else");
+    assert_eq!(coverage(&seen, &Sight::Everything), "blind: Deployment.apps of team/pods but in a");
 }

@@ -20,8 +20,8 @@ use kollect_model::{
     batch::InventoryId,
     claim::Claimant,
     row::{Row, TargetId},
+    sink::SinkError,
 };
-use kollect_sinks::Plan;
 use tokio::time;
 
 use super::{
@@ -128,7 +128,8 @@ impl Run {
             self.print(&rows, &rest)?;
             return Ok(done);
         }
-        let write = self.write(&rows, &rest, owner.as_deref());
+        let claimant = self.args.out.claimant(owner);
+        let write = self.write(&rows, &rest, &claimant);
         self.stoppable(write).await?;
         Ok(done)
     }
@@ -174,26 +175,36 @@ impl Run {
         Ok(())
     }
 
-    async fn write(&self, rows: &StoreReader, rest: &Sight, owner: Option<&str>) -> anyhow::Result<()> {
-        let headers = ["INVENTORY", "SINK", "ROWS", "ADDED", "CHANGED", "REMOVED", "UNCHANGED", "LEFT ALONE"];
-        let mut lines = vec![headers.map(ToOwned::to_owned).to_vec()];
-        let mut changed = Vec::new();
-        let mut failed = 0;
+    /// Writes to all sinks at once; one that fails or is slow concerns nobody else.
+    async fn write(&self, rows: &StoreReader, rest: &Sight, claimant: &Claimant) -> anyhow::Result<()> {
+        let mut writes = Vec::new();
         for Bound { inventory, sinks } in &self.inventories {
             if sinks.is_empty() {
                 eprintln!("note: inventory {} has no sink and was not written", inventory.name);
             }
-            let snapshot = Self::snapshot(rows, inventory, rest)?;
-            for Destination { name, id, plan, .. } in sinks {
-                match deliver(plan, id, owner, &snapshot).await {
-                    Ok(outcome) => {
-                        changed.extend(changes(&outcome, &snapshot));
-                        lines.push(summary(id, name, &snapshot, &outcome));
+            let snapshot = Arc::new(Self::snapshot(rows, inventory, rest)?);
+            writes.extend(sinks.iter().map(|sink| deliver(sink, claimant, snapshot.clone())));
+        }
+        let headers =
+            ["INVENTORY", "SINK", "ROWS", "ADDED", "CHANGED", "REMOVED", "UNCHANGED", "LEFT ALONE", "TIME"];
+        let mut lines = vec![headers.map(ToOwned::to_owned).to_vec()];
+        let mut changed = Vec::new();
+        let mut failed = 0;
+        for written in futures::future::join_all(writes).await {
+            let Written { to: Destination { id, name, .. }, snapshot, outcome, took } = written;
+            match outcome {
+                Ok(outcome) => {
+                    for refusal in &outcome.receipt.refused {
+                        eprintln!("error: sink {name} refused a row: {}", refusal.why);
                     }
-                    Err(error) => {
-                        eprintln!("error: inventory {id}, sink {name}: {}", told_once(error.as_ref()));
-                        failed += 1;
-                    }
+                    failed += usize::from(!outcome.receipt.refused.is_empty());
+                    changed.extend(changes(&outcome, &snapshot));
+                    let time = format!("{:.1} s", took.as_secs_f32());
+                    lines.push(summary(id, name, &snapshot, &outcome, time));
+                }
+                Err(error) => {
+                    eprintln!("error: inventory {id}, sink {name}: {}", told_once(&error));
+                    failed += 1;
                 }
             }
         }
@@ -203,23 +214,28 @@ impl Run {
         if lines.len() > 1 {
             print::aligned(&mut stdout, &lines).context("print the summary")?;
         }
-        if failed > 0 {
-            Err(anyhow!("{failed} of {} writes failed", lines.len() - 1 + failed))
-        } else {
-            Ok(())
-        }
+        let total: usize = self.inventories.iter().map(|bound| bound.sinks.len()).sum();
+        if failed > 0 { Err(anyhow!("{failed} of {total} writes failed")) } else { Ok(()) }
     }
 }
 
-async fn deliver(
-    plan: &Plan,
-    inventory: &InventoryId,
-    owner: Option<&str>,
-    snapshot: &Snapshot,
-) -> anyhow::Result<Outcome> {
-    let sink = kollect_sinks::open(plan).await?;
-    let claimant = Claimant { owner: owner.map(ToOwned::to_owned), ..Claimant::default() };
-    Ok(export(&*sink, inventory, &claimant, snapshot).await?)
+struct Written<'a> {
+    to: &'a Destination,
+    snapshot: Arc<Snapshot>,
+    outcome: Result<Outcome, SinkError>,
+    took: Duration,
+}
+
+/// Brings one sink up to date, and says so while it takes long.
+async fn deliver<'a>(to: &'a Destination, claimant: &Claimant, snapshot: Arc<Snapshot>) -> Written<'a> {
+    let began = time::Instant::now();
+    let write = async {
+        let sink = kollect_sinks::open(&to.plan).await?;
+        export(&*sink, &to.id, claimant, to.part_bytes, &snapshot).await
+    };
+    let name = format!("{} → {}", to.id, to.name);
+    let outcome = progress::waiting(&name, &format!("writing {} rows", snapshot.rows.len()), write).await;
+    Written { to, outcome, took: began.elapsed(), snapshot }
 }
 
 /// What people look for: by target, then by name.
@@ -248,7 +264,13 @@ fn changes(outcome: &Outcome, snapshot: &Snapshot) -> Vec<String> {
     added.chain(changed).chain(removed).take(NAMED_CHANGES).chain(more).collect()
 }
 
-fn summary(id: &InventoryId, sink: &str, snapshot: &Snapshot, outcome: &Outcome) -> Vec<String> {
+fn summary(
+    id: &InventoryId,
+    sink: &str,
+    snapshot: &Snapshot,
+    outcome: &Outcome,
+    time: String,
+) -> Vec<String> {
     let delta = &outcome.delta;
     let counts = [
         snapshot.rows.len(),
@@ -260,5 +282,6 @@ fn summary(id: &InventoryId, sink: &str, snapshot: &Snapshot, outcome: &Outcome)
     ];
     let mut line = vec![id.to_string(), sink.to_owned()];
     line.extend(counts.iter().map(ToString::to_string));
+    line.push(time);
     line
 }

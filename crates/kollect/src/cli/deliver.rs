@@ -1,26 +1,38 @@
 //! Where the rows of a run go: the sinks of the manifests, or one that the command line names.
 
-use kollect_engine::{
-    collect::rest,
-    export::{Binding, Told},
-    schedule::{Cadence, Intervals},
-    store::StoreReader,
-};
-use kollect_model::{batch::InventoryId, claim::Claimant};
-use kollect_sinks::{Plan, destination_name, plan_destination};
-use tokio::{sync::watch, task::JoinSet};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use super::{input::told_once, manifests::Inventory};
+use async_trait::async_trait;
+use kollect_engine::{
+    deliver::{Deliveries, Wanted},
+    export::{Binding, Open, Told},
+    schedule::{Cadence, Intervals},
+    store::{Sight, StoreReader},
+};
+use kollect_model::{
+    batch::{Delta, InventoryId, PART_BYTES, Receipt},
+    claim::{Claimant, TakeOver, Writer},
+    sink::{Sink, SinkError},
+};
+use kollect_sinks::{Plan, destination_name, plan_destination};
+
+use super::{
+    input::told_once,
+    manifests::{BoundSink, Inventory},
+};
 
 /// A sink on the command line.
 #[derive(clap::Args)]
 pub(crate) struct Out {
     /// Write to this sink instead of those of the manifests: sqlite:FILE or postgres://USER@HOST/DATABASE.
-    #[arg(long, value_name = "DESTINATION", conflicts_with = "output")]
-    out: Option<String>,
+    #[arg(long = "out", id = "out", value_name = "DESTINATION", conflicts_with = "output")]
+    destination: Option<String>,
     /// Name of the cluster in --out, so that several clusters can share it.
     #[arg(long, default_value = "", requires = "out", value_name = "NAME", hide_default_value = true)]
     cluster: String,
+    /// Write inventories that an operator or another cluster keeps up to date. They stop writing.
+    #[arg(long)]
+    take_over: bool,
 }
 
 /// An inventory and where this run writes it.
@@ -35,9 +47,16 @@ pub(crate) struct Destination {
     pub(crate) id: InventoryId,
     pub(crate) plan: Plan,
     cadence: Cadence,
+    pub(crate) part_bytes: usize,
 }
 
 impl Out {
+    /// Who this run is for the sinks; rows from files belong to no cluster.
+    pub(crate) fn claimant(&self, cluster: Option<String>) -> Claimant {
+        let take_over = if self.take_over { TakeOver::Always } else { TakeOver::Never };
+        Claimant { owner: cluster, writer: Writer::Cli, take_over }
+    }
+
     /// Where the inventories go; nowhere, if the run only prints. Or everything that is wrong.
     pub(crate) fn bind(
         &self,
@@ -48,7 +67,7 @@ impl Out {
             Ok(plan) => Ok((destination_name(text), plan)),
             Err(problem) => Err(vec![format!("--out {}: {problem}", destination_name(text))]),
         };
-        let out = self.out.as_ref().map(plan).transpose()?;
+        let out = self.destination.as_ref().map(plan).transpose()?;
         let mut problems = Vec::new();
         let mut bound = Vec::new();
         for inventory in inventories {
@@ -59,25 +78,43 @@ impl Out {
             };
             let mut sinks = Vec::new();
             if let Some((name, plan)) = out.clone() {
-                let cadence = Cadence::of([Intervals::default(); 3], None, std::time::Duration::ZERO);
-                sinks.push(Destination { name, id: id(&self.cluster), plan, cadence });
+                let cadence = Cadence::of([Intervals::default(); 3], None, Duration::ZERO);
+                let (id, part_bytes) = (id(&self.cluster), PART_BYTES);
+                sinks.push(Destination { name, id, plan, cadence, part_bytes });
             } else if !only_print {
                 for sink in &inventory.sinks {
                     let id = id(sink.spec.common().cluster.as_deref().unwrap_or_default());
                     match sink.plan() {
                         Ok(plan) => {
-                            let (name, cadence) = (sink.name.clone(), sink.cadence);
-                            sinks.push(Destination { name, id, plan, cadence });
+                            let BoundSink { name, cadence, part_bytes, .. } = sink.clone();
+                            sinks.push(Destination { name, id, plan, cadence, part_bytes });
                         }
                         Err(errors) => problems.extend(errors),
                     }
                 }
             }
+            problems.extend(same_places(&inventory, &sinks));
             bound.push(Bound { inventory, sinks });
         }
         problems.dedup();
         if problems.is_empty() { Ok(bound) } else { Err(problems) }
     }
+}
+
+/// References of one inventory that lead to one place: they would overwrite each other.
+fn same_places(inventory: &Inventory, sinks: &[Destination]) -> Vec<String> {
+    let mut places = BTreeMap::new();
+    let mut problems = Vec::new();
+    for sink in sinks {
+        if let Some(first) = places.insert((sink.plan.destination(), &sink.id.cluster), &sink.name) {
+            let name = &inventory.name;
+            problems.push(format!(
+                "inventory {name}: sinks {first} and {} lead to one place: remove one of them",
+                sink.name
+            ));
+        }
+    }
+    problems
 }
 
 /// How many sink references of the manifests a run that only prints leaves out.
@@ -91,55 +128,83 @@ pub(crate) fn unwritten(inventories: &[Bound]) -> Option<String> {
 pub(crate) fn follow(
     inventories: Vec<Bound>,
     rows: &StoreReader,
-    owner: &str,
-    settings: &kollect_engine::collect::Settings,
-    source: &dyn kollect_engine::watch::WatchSource,
-    stop: &watch::Receiver<bool>,
-) -> JoinSet<()> {
-    let mut tasks = JoinSet::new();
+    claimant: &Claimant,
+    rest: &Sight,
+) -> Deliveries {
+    let mut deliveries = Deliveries::new(rows.clone(), |name, told| {
+        if let Some(line) = line(&told) {
+            eprintln!("{name}: {line}");
+        }
+    });
+    let mut wanted = BTreeMap::new();
     for Bound { inventory, sinks } in inventories {
-        for Destination { name, id, plan, cadence } in sinks {
+        for Destination { name, id, plan, cadence, part_bytes } in sinks {
             let binding = Binding {
-                inventory: id,
-                claimant: Claimant { owner: Some(owner.to_owned()), ..Claimant::default() },
+                generation: 0,
+                claimant: claimant.clone(),
                 targets: inventory.targets.clone(),
                 cadence,
-                rest: rest(source, settings),
+                rest: rest.clone(),
+                part_bytes,
+                last_checksum: None,
+                requested: None,
+                sink: Arc::new(Planned(plan.clone())),
+                breaker: Arc::default(),
+                inventory: id,
             };
-            let (rows, stop) = (rows.clone(), stop.clone());
-            tasks.spawn(async move {
-                let tell = |told: Told<'_>| {
-                    if let Some(line) = line(&told) {
-                        eprintln!("{} → {name}: {line}", binding.inventory);
-                    }
-                };
-                binding.follow(&rows, || kollect_sinks::open(&plan), stop, tell).await;
-            });
+            let name = format!("{} → {name}", binding.inventory).into();
+            let destination = plan.destination().into();
+            wanted.insert(name, Wanted { binding: Arc::new(binding), destination, suspended: false });
         }
     }
-    tasks
+    deliveries.set(wanted);
+    deliveries
+}
+
+/// A sink that is opened as its plan says.
+struct Planned(Plan);
+
+#[async_trait]
+impl Open for Planned {
+    async fn open(&self) -> Result<Box<dyn Sink>, SinkError> {
+        kollect_sinks::open(&self.0).await
+    }
 }
 
 fn line(told: &Told<'_>) -> Option<String> {
-    let counts = |added: usize, changed: usize, removed: usize| {
-        let parts = [(added, "added"), (changed, "changed"), (removed, "removed")];
-        let parts: Vec<String> = parts
-            .iter()
-            .filter(|(count, _)| *count > 0)
-            .map(|(count, word)| format!("{count} {word}"))
-            .collect();
-        parts.join(", ")
-    };
     match told {
         Told::Compared(outcome) if outcome.delta.is_empty() => None,
         Told::Compared(outcome) => {
-            let delta = &outcome.delta;
-            let counts = counts(delta.added.len(), delta.changed.len(), delta.removed.len());
-            Some(format!("{counts}, {} as they were", outcome.unchanged))
+            let drift = match outcome.drifted {
+                0 => String::new(),
+                rows => format!(", {rows} of them changed by somebody else"),
+            };
+            let counts = counts(&outcome.delta);
+            Some(format!("{counts}{drift}, {} as they were{}", outcome.unchanged, refused(&outcome.receipt)))
         }
-        Told::Written(delta) => Some(counts(delta.added.len(), delta.changed.len(), delta.removed.len())),
-        Told::Failed { error, pause } => {
+        Told::Written(delta, receipt) => Some(format!("{}{}", counts(delta), refused(receipt))),
+        Told::Failed { error, pause: None } => Some(format!("{}; not tried again", told_once(*error))),
+        Told::Failed { error, pause: Some(pause) } => {
             Some(format!("{}; tried again in {} s", told_once(*error), pause.as_secs().max(1)))
         }
+        Told::Waiting { pause } => {
+            Some(format!("the sink keeps failing; tried again in {} s", pause.as_secs().max(1)))
+        }
+        Told::HeldBack { coverage } => Some(format!("nothing is sent while rows may be missing: {coverage}")),
+        Told::Cleaned => Some("cleaned".to_owned()),
     }
+}
+
+fn counts(delta: &Delta) -> String {
+    let parts =
+        [(delta.added.len(), "added"), (delta.changed.len(), "changed"), (delta.removed.len(), "removed")];
+    let parts: Vec<String> =
+        parts.iter().filter(|(count, _)| *count > 0).map(|(count, word)| format!("{count} {word}")).collect();
+    if parts.is_empty() { "no rows".to_owned() } else { parts.join(", ") }
+}
+
+/// Rows that the sink did not take, by name.
+fn refused(receipt: &Receipt) -> String {
+    let reasons: Vec<&str> = receipt.refused.iter().map(|refusal| refusal.why.as_str()).collect();
+    if reasons.is_empty() { String::new() } else { format!("; refused: {}", reasons.join("; ")) }
 }

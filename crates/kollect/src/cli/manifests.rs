@@ -22,6 +22,7 @@ use kollect_engine::{
 };
 use kollect_model::{
     SpecError,
+    batch::PART_BYTES,
     crd::{
         GROUP, KollectClusterInventory, KollectClusterScope, KollectClusterTarget, KollectConnectionTest,
         KollectDatabaseSink, KollectEventSink, KollectInventory, KollectProfile, KollectScope,
@@ -97,10 +98,19 @@ pub(crate) struct BoundSink {
     pub(crate) spec: SinkSpec,
     /// When it is written.
     pub(crate) cadence: Cadence,
+    /// Largest part of a document.
+    pub(crate) part_bytes: usize,
     /// What its Secrets hold, or which of them are missing.
     secrets: Result<Secrets, Vec<SpecError>>,
     /// Where the sink's manifest stands, for messages.
     place: String,
+}
+
+/// What an inventory says about when and how its sinks are written.
+#[derive(Clone, Copy)]
+struct Pace {
+    intervals: Intervals,
+    max_export_bytes: Option<i64>,
 }
 
 /// How long documents wait for further changes, so that a roll-out is one of them.
@@ -109,23 +119,20 @@ const DOCUMENTS: Duration = Duration::from_secs(10);
 impl BoundSink {
     fn new(name: String, spec: SinkSpec, secrets: Result<Secrets, Vec<SpecError>>, place: String) -> Self {
         let cadence = Cadence::of([Intervals::default(); 3], None, Duration::ZERO);
-        Self { name, spec, cadence, secrets, place }
+        Self { name, spec, cadence, part_bytes: PART_BYTES, secrets, place }
     }
 
-    fn set_cadence(
-        &mut self,
-        family: Family,
-        sink_ref: &SinkRef,
-        inventory: Intervals,
-        floor: Option<GoDuration>,
-    ) {
+    /// What its reference and its inventory say about it.
+    fn set_pace(&mut self, family: Family, sink_ref: &SinkRef, inventory: Pace, floor: Option<GoDuration>) {
         let SinkRef { export_min_interval, min_change_interval, audit_interval, .. } = *sink_ref;
         let common = self.spec.common();
         let level = |export_min, min_change, audit| Intervals { export_min, min_change, audit };
         let reference = level(export_min_interval, min_change_interval, audit_interval);
         let own = level(common.export_min_interval, common.min_change_interval, common.audit_interval);
         let min_change = if family == Family::Snapshot { DOCUMENTS } else { Duration::ZERO };
-        self.cadence = Cadence::of([reference, own, inventory], floor.map(|d| d.0), min_change);
+        self.cadence = Cadence::of([reference, own, inventory.intervals], floor.map(|d| d.0), min_change);
+        let part_bytes = sink_ref.max_export_bytes.or(inventory.max_export_bytes);
+        self.part_bytes = part_bytes.and_then(|bytes| bytes.try_into().ok()).unwrap_or(PART_BYTES);
     }
 
     /// The plan of the sink, or a line for each problem.

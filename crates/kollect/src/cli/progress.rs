@@ -33,6 +33,19 @@ pub(crate) async fn during<T>(coverage: &Coverage, work: impl Future<Output = T>
     }
 }
 
+/// Says now and then that something is still going on.
+pub(crate) async fn waiting<T>(name: &str, what: &str, work: impl Future<Output = T>) -> T {
+    let mut work = std::pin::pin!(work);
+    let began = Instant::now();
+    let mut ticks = time::interval_at(began + SOON * 2, PERIOD);
+    loop {
+        tokio::select! {
+            done = &mut work => return done,
+            _ = ticks.tick() => eprintln!("{name}: {what}, {} s so far", began.elapsed().as_secs()),
+        }
+    }
+}
+
 fn show(lines: &[String], terminal: bool) {
     let mut out = io::stderr().lock();
     // Who cannot see progress needs none.

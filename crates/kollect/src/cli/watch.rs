@@ -11,7 +11,7 @@ use std::{
 use anyhow::Context;
 use clap::ValueEnum;
 use kollect_engine::{
-    collect::{Collector, Target},
+    collect::{Collector, Target, rest},
     coverage::{Coverage, Known, Place, State},
     store::{Change, Changes, Sight, StoreReader},
 };
@@ -75,8 +75,8 @@ async fn watch(args: &Args, targets: Vec<Arc<Target>>, inventories: Vec<Bound>) 
     let began = time::Instant::now();
     let settings = args.input.settings(true);
     let (collector, rows) = start(source.clone(), settings.clone(), &targets, &problems);
-    let (stop, stopped) = tokio::sync::watch::channel(false);
-    let mut writes = deliver::follow(inventories, &rows, &source.id, &settings, &*source, &stopped);
+    let claimant = args.out.claimant(Some(source.id.clone()));
+    let deliveries = deliver::follow(inventories, &rows, &claimant, &rest(&*source, &settings));
     let ids: Vec<TargetId> = targets.iter().map(|target| target.id.clone()).collect();
     let watch = Watch { output: args.output.unwrap_or(Output::Text), several: ids.len() > 1, problems };
     let ended = tokio::select! {
@@ -85,9 +85,8 @@ async fn watch(args: &Args, targets: Vec<Arc<Target>>, inventories: Vec<Bound>) 
     };
     // Nothing comes in any more; what is being written may finish.
     drop(collector);
-    stop.send_replace(true);
-    let finished = async { while writes.join_next().await.is_some() {} };
-    if time::timeout(Duration::from_secs(args.shutdown_grace_period), finished).await.is_err() {
+    let grace = Duration::from_secs(args.shutdown_grace_period);
+    if time::timeout(grace, deliveries.stop()).await.is_err() {
         anyhow::bail!("stopped before all writes were done");
     }
     ended.map(|()| ExitCode::SUCCESS)

@@ -102,7 +102,8 @@ fn the_demo_shows_the_changed_row() {
     let lines: Vec<Vec<&str>> = screen.lines().map(|line| line.split_whitespace().collect()).collect();
     assert!(lines.contains(&vec!["~", "Deployment", "shop/cart"]), "{screen}");
     let counts = |line: &Vec<&str>| {
-        line.first() == Some(&"default/deployments") && line[2..] == ["8", "0", "1", "0", "7", "0"]
+        line.first() == Some(&"default/deployments")
+            && line.get(2..8) == Some(&["8", "0", "1", "0", "7", "0"][..])
     };
     assert!(lines.iter().any(counts), "{screen}");
 }

@@ -23,7 +23,11 @@ use kollect_model::{
 use kollect_sinks::Secrets;
 use kube::ResourceExt;
 
-use super::{BoundSink, Family, Inventory, Loaded, Manifests, Name, Work};
+use super::{BoundSink, Family, Inventory, Loaded, Manifests, Name, Pace, Work};
+
+/// Said once where the field used to limit an inventory.
+const PARTS: &str =
+    "spec.maxExportBytes is the size of one part of a document; it does not limit the inventory";
 
 /// Compiled profiles by name; `None` for those that exist and do not compile.
 type Profiles = BTreeMap<Name, Option<Arc<CompiledProfile>>>;
@@ -263,11 +267,13 @@ impl Manifests {
                 selector: spec.target_selector.as_ref(),
             };
             let (targets, mut errors) = choice.of(known);
-            let own = Intervals {
+            let intervals = Intervals {
                 export_min: Some(spec.export_min_interval),
                 min_change: spec.min_change_interval,
                 audit: spec.audit_interval,
             };
+            let own = Pace { intervals, max_export_bytes: spec.max_export_bytes };
+            notes.extend(spec.max_export_bytes.map(|_| format!("{who}: {PARTS}")));
             let (sinks, wrong) =
                 self.bound(lists, Some(namespace), namespace, self.scope(namespace).as_ref(), own);
             errors.extend(wrong);
@@ -290,11 +296,12 @@ impl Manifests {
             let choice =
                 Choice { namespace: None, refs: &spec.target_refs, selector: spec.target_selector.as_ref() };
             let (targets, mut errors) = choice.of(known);
-            let own = Intervals {
+            let intervals = Intervals {
                 export_min: Some(spec.export_min_interval),
                 min_change: spec.min_change_interval,
                 audit: spec.audit_interval,
             };
+            let own = Pace { intervals, max_export_bytes: None };
             let ceiling = self.cluster_scope();
             let (sinks, wrong) = self.bound(lists, None, &spec.sink_namespace, ceiling.as_ref(), own);
             errors.extend(wrong);
@@ -347,7 +354,7 @@ impl Manifests {
         namespace: Option<&String>,
         sink_namespace: &str,
         ceiling: Option<&Ceiling<'_>>,
-        own: Intervals,
+        own: Pace,
     ) -> (Vec<BoundSink>, Vec<SpecError>) {
         let mut found = Vec::new();
         let mut errors = Vec::new();
@@ -370,7 +377,7 @@ impl Manifests {
                 match self.sink(family, &sink_ref.name, sink_namespace, &field) {
                     Ok(mut sink) => {
                         let floor = ceiling.and_then(|ceiling| ceiling.allows.min_export_interval);
-                        sink.set_cadence(family, &sink_ref, own, floor);
+                        sink.set_pace(family, &sink_ref, own, floor);
                         found.push(sink);
                     }
                     Err(error) => errors.extend(error),

@@ -1,0 +1,280 @@
+//! All bindings of a process: what is wanted becomes tasks, and what is no longer wanted is cleaned up.
+//!
+//! A binding whose reference or inventory is gone is stopped, and then nothing of it is left in its
+//! sink. If its destination changed, the new one is filled first. A suspended one is only stopped. A
+//! place that another binding of the same inventory writes to is never cleaned.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use kollect_model::{
+    batch::InventoryId,
+    sink::{ErrorClass, SinkError, SinkReason},
+};
+use tokio::{
+    sync::watch,
+    task::{JoinHandle, JoinSet},
+    time,
+};
+
+use crate::{
+    export::{Binding, TERMINAL_PAUSE, Told, clean, follow},
+    schedule::Backoff,
+    store::StoreReader,
+};
+
+/// Tells bindings apart: inventory and sink reference.
+pub type BindingName = Arc<str>;
+
+/// A binding that somebody wants.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// What to write, and where.
+    pub binding: Arc<Binding>,
+    /// Id of the place, the same for every sink that leads there.
+    pub destination: Arc<str>,
+    /// Writes nothing, and leaves what is there.
+    pub suspended: bool,
+}
+
+impl Wanted {
+    /// What a sink tells inventories apart by.
+    fn place(&self) -> Place {
+        (self.destination.clone(), self.binding.inventory.clone())
+    }
+}
+
+type Place = (Arc<str>, InventoryId);
+
+/// The references of `wanted` that lead to the place of an earlier one.
+pub fn duplicates(wanted: &BTreeMap<BindingName, Wanted>) -> BTreeMap<BindingName, BindingName> {
+    let mut first: BTreeMap<Place, &BindingName> = BTreeMap::new();
+    let mut later = BTreeMap::new();
+    for (name, wanted) in wanted {
+        match first.get(&wanted.place()) {
+            Some(earlier) => drop(later.insert(name.clone(), (*earlier).clone())),
+            None => drop(first.insert(wanted.place(), name)),
+        }
+    }
+    later
+}
+
+type Tell = dyn Fn(&BindingName, Told<'_>) + Send + Sync;
+
+/// Runs the bindings that are wanted.
+pub struct Deliveries {
+    rows: StoreReader,
+    tell: Arc<Tell>,
+    running: BTreeMap<BindingName, Running>,
+    cleaning: Vec<(Place, Task)>,
+}
+
+struct Running {
+    wanted: Wanted,
+    signal: watch::Sender<Option<Arc<Binding>>>,
+    /// `None` while it is suspended.
+    task: Option<Task>,
+    /// Whether the sink has held all rows since it came to this place.
+    filled: watch::Sender<bool>,
+}
+
+/// Ends with whoever holds it.
+struct Task(JoinHandle<()>);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Deliveries {
+    /// Nothing yet. `tell` hears what each binding does.
+    pub fn new(rows: StoreReader, tell: impl Fn(&BindingName, Told<'_>) + Send + Sync + 'static) -> Self {
+        Self { rows, tell: Arc::new(tell), running: BTreeMap::new(), cleaning: Vec::new() }
+    }
+
+    /// From now on exactly these are wanted. Of two that lead to one place the second is refused.
+    pub fn set(&mut self, wanted: BTreeMap<BindingName, Wanted>) {
+        self.cleaning.retain(|(_, task)| !task.0.is_finished());
+        let refused = duplicates(&wanted);
+        for (name, earlier) in &refused {
+            let why = format!("two references of one inventory lead to one place: this one and {earlier}");
+            let error = SinkError::new(SinkReason::Incompatible, why);
+            (self.tell)(name, Told::Failed { error: &error, pause: None });
+        }
+        let places: BTreeSet<Place> = wanted.values().map(Wanted::place).collect();
+        // Whoever still cleans a place that is wanted again must have ended before its binding starts.
+        let mut ended: BTreeMap<Place, Vec<Task>> = BTreeMap::new();
+        for (place, task) in self.cleaning.extract_if(.., |(place, _)| places.contains(place)) {
+            task.0.abort();
+            ended.entry(place).or_default().push(task);
+        }
+        let mut left = std::mem::take(&mut self.running);
+        for (name, wanted) in wanted {
+            if refused.contains_key(&name) {
+                continue;
+            }
+            let place = wanted.place();
+            let running = match left.remove(&name) {
+                Some(running) if running.wanted.place() == place => running.update(wanted, self, &name),
+                moved => {
+                    // The old place is cleaned when the new one has been filled.
+                    let (filled, when_filled) = watch::channel(false);
+                    let before = ended.remove(&place).unwrap_or_default();
+                    if let Some(old) = moved.filter(|old| !places.contains(&old.wanted.place())) {
+                        self.retire(&name, old, Some(when_filled));
+                    }
+                    self.start(&name, wanted, before, filled)
+                }
+            };
+            self.running.insert(name, running);
+        }
+        for (name, old) in left {
+            if places.contains(&old.wanted.place()) {
+                old.signal.send_replace(None);
+            } else {
+                self.retire(&name, old, None);
+            }
+        }
+    }
+
+    /// Removes what a binding left behind that ended before this process began.
+    pub fn clean(&mut self, name: &BindingName, wanted: Wanted) {
+        let (signal, filled) = (watch::Sender::new(None), watch::Sender::new(true));
+        self.retire(name, Running { wanted, signal, task: None, filled }, None);
+    }
+
+    /// Gives up on what could not be cleaned so far for a binding's place.
+    pub fn abandon(&mut self, destination: &str, inventory: &InventoryId) {
+        self.cleaning.retain(|((place, id), _)| &**place != destination || id != inventory);
+    }
+
+    /// Stops everything; writes that have begun are finished. What was not cleaned stays.
+    pub async fn stop(mut self) {
+        self.cleaning.clear();
+        let mut tasks = JoinSet::new();
+        for mut running in std::mem::take(&mut self.running).into_values() {
+            running.signal.send_replace(None);
+            if let Some(task) = running.task.take() {
+                tasks.spawn(finish(task));
+            }
+        }
+        while tasks.join_next().await.is_some() {}
+    }
+
+    fn start(
+        &self,
+        name: &BindingName,
+        wanted: Wanted,
+        before: Vec<Task>,
+        filled: watch::Sender<bool>,
+    ) -> Running {
+        let (signal, receiver) = watch::channel(Some(wanted.binding.clone()));
+        let task = (!wanted.suspended).then(|| {
+            let (rows, tell, name, filled) =
+                (self.rows.clone(), self.tell.clone(), name.clone(), filled.clone());
+            Task(tokio::spawn(async move {
+                for task in before {
+                    finish(task).await;
+                }
+                supervise(receiver, rows, move |told| {
+                    if matches!(told, Told::Compared(_) | Told::Written(..)) {
+                        filled.send_replace(true);
+                    }
+                    tell(&name, told);
+                })
+                .await;
+            }))
+        });
+        Running { wanted, signal, task, filled }
+    }
+
+    /// Stops a binding, waits until its successor has been filled, and removes what it wrote.
+    fn retire(&mut self, name: &BindingName, old: Running, successor: Option<watch::Receiver<bool>>) {
+        let (tell, name, place) = (self.tell.clone(), name.clone(), old.wanted.place());
+        let task = tokio::spawn(async move {
+            old.signal.send_replace(None);
+            if let Some(task) = old.task {
+                finish(task).await;
+            }
+            if let Some(mut filled) = successor {
+                // A successor that is gone was itself replaced; it has seen to its own.
+                filled.wait_for(|filled| *filled).await.ok();
+            }
+            clean_until_done(&old.wanted.binding, |told| tell(&name, told)).await;
+        });
+        self.cleaning.push((place, Task(task)));
+    }
+}
+
+impl Running {
+    /// Another version of the same binding.
+    fn update(mut self, wanted: Wanted, deliveries: &Deliveries, name: &BindingName) -> Self {
+        if wanted.suspended {
+            self.signal.send_replace(None);
+            // It finishes its write by itself; nobody needs to wait for that but its successor.
+            return Self { wanted, ..self };
+        }
+        if self.wanted.suspended || self.task.as_ref().is_none_or(|task| task.0.is_finished()) {
+            let before = self.task.take().into_iter().collect();
+            return deliveries.start(name, wanted, before, self.filled);
+        }
+        self.signal.send_if_modified(|current| {
+            let same = current.as_ref().is_some_and(|current| Arc::ptr_eq(current, &wanted.binding));
+            *current = Some(wanted.binding.clone());
+            !same
+        });
+        Self { wanted, ..self }
+    }
+}
+
+/// Waits for a task without ending it.
+async fn finish(mut task: Task) {
+    (&mut task.0).await.ok();
+}
+
+/// Runs a binding; if it crashes it is started again after a while, and nobody else notices.
+async fn supervise(
+    wanted: watch::Receiver<Option<Arc<Binding>>>,
+    rows: StoreReader,
+    tell: impl Fn(Told<'_>) + Send + Sync + 'static,
+) {
+    let tell = Arc::new(tell);
+    let mut backoff = Backoff::default();
+    loop {
+        let (wanted, rows, told) = (wanted.clone(), rows.clone(), tell.clone());
+        let mut running = Task(tokio::spawn(async move { follow(wanted, &rows, |event| told(event)).await }));
+        match (&mut running.0).await {
+            Err(crash) if crash.is_panic() => {
+                let pause = backoff.next(fastrand::f64());
+                let error = SinkError::new(SinkReason::WriteFailed, "the binding crashed; this is a bug");
+                tell(Told::Failed { error: &error, pause: Some(pause) });
+                time::sleep(pause).await;
+            }
+            _ => return,
+        }
+    }
+}
+
+/// Removes what a binding wrote, however long it takes.
+async fn clean_until_done(binding: &Binding, tell: impl Fn(Told<'_>)) {
+    let mut backoff = Backoff::default();
+    loop {
+        let Err(error) = clean(binding).await else {
+            tell(Told::Cleaned);
+            return;
+        };
+        let pause: Duration = match error.class() {
+            ErrorClass::Transient => backoff.next(fastrand::f64()),
+            ErrorClass::Terminal | ErrorClass::Forbidden => TERMINAL_PAUSE,
+        };
+        tell(Told::Failed { error: &error, pause: Some(pause) });
+        time::sleep(pause).await;
+    }
+}
+
+#[cfg(test)]
+mod tests;
