@@ -140,7 +140,7 @@ fn target() -> Arc<Target> {
     let (policy, defaults) = (Policy::default(), NamespaceDefaults::default());
     let profile = CompiledProfile::compile(&profile, OptIns::default(), &policy).unwrap();
     let spec: KollectTargetSpec = serde_json::from_value(json!({ "profileRef": "p" })).unwrap();
-    let selection = Selection::of_target(&spec, &profile.gvk, None, &policy, &defaults).unwrap();
+    let selection = Selection::of_target(&spec, &profile.gvk, &[], &policy, &defaults).unwrap();
     Arc::new(Target::new(target_id(), Arc::new(profile), selection))
 }
 

@@ -67,7 +67,8 @@ pub struct Selection {
     filter: CollectionFilter,
     rules: Vec<Rule>,
     watch_mode: WatchMode,
-    ceiling: Option<ScopeCeiling>,
+    /// What scopes allow; all of them must.
+    ceilings: Vec<ScopeCeiling>,
 }
 
 /// One alternative: a kind, and which of its objects.
@@ -105,7 +106,7 @@ impl Selection {
     pub fn of_target(
         spec: &KollectTargetSpec,
         profile: &Gvk,
-        ceiling: Option<&ScopeCeiling>,
+        ceilings: &[ScopeCeiling],
         policy: &Policy,
         defaults: &NamespaceDefaults,
     ) -> Result<Self, Vec<SpecError>> {
@@ -123,16 +124,16 @@ impl Selection {
             || !filter.excluded_namespaces.is_empty()
             || filter.namespace_exclude_selector.is_some()
             || filter.resource_rules.iter().any(|rule| rule.namespace_selector.is_some());
-        let limited = ceiling.is_some_and(|ceiling| {
-            !ceiling.allowed_namespaces.is_empty() || !ceiling.denied_namespaces.is_empty()
-        });
+        let limited = ceilings
+            .iter()
+            .any(|ceiling| !ceiling.allowed_namespaces.is_empty() || !ceiling.denied_namespaces.is_empty());
         Ok(Self {
             cluster_scoped: !filtered && !limited,
             namespace_selector: spec.namespace_selector.clone(),
             rules: rules(&spec.filter.resource_rules, own, policy)?,
             filter: defaults.complete(&spec.filter),
             watch_mode: spec.watch_mode,
-            ceiling: ceiling.cloned(),
+            ceilings: ceilings.to_vec(),
         })
     }
 
@@ -140,7 +141,7 @@ impl Selection {
     pub fn of_cluster_target(
         spec: &KollectClusterTargetSpec,
         profile: &Gvk,
-        ceiling: Option<&ScopeCeiling>,
+        ceilings: &[ScopeCeiling],
         policy: &Policy,
         defaults: &NamespaceDefaults,
     ) -> Result<Self, Vec<SpecError>> {
@@ -151,7 +152,7 @@ impl Selection {
             rules: rules(&spec.filter.resource_rules, own, policy)?,
             filter: defaults.complete(&spec.filter),
             watch_mode: WatchMode::All,
-            ceiling: ceiling.cloned(),
+            ceilings: ceilings.to_vec(),
         })
     }
 
@@ -163,7 +164,11 @@ impl Selection {
     /// The kinds that are selected. What a scope denies is not even listed.
     pub fn kinds(&self) -> BTreeSet<&Gvk> {
         let kinds = self.rules.iter().map(|rule| &rule.gvk);
-        kinds.filter(|gvk| self.ceiling.as_ref().is_none_or(|ceiling| ceiling.allows_kind(gvk))).collect()
+        kinds.filter(|gvk| self.allows_kind(gvk)).collect()
+    }
+
+    fn allows_kind(&self, gvk: &Gvk) -> bool {
+        self.ceilings.iter().all(|ceiling| ceiling.allows_kind(gvk))
     }
 
     /// Whether several queries may return one object of this kind.
@@ -172,6 +177,22 @@ impl Selection {
             self.rules.iter().filter(|rule| rule.gvk == *gvk).map(|rule| &rule.field_selector);
         let first = selectors.next();
         selectors.any(|selector| Some(selector) != first)
+    }
+
+    /// The namespaces that the target asks for, and of them those that scopes allow.
+    pub fn namespaces(&self, known: &Namespaces) -> (Vec<Arc<str>>, Vec<Arc<str>>) {
+        let (mut asked, mut allowed) = (Vec::new(), Vec::new());
+        for (name, metadata) in &known.known {
+            match self.takes_namespace(name, Some(metadata)) {
+                Ok(()) => {
+                    asked.push(name.clone());
+                    allowed.push(name.clone());
+                }
+                Err(Rejected::NamespaceDenied) => asked.push(name.clone()),
+                Err(_) => {}
+            }
+        }
+        (asked, allowed)
     }
 
     /// Whether the selection can be decided with the names of namespaces alone.
@@ -185,7 +206,7 @@ impl Selection {
     /// Whether an object that `query` returned belongs to the target, or which clause said no.
     pub fn verdict(&self, query: &Query, object: &Object, namespaces: &Namespaces) -> Result<(), Rejected> {
         let metadata = &object.metadata;
-        if self.ceiling.as_ref().is_some_and(|ceiling| !ceiling.allows_kind(&query.gvk)) {
+        if !self.allows_kind(&query.gvk) {
             return Err(Rejected::KindDenied);
         }
         let namespace = namespaces.known.get(&metadata.namespace).map(|namespace| &**namespace);
@@ -220,10 +241,8 @@ impl Selection {
         if !selected {
             return Err(Rejected::Namespace);
         }
-        match &self.ceiling {
-            Some(ceiling) if !ceiling.allows_namespace(name) => Err(Rejected::NamespaceDenied),
-            _ => Ok(()),
-        }
+        let allowed = self.ceilings.iter().all(|ceiling| ceiling.allows_namespace(name));
+        if allowed { Ok(()) } else { Err(Rejected::NamespaceDenied) }
     }
 
     /// What a change of a namespace's metadata means for the objects of a kind in it.

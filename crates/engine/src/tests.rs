@@ -76,14 +76,9 @@ impl World {
         let spec: KollectTargetSpec = serde_json::from_value(self.target.clone()).unwrap();
         let profile = CompiledProfile::compile(&profile, OptIns::default(), &Policy::default())
             .unwrap_or_else(|e| unreachable!("{e:?}"));
-        let selection = Selection::of_target(
-            &spec,
-            &profile.gvk,
-            None,
-            &Policy::default(),
-            &NamespaceDefaults::default(),
-        )
-        .unwrap();
+        let selection =
+            Selection::of_target(&spec, &profile.gvk, &[], &Policy::default(), &NamespaceDefaults::default())
+                .unwrap();
         vec![Arc::new(Target::new(target_id(), Arc::new(profile), selection))]
     }
 

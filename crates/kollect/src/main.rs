@@ -3,6 +3,7 @@
 mod cli;
 mod cluster;
 mod files;
+mod world;
 
 use std::process::ExitCode;
 

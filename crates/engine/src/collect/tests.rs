@@ -274,7 +274,7 @@ fn target(number: usize, spec: &Value, profile: &Arc<CompiledProfile>) -> Arc<Ta
     let spec: KollectTargetSpec = serde_json::from_value(spec).unwrap();
     let policy = Policy::default();
     let selection =
-        Selection::of_target(&spec, &profile.gvk, None, &policy, &NamespaceDefaults::default()).unwrap();
+        Selection::of_target(&spec, &profile.gvk, &[], &policy, &NamespaceDefaults::default()).unwrap();
     Arc::new(Target::new(target_id(number), profile.clone(), selection))
 }
 

@@ -103,10 +103,10 @@ impl Wish<'_> {
     /// The namespaces that can be selected; `None`: any.
     fn reach(&self, namespaces: &Namespaces) -> Option<BTreeSet<Arc<str>>> {
         let selection = self.member.selection;
-        let allowed = selection.ceiling.as_ref().map_or(&[][..], |ceiling| &ceiling.allowed_namespaces);
+        let clipped = selection.ceilings.iter().any(|ceiling| !ceiling.allowed_namespaces.is_empty());
         let restricted = selection.namespace_selector.is_some()
             || !selection.filter.included_namespaces.is_empty()
-            || !allowed.is_empty()
+            || clipped
             || self.rules.iter().all(|rule| rule.namespace_selector.is_some());
         restricted.then(|| self.taken(namespaces))
     }
@@ -162,9 +162,8 @@ impl Selection {
 
     /// The namespaces that can be selected at all, as far as names alone tell; `None`: any.
     pub fn named_namespaces(&self) -> Option<BTreeSet<Arc<str>>> {
-        let lists =
-            [Some(&self.filter.included_namespaces), self.ceiling.as_ref().map(|c| &c.allowed_namespaces)];
-        let lists = lists.into_iter().flatten().filter(|list| !list.is_empty());
+        let allowed = self.ceilings.iter().map(|ceiling| &ceiling.allowed_namespaces);
+        let lists = allowed.chain([&self.filter.included_namespaces]).filter(|list| !list.is_empty());
         let sets =
             lists.map(|list| list.iter().map(|name| name.as_str().into()).collect::<BTreeSet<Arc<str>>>());
         sets.reduce(|a, b| a.intersection(&b).cloned().collect())

@@ -24,7 +24,7 @@ fn selection(target: &Value, ceiling: Value) -> Selection {
     Selection::of_target(
         &spec,
         &gvk("Deployment"),
-        ceiling.as_ref(),
+        ceiling.as_slice(),
         &Policy::default(),
         &NamespaceDefaults::default(),
     )
@@ -270,8 +270,7 @@ fn rules_of_several_kinds_are_each_watched() {
     ] });
     let spec = serde_json::from_value(twice).unwrap();
     let policy = Policy::default();
-    let errors =
-        Selection::of_target(&spec, &gvk("Deployment"), None, &policy, &NamespaceDefaults::default());
+    let errors = Selection::of_target(&spec, &gvk("Deployment"), &[], &policy, &NamespaceDefaults::default());
     assert_eq!(errors.unwrap_err()[0].field, "spec.resourceRules[1].gvk.version");
 }
 
@@ -320,7 +319,7 @@ fn policies_decide_last_and_fail_closed() {
     let errors = Selection::of_target(
         &spec,
         &gvk("Deployment"),
-        None,
+        &[],
         &Policy::default(),
         &NamespaceDefaults::default(),
     )
@@ -334,7 +333,7 @@ fn defaults_complete_what_targets_leave_open() {
     let check = |target: Value, namespace: &str| {
         let spec: KollectTargetSpec = serde_json::from_value(target).unwrap();
         let selection =
-            Selection::of_target(&spec, &gvk("Deployment"), None, &Policy::default(), &defaults).unwrap();
+            Selection::of_target(&spec, &gvk("Deployment"), &[], &Policy::default(), &defaults).unwrap();
         let query = any_query(&selection);
         selection.verdict(&query, &object(json!({ "name": "x", "namespace": namespace })), &namespaces())
     };
@@ -360,7 +359,7 @@ fn policies_know_the_kind_and_see_no_secrets() {
         ] });
         let spec = serde_json::from_value(rule).unwrap();
         let selection =
-            Selection::of_target(&spec, &gvk("Deployment"), None, settings, &NamespaceDefaults::default())
+            Selection::of_target(&spec, &gvk("Deployment"), &[], settings, &NamespaceDefaults::default())
                 .unwrap();
         let raw = json!({ "metadata": { "name": "x", "namespace": "a" }, "data": { "x": "hunter2" }, "pin": "hunter2" });
         let object =

@@ -83,8 +83,8 @@ impl Out {
                 sinks.push(Destination { name, id, plan, cadence, part_bytes });
             } else if !only_print {
                 for sink in &inventory.sinks {
-                    let id = id(sink.spec.common().cluster.as_deref().unwrap_or_default());
-                    match sink.plan() {
+                    let id = id(&sink.cluster);
+                    match sink.plan.clone() {
                         Ok(plan) => {
                             let BoundSink { name, cadence, part_bytes, .. } = sink.clone();
                             sinks.push(Destination { name, id, plan, cadence, part_bytes });

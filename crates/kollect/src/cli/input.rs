@@ -25,7 +25,7 @@ use kollect_model::{
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::manifests::{self, Work};
-use crate::cluster::ClusterSource;
+use crate::{cluster::ClusterSource, world::Rules};
 
 /// The input is wrong; nothing was collected.
 const BAD_INPUT: u8 = 2;
@@ -81,7 +81,9 @@ impl Input {
             included: self.default_included_namespaces.clone(),
             excluded: self.default_excluded_namespaces.clone(),
         };
-        let work = manifests::load(&self.manifests, &policy, &defaults)?;
+        // Whoever runs the command line can read all of the files anyway.
+        let rules = Rules { policy, defaults, secret_namespaces: None };
+        let work = manifests::load(&self.manifests, &rules)?;
         work.notes.iter().for_each(|note| eprintln!("note: {note}"));
         Ok(work)
     }

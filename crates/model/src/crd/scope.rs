@@ -1,6 +1,6 @@
 //! KollectScope and KollectClusterScope: ceilings that targets, inventories and sinks cannot exceed.
 //!
-//! No scope means no ceiling. Of several scopes only the one with the smallest name counts.
+//! No scope means no ceiling. Several scopes apply together: what one of them forbids is forbidden.
 
 use kube::CustomResource;
 use schemars::JsonSchema;

@@ -1,14 +1,13 @@
 //! Secrets among the manifests: credentials of sinks, taken from the environment or from files where
 //! the manifest says so. No value is ever part of a message.
 
-use std::{collections::BTreeMap, env, fs};
+use std::{env, fs};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use kollect_model::SpecError;
 use serde_json::Value;
 
-/// Values by key.
-pub(super) type Contents = BTreeMap<String, Vec<u8>>;
+use crate::world::Contents;
 
 /// What a Secret holds, or everything that is wrong with it.
 pub(super) fn contents(secret: &Value) -> Result<Contents, Vec<SpecError>> {

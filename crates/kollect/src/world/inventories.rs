@@ -1,0 +1,343 @@
+//! Inventories of both kinds: whose rows they hold, and where these go.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use kollect_engine::schedule::{Cadence, Intervals};
+use kollect_model::{
+    SpecError,
+    batch::{CLUSTER_NAMESPACE, InventoryId, PART_BYTES},
+    crd::{
+        inventory::{Dedupe, MAX_SINK_REFS, SinkRef, SinkRefs},
+        shapes::{LabelSelector, SecretReference},
+    },
+    row::TargetId,
+    sink::SinkSpec,
+};
+use kollect_sinks::{Plan, Secrets};
+
+use super::{Ceilings, Family, Fault, INVALID_SPEC, Name, ResolvedTarget, Rules, Secret, World, dangling};
+
+/// An inventory of either kind.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct InventoryName {
+    /// `None` for a KollectClusterInventory.
+    pub(crate) namespace: Option<String>,
+    pub(crate) name: String,
+}
+
+impl InventoryName {
+    /// The inventory as a sink knows it that calls the cluster so.
+    pub(crate) fn in_cluster(&self, cluster: &str) -> InventoryId {
+        InventoryId {
+            cluster: cluster.to_owned(),
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+        }
+    }
+}
+
+impl fmt::Display for InventoryName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.in_cluster("").fmt(f)
+    }
+}
+
+/// What an inventory means.
+#[derive(Default)]
+pub(crate) struct ResolvedInventory {
+    /// Its targets; those that are suspended or wrong as well, because their rows stay.
+    pub(crate) targets: Vec<TargetId>,
+    pub(crate) sinks: Vec<BoundSink>,
+    pub(crate) suspended: bool,
+    /// What is wrong with the inventory itself.
+    pub(crate) faults: Vec<Fault>,
+    /// What deserves a look.
+    pub(crate) notes: Vec<String>,
+}
+
+/// A sink that an inventory names.
+#[derive(Clone, Debug)]
+pub(crate) struct BoundSink {
+    /// `family/name`
+    pub(crate) name: String,
+    pub(crate) family: Family,
+    /// Of the sink.
+    pub(crate) key: Name,
+    pub(crate) cluster: String,
+    /// When it is written.
+    pub(crate) cadence: Cadence,
+    /// Largest part of a document.
+    pub(crate) part_bytes: usize,
+    /// How to open it, or why it cannot be used.
+    pub(crate) plan: Result<Plan, Vec<Fault>>,
+}
+
+/// How long documents wait for further changes, so that a roll-out is one of them.
+const DOCUMENTS: Duration = Duration::from_secs(10);
+
+/// Said once where the field used to limit an inventory.
+const PARTS: &str =
+    "spec.maxExportBytes is the size of one part of a document; it does not limit the inventory";
+
+/// What both kinds of inventories say.
+struct Asked<'a> {
+    name: InventoryName,
+    refs: &'a [String],
+    selector: Option<&'a LabelSelector>,
+    lists: [&'a SinkRefs; 3],
+    /// Of sinks that are named without one.
+    sink_namespace: &'a str,
+    intervals: Intervals,
+    max_export_bytes: Option<i64>,
+    suspended: bool,
+    ceilings: Ceilings<'a>,
+}
+
+impl World {
+    pub(super) fn resolve_inventories(
+        &self,
+        rules: &Rules,
+        targets: &BTreeMap<TargetId, ResolvedTarget>,
+    ) -> BTreeMap<InventoryName, ResolvedInventory> {
+        let mut resolved = BTreeMap::new();
+        for ((namespace, name), inventory) in &self.inventories {
+            let spec = &inventory.spec;
+            let asked = Asked {
+                name: InventoryName { namespace: Some(namespace.clone()), name: name.clone() },
+                refs: &spec.target_refs,
+                selector: spec.target_selector.as_ref(),
+                lists: [&spec.snapshot_sink_refs, &spec.database_sink_refs, &spec.event_sink_refs],
+                sink_namespace: namespace,
+                intervals: Intervals {
+                    export_min: Some(spec.export_min_interval),
+                    min_change: spec.min_change_interval,
+                    audit: spec.audit_interval,
+                },
+                max_export_bytes: spec.max_export_bytes,
+                suspended: spec.suspend,
+                ceilings: self.scopes_of(namespace),
+            };
+            let (name, mut inventory) = self.resolve_inventory(asked, rules, targets);
+            if namespace == CLUSTER_NAMESPACE {
+                let problem = "sinks keep cluster inventories under this name; use another namespace";
+                let error = SpecError::new("metadata.namespace", &namespace.as_str().into(), problem);
+                inventory.faults.push(Fault::new(INVALID_SPEC, error));
+            }
+            resolved.insert(name, inventory);
+        }
+        for ((_, name), inventory) in &self.cluster_inventories {
+            let spec = &inventory.spec;
+            let asked = Asked {
+                name: InventoryName { namespace: None, name: name.clone() },
+                refs: &spec.target_refs,
+                selector: spec.target_selector.as_ref(),
+                lists: [&spec.snapshot_sink_refs, &spec.database_sink_refs, &spec.event_sink_refs],
+                sink_namespace: &spec.sink_namespace,
+                intervals: Intervals {
+                    export_min: Some(spec.export_min_interval),
+                    min_change: spec.min_change_interval,
+                    audit: spec.audit_interval,
+                },
+                max_export_bytes: None,
+                suspended: spec.suspend,
+                ceilings: self.cluster_scopes(),
+            };
+            let (name, mut inventory) = self.resolve_inventory(asked, rules, targets);
+            if spec.namespace_selector.is_some()
+                || !spec.namespaces.is_empty()
+                || spec.dedupe != Dedupe::default()
+            {
+                let field = "spec.namespaceSelector, spec.namespaces, spec.dedupe";
+                let error = SpecError::absent(field, "are not available in this build: remove them");
+                inventory.faults.push(Fault::new(INVALID_SPEC, error));
+            }
+            resolved.insert(name, inventory);
+        }
+        resolved
+    }
+
+    fn resolve_inventory(
+        &self,
+        asked: Asked<'_>,
+        rules: &Rules,
+        targets: &BTreeMap<TargetId, ResolvedTarget>,
+    ) -> (InventoryName, ResolvedInventory) {
+        let mut resolved = ResolvedInventory { suspended: asked.suspended, ..ResolvedInventory::default() };
+        asked.choose(targets, &mut resolved);
+        resolved.notes.extend(asked.max_export_bytes.map(|_| PARTS.to_owned()));
+        self.bind(&asked, rules, &mut resolved);
+        (asked.name, resolved)
+    }
+
+    /// The sinks of the three lists, and what is wrong with them.
+    fn bind(&self, asked: &Asked<'_>, rules: &Rules, resolved: &mut ResolvedInventory) {
+        let families = [
+            (Family::Snapshot, "spec.snapshotSinkRefs"),
+            (Family::Database, "spec.databaseSinkRefs"),
+            (Family::Event, "spec.eventSinkRefs"),
+        ];
+        for ((family, field), list) in families.into_iter().zip(asked.lists) {
+            let (refs, wrong) = list.decode(field, asked.name.namespace.is_some());
+            resolved.faults.extend(wrong.into_iter().map(|error| Fault::new(INVALID_SPEC, error)));
+            for (index, sink_ref) in refs {
+                let namespace = sink_ref.namespace.as_deref().unwrap_or(asked.sink_namespace);
+                let key = (namespace.to_owned(), sink_ref.name.clone());
+                let field = format!("{field}[{index}]");
+                let denied = asked.ceilings.denies_sink(family, &sink_ref, namespace);
+                let plan = match denied {
+                    Some((reason, problem)) => {
+                        let error = SpecError::new(&field, &sink_ref.name.as_str().into(), problem);
+                        Err(vec![Fault::new(reason, error)])
+                    }
+                    None => self.plan(family, &key, &field, rules),
+                };
+                resolved.sinks.push(self.bound(asked, family, key, &sink_ref, plan));
+            }
+        }
+        let total: usize = asked.lists.iter().map(|list| list.0.len()).sum();
+        if total > MAX_SINK_REFS {
+            let problem = format!("has more than {MAX_SINK_REFS} sink references");
+            let error = SpecError::new("spec", &total.into(), problem);
+            resolved.faults.push(Fault::new(INVALID_SPEC, error));
+        }
+    }
+
+    fn bound(
+        &self,
+        asked: &Asked<'_>,
+        family: Family,
+        key: Name,
+        sink_ref: &SinkRef,
+        plan: Result<Plan, Vec<Fault>>,
+    ) -> BoundSink {
+        let spec = self.sinks.get(&(family, key.clone()));
+        let level = |export_min, min_change, audit| Intervals { export_min, min_change, audit };
+        let SinkRef { export_min_interval, min_change_interval, audit_interval, .. } = *sink_ref;
+        let reference = level(export_min_interval, min_change_interval, audit_interval);
+        let own = spec.map_or_else(Intervals::default, |spec| {
+            let common = spec.common();
+            level(common.export_min_interval, common.min_change_interval, common.audit_interval)
+        });
+        let floors = asked.ceilings.scopes.iter().filter_map(|(_, ceiling)| ceiling.min_export_interval);
+        let floor = floors.map(|floor| floor.0).max();
+        let min_change = if family == Family::Snapshot { DOCUMENTS } else { Duration::ZERO };
+        let part_bytes = sink_ref.max_export_bytes.or(asked.max_export_bytes);
+        BoundSink {
+            name: format!("{family}/{}", key.1),
+            family,
+            cluster: spec.and_then(|spec| spec.common().cluster.clone()).unwrap_or_default(),
+            key,
+            cadence: Cadence::of([reference, own, asked.intervals], floor, min_change),
+            part_bytes: part_bytes.and_then(|bytes| bytes.try_into().ok()).unwrap_or(PART_BYTES),
+            plan,
+        }
+    }
+
+    /// How to open a sink, as far as objects tell; `field` is what names it.
+    fn plan(&self, family: Family, key: &Name, field: &str, rules: &Rules) -> Result<Plan, Vec<Fault>> {
+        let Some(spec) = self.sinks.get(&(family, key.clone())) else {
+            let missing = self.missing_sink(family, key, field);
+            return Err(missing.into_iter().map(|error| Fault::new("SinkNotFound", error)).collect());
+        };
+        self.plan_sink(spec, &key.0, rules)
+    }
+
+    /// What to say about a sink that does not exist; nothing if it does, even if it is wrong.
+    pub(crate) fn missing_sink(&self, family: Family, key: &Name, field: &str) -> Option<SpecError> {
+        let (namespace, name) = key;
+        let known = self.sinks.contains_key(&(family, key.clone())) || self.is_refused(family.kind(), key);
+        (!known).then(|| dangling(field, name, &format!("{family} sink {name}"), namespace))
+    }
+
+    /// How to open a sink with this spec.
+    pub(crate) fn plan_sink(
+        &self,
+        spec: &SinkSpec,
+        namespace: &str,
+        rules: &Rules,
+    ) -> Result<Plan, Vec<Fault>> {
+        let wrong = |errors: Vec<SpecError>| -> Vec<Fault> {
+            errors.into_iter().map(|error| Fault::new(INVALID_SPEC, error)).collect()
+        };
+        let plan = kollect_sinks::plan(spec).map_err(wrong)?;
+        let secrets = self.secrets_of(spec, namespace, rules)?;
+        plan.with_secrets(&secrets).map_err(|errors| {
+            errors.into_iter().map(|error| Fault::new("SecretResolveFailed", error)).collect()
+        })
+    }
+
+    /// What the Secrets of a sink hold, if all of them can be read.
+    fn secrets_of(&self, spec: &SinkSpec, own: &str, rules: &Rules) -> Result<Secrets, Vec<Fault>> {
+        let (mut secrets, mut faults) = (Secrets::default(), Vec::new());
+        for (field, SecretReference { name, namespace }) in spec.secret_refs() {
+            let namespace = namespace.as_deref().unwrap_or(own);
+            let pair = (own.to_owned(), namespace.to_owned());
+            let foreign = namespace != own
+                && rules.secret_namespaces.as_ref().is_some_and(|allowed| !allowed.contains(&pair));
+            if foreign {
+                let problem = format!(
+                    "a sink reads Secrets of its own namespace; the operator's --allow-secret-namespaces \
+                     {own}={namespace} would allow this one"
+                );
+                let error = SpecError::new(format!("{field}.namespace"), &namespace.into(), problem);
+                faults.push(Fault::new("SecretResolveFailed", error));
+                continue;
+            }
+            let key = (namespace.to_owned(), name.clone());
+            match self.secrets.get(&key) {
+                Some(Secret::Known(contents)) => secrets.insert(field, (**contents).clone()),
+                Some(Secret::Unreadable(why)) => {
+                    let error = SpecError::new(field, &name.as_str().into(), why.clone());
+                    faults.push(Fault::new("SecretResolveFailed", error));
+                }
+                // It is there, and what is wrong with it has been said.
+                None if self.is_refused("Secret", &key) => {}
+                None => {
+                    let error = dangling(field, name, &format!("Secret {name}"), namespace);
+                    faults.push(Fault::new("SecretResolveFailed", error));
+                }
+            }
+        }
+        if faults.is_empty() { Ok(secrets) } else { Err(faults) }
+    }
+}
+
+impl Asked<'_> {
+    /// The targets whose rows belong to the inventory.
+    fn choose(&self, targets: &BTreeMap<TargetId, ResolvedTarget>, resolved: &mut ResolvedInventory) {
+        let namespace = self.name.namespace.as_deref();
+        let kind = if namespace.is_some() { "KollectTarget" } else { "KollectClusterTarget" };
+        let here = || targets.iter().filter(|(id, _)| id.namespace.as_deref() == namespace);
+        for (index, name) in self.refs.iter().enumerate() {
+            if !here().any(|(id, _)| *id.name == **name) {
+                let field = format!("spec.targetRefs[{index}]");
+                let error = dangling(&field, name, &format!("{kind} {name}"), "");
+                resolved.faults.push(Fault::new("TargetNotFound", error));
+            }
+        }
+        let wanted = |(id, target): &(&TargetId, &ResolvedTarget)| {
+            (self.refs.is_empty() || self.refs.iter().any(|name| **name == *id.name))
+                && self.selector.is_none_or(|selector| selector.matches(&target.labels))
+                && !target.denied
+        };
+        resolved.targets = here().filter(wanted).map(|(id, _)| id.clone()).collect();
+    }
+}
+
+impl Ceilings<'_> {
+    /// Why a sink may not be used.
+    fn denies_sink(&self, family: Family, sink: &SinkRef, namespace: &str) -> Option<(&'static str, String)> {
+        for (who, ceiling) in &self.scopes {
+            let allowed = match family {
+                Family::Snapshot => &ceiling.snapshot_sink_refs,
+                Family::Database => &ceiling.database_sink_refs,
+                Family::Event => &ceiling.event_sink_refs,
+            };
+            if !allowed.is_empty() && !allowed.contains(&sink.name) {
+                return Some(("ScopeSinkDenied", format!("{who} does not allow this sink")));
+            }
+        }
+        let who = self.denies_static(namespace)?;
+        Some(("SinkNamespaceDenied", format!("{who} does not allow sinks of namespace {namespace}")))
+    }
+}
