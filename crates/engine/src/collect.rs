@@ -206,6 +206,11 @@ impl Collector {
         &self.context.coverage
     }
 
+    /// What is known about namespaces; `None`: nothing yet.
+    pub fn namespaces(&self) -> watch::Receiver<Option<Arc<Namespaces>>> {
+        self.context.namespaces.subscribe()
+    }
+
     /// The targets from now on. Rows of targets that are neither among them nor frozen are removed;
     /// frozen ones keep their rows, and nobody looks at their objects.
     pub fn set_targets(&mut self, targets: &[Arc<Target>], frozen: &BTreeSet<TargetId>) {

@@ -73,6 +73,10 @@ struct Target {
     frozen: bool,
     /// Number of the last change of a row.
     revision: u64,
+    /// Sum of the digests of all rows.
+    digest: u128,
+    /// Objects that have no row because they cannot be read, by kind and UID, and why.
+    failures: BTreeMap<(KindName, Arc<str>), String>,
     readers: Vec<Weak<Dirty>>,
 }
 
@@ -174,17 +178,26 @@ impl StoreWriter {
         let Some(target) = self.0.get(id) else { return };
         let mut target = lock(&target);
         target.frozen = false;
+        target.failures.clear();
         let kinds = std::mem::take(&mut target.kinds);
         for held in kinds.into_values().flat_map(|kind| kind.rows.into_values()) {
-            target.changed(&self.0, &held.row.key, Some(&held.row));
+            target.changed(&self.0, &held.row.key, Some(&held.row), None);
         }
         self.0.sights.send_replace(());
     }
 }
 
 impl Target {
-    fn changed(&mut self, shared: &Shared, key: &RowKey, before: Option<&Arc<Row>>) {
+    fn changed(
+        &mut self,
+        shared: &Shared,
+        key: &RowKey,
+        before: Option<&Arc<Row>>,
+        after: Option<&Arc<Row>>,
+    ) {
         self.revision = shared.next_revision();
+        let digest = |row: Option<&Arc<Row>>| row.map_or(0, |row| row.digest.0);
+        self.digest = self.digest.wrapping_sub(digest(before)).wrapping_add(digest(after));
         self.readers.retain(|reader| {
             let Some(reader) = reader.upgrade() else { return false };
             lock(&reader.rows).entry(key.clone()).or_insert_with(|| before.cloned());
@@ -209,7 +222,7 @@ impl Target {
             self.kinds.iter().filter(|(_, kind)| left(kind)).map(|(name, _)| name.clone()).collect();
         for name in names {
             for held in self.kinds.remove(&name).into_iter().flat_map(|kind| kind.rows.into_values()) {
-                self.changed(shared, &held.row.key, Some(&held.row));
+                self.changed(shared, &held.row.key, Some(&held.row), None);
             }
         }
     }
@@ -235,6 +248,7 @@ impl KindRows {
     pub fn upsert(&self, row: Row, origin: Origin) -> bool {
         let row = Arc::new(row);
         let mut target = lock(&self.target);
+        target.failures.remove(&(self.kind.clone(), row.key.uid.clone()));
         let Some(kind) = target.open(self) else { return false };
         let before = match kind.rows.entry(row.key.uid.clone()) {
             Entry::Occupied(mut held) => {
@@ -250,18 +264,36 @@ impl KindRows {
                 None
             }
         };
-        target.changed(&self.shared, &row.key, before.as_ref());
+        target.changed(&self.shared, &row.key, before.as_ref(), Some(&row));
         true
     }
 
     /// Drops the row of an object, and says whether there was one.
     pub fn remove(&self, uid: &str) -> bool {
         let mut target = lock(&self.target);
+        target.failures.remove(&(self.kind.clone(), uid.into()));
         let held = target.open(self).and_then(|kind| kind.rows.remove(uid));
         if let Some(held) = &held {
-            target.changed(&self.shared, &held.row.key, Some(&held.row));
+            target.changed(&self.shared, &held.row.key, Some(&held.row), None);
         }
         held.is_some()
+    }
+
+    /// Drops the row of an object that cannot be read, and says whether there was one.
+    pub fn fail(&self, uid: &Arc<str>, why: String) -> bool {
+        let removed = self.remove(uid);
+        let mut target = lock(&self.target);
+        if target.open(self).is_some() {
+            target.failures.insert((self.kind.clone(), uid.clone()), why);
+            self.shared.sights.send_replace(());
+        }
+        removed
+    }
+
+    /// Forgets failures of objects that are gone.
+    pub fn retain_failures(&self, exists: impl Fn(&str) -> bool) {
+        let mut target = lock(&self.target);
+        target.failures.retain(|(kind, uid), _| *kind != self.kind || exists(uid));
     }
 
     /// Drops the rows that satisfy the condition.
@@ -273,7 +305,7 @@ impl KindRows {
             .extract_if(.., |_, held| condition(&held.row, held.origin))
             .map(|(_, held)| held)
             .collect();
-        gone.iter().for_each(|held| target.changed(&self.shared, &held.row.key, Some(&held.row)));
+        gone.iter().for_each(|held| target.changed(&self.shared, &held.row.key, Some(&held.row), None));
     }
 
     /// The rows of a namespace are made again when their objects are next seen.
@@ -405,6 +437,19 @@ impl StoreReader {
     pub fn revision(&self, targets: &[TargetId]) -> u64 {
         let targets = targets.iter().filter_map(|id| self.0.get(id));
         targets.map(|target| lock(&target).revision).max().unwrap_or(0)
+    }
+
+    /// Sum of the digests of these targets' rows: the same for the same rows, in whatever order they came.
+    pub fn digest(&self, targets: &[TargetId]) -> u128 {
+        let targets = targets.iter().filter_map(|id| self.0.get(id));
+        targets.fold(0, |sum, target| lock(&target).digest.wrapping_add(sum))
+    }
+
+    /// How many objects of a target cannot be read now, and why one of them cannot.
+    pub fn failures(&self, target: &TargetId) -> (usize, Option<String>) {
+        let Some(target) = self.0.get(target) else { return (0, None) };
+        let target = lock(&target);
+        (target.failures.len(), target.failures.values().next().cloned())
     }
 
     /// How many rows a target has.

@@ -271,7 +271,7 @@ impl KindTask {
                     report(Problem::Unreadable { target, object, error: error.clone() });
                 }
                 served.claims.iter_mut().for_each(|claims| drop(claims.remove(&metadata.uid)));
-                served.rows.remove(&metadata.uid)
+                served.rows.fail(&metadata.uid, format!("{}: {text}", path(metadata)))
             }
         }
     }
@@ -336,6 +336,9 @@ impl KindTask {
                         && !list.shows(&row.key.uid)
                         && !served.belongs_to_others(&row.key.uid, &query)
                 });
+                if query.namespace.is_none() {
+                    served.rows.retain_failures(|uid| list.shows(uid));
+                }
                 for uid in gone {
                     if served.release(&uid, &query, version) && repairs {
                         self.context.coverage.count_repairs(&Place::of(&query), 1);
