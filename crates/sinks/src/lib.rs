@@ -14,12 +14,16 @@ use serde_json::{Value, json};
 #[cfg(not(any(feature = "postgres", feature = "sqlite")))]
 compile_error!("select at least one sink, such as --features sqlite");
 
+mod dial;
+mod policy;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod secrets;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
+pub use dial::{Cidr, Network};
+pub use policy::{Files, Policy};
 pub use secrets::Secrets;
 
 /// What is needed to open a sink: a spec without open questions.
