@@ -21,7 +21,7 @@ use kollect_model::{
     claim::Claimant,
     row::{Row, TargetId},
 };
-use kollect_sinks::Plan;
+use kollect_sinks::{Plan, Policy};
 use tokio::time;
 
 use super::{
@@ -217,7 +217,7 @@ async fn deliver(
     owner: Option<&str>,
     snapshot: &Snapshot,
 ) -> anyhow::Result<Outcome> {
-    let sink = kollect_sinks::open(plan).await?;
+    let sink = kollect_sinks::open(plan, &Policy::default()).await?;
     let claimant = Claimant { owner: owner.map(ToOwned::to_owned), ..Claimant::default() };
     Ok(export(&*sink, inventory, &claimant, snapshot).await?)
 }

@@ -7,7 +7,7 @@ use kollect_engine::{
     store::StoreReader,
 };
 use kollect_model::{batch::InventoryId, claim::Claimant};
-use kollect_sinks::{Plan, destination_name, plan_destination};
+use kollect_sinks::{Plan, Policy, Sinks, destination_name, plan_destination};
 use tokio::{sync::watch, task::JoinSet};
 
 use super::{input::told_once, manifests::Inventory};
@@ -97,6 +97,7 @@ pub(crate) fn follow(
     stop: &watch::Receiver<bool>,
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
+    let opener = Sinks::default();
     for Bound { inventory, sinks } in inventories {
         for Destination { name, id, plan, cadence } in sinks {
             let binding = Binding {
@@ -106,14 +107,15 @@ pub(crate) fn follow(
                 cadence,
                 rest: rest(source, settings),
             };
-            let (rows, stop) = (rows.clone(), stop.clone());
+            let (rows, stop, opener) = (rows.clone(), stop.clone(), opener.clone());
             tasks.spawn(async move {
                 let tell = |told: Told<'_>| {
                     if let Some(line) = line(&told) {
                         eprintln!("{} → {name}: {line}", binding.inventory);
                     }
                 };
-                binding.follow(&rows, || kollect_sinks::open(&plan), stop, tell).await;
+                let policy = Policy::default();
+                binding.follow(&rows, || opener.open(&plan, &policy), stop, tell).await;
             });
         }
     }

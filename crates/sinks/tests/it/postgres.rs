@@ -7,7 +7,7 @@ use kollect_model::{
     batch::{Baseline, Batch, Delta, Removed},
     sink::{ErrorClass, Sink, SinkError, SinkReason, SinkSpec},
 };
-use kollect_sinks::{Plan, Secrets, open, plan, plan_destination};
+use kollect_sinks::{Plan, Policy, Secrets, plan, plan_destination};
 use kollect_testbed::Postgres;
 use serde_json::{Value, json};
 
@@ -40,6 +40,10 @@ fn secrets(dsn: &str) -> Secrets {
 
 fn planned(dsn: &str, schema: &str, mode: &str) -> Plan {
     plan(&spec(schema, mode, json!({}))).unwrap().with_secrets(&secrets(dsn)).unwrap()
+}
+
+async fn open(plan: &Plan) -> Result<Box<dyn Sink>, SinkError> {
+    kollect_sinks::open(plan, &Policy::default()).await
 }
 
 async fn opened(server: &Postgres, schema: &str) -> Box<dyn Sink> {

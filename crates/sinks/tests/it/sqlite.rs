@@ -6,7 +6,7 @@ use kollect_model::{
     batch::{Delta, InventoryId},
     sink::{ErrorClass, Sink, SinkReason, SinkSpec},
 };
-use kollect_sinks::{open, plan};
+use kollect_sinks::{Policy, open, plan};
 use serde_json::json;
 
 use crate::conformance::{self, Sql, changed, conformance, gone, row};
@@ -21,7 +21,7 @@ fn spec(file: &Path, mode: &str) -> SinkSpec {
 }
 
 async fn open_file(file: &Path) -> Box<dyn Sink> {
-    open(&plan(&spec(file, "ensure")).unwrap()).await.unwrap()
+    open(&plan(&spec(file, "ensure")).unwrap(), &Policy::default()).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -108,7 +108,7 @@ async fn what_cannot_be_used_is_said() {
         (&dir.path().join("absent.db"), "existing", SinkReason::Missing),
         (&dir.path().join("no/such/dir/x.db"), "ensure", SinkReason::Missing),
     ] {
-        let Err(error) = open(&plan(&spec(file, mode)).unwrap()).await else {
+        let Err(error) = open(&plan(&spec(file, mode)).unwrap(), &Policy::default()).await else {
             unreachable!("{} must not open", file.display())
         };
         assert_eq!((error.reason, error.class()), (reason, ErrorClass::Terminal), "{error}");
