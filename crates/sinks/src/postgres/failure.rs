@@ -115,6 +115,8 @@ fn is_refused_identity(error: &tokio_postgres::Error) -> bool {
                     | Alert::UnknownCA
                     | Alert::CertificateRequired
                     | Alert::AccessDenied
+                    // A signature that does not fit: of an authority with the same name, for instance.
+                    | Alert::DecryptError
             );
         }
         cause = error.source();

@@ -57,8 +57,9 @@ pub(super) struct Statements {
 /// not wait for a server that has stopped answering.
 impl Drop for Session {
     fn drop(&mut self) {
+        let seat = self.seat.take().filter(|_| !self.is_closed());
         self.driver.abort();
-        let Some(seat) = self.seat.take().filter(|_| !self.is_closed()) else { return };
+        let Some(seat) = seat else { return };
         let (token, connector) = (self.client.cancel_token(), self.connector.clone());
         // The seat stays taken until the server has let go: sessions are counted there.
         if let Ok(runtime) = Handle::try_current() {
