@@ -83,7 +83,8 @@ impl PostgresSink {
         let mut lease = self.pool.lease(&self.connecting()).await?;
         match timeout(ANSWER_LIMIT, lease.session.statements(&self.tables)).await {
             Ok(Ok(statements)) => Ok((lease, statements)),
-            outcome => self.settle("prepare", lease, outcome).and_then(|_| Err(self.silent("prepare"))),
+            Ok(Err(failure)) => Err(self.failed("prepare", lease, failure)),
+            Err(_) => Err(self.silent("prepare")),
         }
     }
 
@@ -99,16 +100,18 @@ impl PostgresSink {
                 lease.give_back();
                 Ok(value)
             }
-            Ok(Err(failure)) => {
-                if failure.spares_session() {
-                    lease.give_back();
-                } else {
-                    lease.close();
-                }
-                Err(failure.into_error(format!("{attempt} table {}", self.tables), self.create))
-            }
+            Ok(Err(failure)) => Err(self.failed(attempt, lease, failure)),
             Err(_) => Err(self.silent(attempt)),
         }
+    }
+
+    fn failed(&self, attempt: &str, lease: Lease, failure: Failure) -> SinkError {
+        if failure.spares_session() {
+            lease.give_back();
+        } else {
+            lease.close();
+        }
+        failure.into_error(format!("{attempt} table {}", self.tables), self.create)
     }
 
     fn silent(&self, attempt: &str) -> SinkError {

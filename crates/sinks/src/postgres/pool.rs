@@ -26,6 +26,9 @@ const SESSIONS: usize = 4;
 /// Until a session that nobody uses is closed.
 const IDLE_LIMIT: Duration = Duration::from_mins(1);
 
+/// Between two looks at idle sessions.
+const SHORTEST_WAIT: Duration = Duration::from_millis(10);
+
 /// All pools; one lives as long as a sink uses it.
 pub(crate) struct Pools {
     idle_limit: Duration,
@@ -117,7 +120,7 @@ impl Pool {
 async fn close_idle(pool: Weak<Pool>, idle_limit: Duration) {
     let mut wait = idle_limit;
     loop {
-        sleep(wait).await;
+        sleep(wait.max(SHORTEST_WAIT)).await;
         let Some(pool) = pool.upgrade() else { return };
         wait = pool.close_idle();
     }
