@@ -1,6 +1,6 @@
 //! Destinations for rows.
 //!
-//! [`plan`] and [`open`] are the only places that know which sink types exist. A type whose code is
+//! [`plan`] and [`Sinks::open`] are the only places that know which sink types exist. A type whose code is
 //! not part of the build is refused by name, never skipped. Between the two, [`Plan::with_secrets`]
 //! adds what is in Secrets.
 
@@ -14,12 +14,16 @@ use serde_json::{Value, json};
 #[cfg(not(any(feature = "postgres", feature = "sqlite")))]
 compile_error!("select at least one sink, such as --features sqlite");
 
+mod dial;
+mod policy;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod secrets;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
+pub use dial::{Cidr, Network};
+pub use policy::{Files, Policy};
 pub use secrets::Secrets;
 
 /// What is needed to open a sink: a spec without open questions.
@@ -34,11 +38,6 @@ pub enum Plan {
 }
 
 impl Plan {
-    /// Where rows go, whoever writes them.
-    pub fn destination(&self) -> String {
-        format!("{self:?}")
-    }
-
     /// The plan with what it needs from the Secrets that the spec names.
     #[cfg_attr(not(feature = "postgres"), expect(unused_variables, reason = "SQLite has no secrets"))]
     pub fn with_secrets(self, secrets: &Secrets) -> Result<Self, Vec<SpecError>> {
@@ -47,6 +46,27 @@ impl Plan {
             Self::Sqlite(config) => Ok(Self::Sqlite(config)),
             #[cfg(feature = "postgres")]
             Self::Postgres(config) => config.with_secrets(secrets).map(Self::Postgres),
+        }
+    }
+
+    /// Refuses what the policy does not allow, as far as that shows without touching anything.
+    pub fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
+        match self {
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite(config) => config.check(&policy.files),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(config) => config.check(&policy.network),
+        }
+    }
+
+    /// Where rows go, without credentials and options: equal for two sinks that would write one place.
+    #[cfg_attr(not(feature = "sqlite"), expect(unused_variables, reason = "only files depend on it"))]
+    pub fn destination(&self, policy: &Policy) -> String {
+        match self {
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite(config) => config.place(&policy.files),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(config) => config.place(),
         }
     }
 }
@@ -106,14 +126,40 @@ pub fn destination_name(text: &str) -> String {
     }
 }
 
-/// Opens what a plan describes.
-pub async fn open(plan: &Plan) -> Result<Box<dyn Sink>, SinkError> {
-    match plan {
-        #[cfg(feature = "sqlite")]
-        Plan::Sqlite(config) => Ok(Box::new(sqlite::SqliteSink::open(config.clone()).await?)),
-        #[cfg(feature = "postgres")]
-        Plan::Postgres(config) => Ok(Box::new(postgres::PostgresSink::open(config.clone()).await?)),
+/// Opens sinks. Those that it opens share connections where server, credentials and policy are equal;
+/// connections that nobody uses for a minute are closed.
+#[derive(Clone, Default)]
+pub struct Sinks {
+    #[cfg(feature = "postgres")]
+    postgres: std::sync::Arc<postgres::Pools>,
+}
+
+impl Sinks {
+    /// Like the default, with another time until unused connections are closed.
+    #[cfg(feature = "postgres")]
+    pub fn closing_idle_after(limit: std::time::Duration) -> Self {
+        Self { postgres: std::sync::Arc::new(postgres::Pools::with_idle_limit(limit)) }
     }
+
+    /// Opens what a plan describes, within a policy.
+    pub async fn open(&self, plan: &Plan, policy: &Policy) -> Result<Box<dyn Sink>, SinkError> {
+        match plan {
+            #[cfg(feature = "sqlite")]
+            Plan::Sqlite(config) => {
+                Ok(Box::new(sqlite::SqliteSink::open(config.clone(), &policy.files).await?))
+            }
+            #[cfg(feature = "postgres")]
+            Plan::Postgres(config) => {
+                let opened = postgres::PostgresSink::open(config.clone(), &policy.network, &self.postgres);
+                Ok(Box::new(opened.await?))
+            }
+        }
+    }
+}
+
+/// Opens what a plan describes, within a policy, with connections of its own.
+pub async fn open(plan: &Plan, policy: &Policy) -> Result<Box<dyn Sink>, SinkError> {
+    Sinks::default().open(plan, policy).await
 }
 
 fn not_available(type_: Value) -> Vec<SpecError> {

@@ -5,6 +5,7 @@
 //! may write it. Readers are never blocked: the file has a write-ahead log.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -20,6 +21,8 @@ use kollect_model::{
     sink::{Sink, SinkError, SinkReason},
 };
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, params};
+
+use crate::Files;
 
 /// Version of the tables, kept in the file's `user_version`.
 const SCHEMA_VERSION: i64 = 3;
@@ -109,7 +112,7 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Where the file is, and whether it may be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    path: PathBuf,
+    path: String,
     create: bool,
 }
 
@@ -120,7 +123,7 @@ impl Config {
         if path.is_empty() || path == ":memory:" {
             return Err("is not a file: write a path such as inventory.db".into());
         }
-        Ok(Self { path: path.into(), create: true })
+        Ok(Self { path: path.to_owned(), create: true })
     }
 
     /// The plan of a sink of type sqlite.
@@ -134,6 +137,20 @@ impl Config {
         let mode = spec.common.provisioning.as_ref().and_then(|p| p.mode).unwrap_or_default();
         Ok(Self { create: mode == ProvisioningMode::Ensure, ..file })
     }
+
+    /// Checks the path without looking at any file.
+    pub(crate) fn check(&self, files: &Files) -> Result<(), Vec<SpecError>> {
+        files
+            .check(&self.path)
+            .map_err(|problem| vec![SpecError::new("spec.sqlite.path", &self.path.as_str().into(), problem)])
+    }
+
+    /// Which file this is, whatever its name.
+    pub(crate) fn place(&self, files: &Files) -> String {
+        let place = files.place(&self.path).unwrap_or_else(|_| PathBuf::from(&self.path));
+        let place = place.canonicalize().ok().or_else(|| std::path::absolute(&place).ok()).unwrap_or(place);
+        format!("sqlite:{}", place.display())
+    }
 }
 
 /// An open file.
@@ -144,10 +161,29 @@ pub struct SqliteSink {
 
 impl SqliteSink {
     /// Opens the file, and creates what is missing unless the plan says that it must exist.
-    pub async fn open(config: Config) -> Result<Self, SinkError> {
-        let path: Arc<Path> = config.path.clone().into();
-        let connection = blocking(move || connect(&config)).await?;
-        Ok(Self { path, connection: Arc::new(Mutex::new(connection)) })
+    pub(crate) async fn open(config: Config, files: &Files) -> Result<Self, SinkError> {
+        let files = files.clone();
+        let (path, connection) = blocking(move || {
+            let forbidden = |why| {
+                SinkError::new(
+                    SinkReason::Forbidden,
+                    format!("open the SQLite file {:?}: {why}", config.path),
+                )
+            };
+            let path = files.place(&config.path).map_err(forbidden)?;
+            if config.create && matches!(files, Files::Below(_)) {
+                // Nobody else can: the directory is the operator's.
+                let parent = path.parent().unwrap_or(&path);
+                fs::create_dir_all(parent).map_err(|error| {
+                    let attempt = format!("create the directory {}", parent.display());
+                    SinkError::because(SinkReason::Missing, attempt, error)
+                })?;
+            }
+            let connection = connect(&path, config.create)?;
+            Ok((path, connection))
+        })
+        .await?;
+        Ok(Self { path: path.into(), connection: Arc::new(Mutex::new(connection)) })
     }
 
     /// Runs on a thread that may block: SQLite has no other way.
@@ -194,14 +230,14 @@ async fn blocking<T: Send + 'static>(
         .map_err(|error| SinkError::because(SinkReason::WriteFailed, "run an SQLite statement", error))?
 }
 
-fn connect(config: &Config) -> Result<Connection, SinkError> {
-    let path = config.path.display();
+fn connect(file: &Path, create: bool) -> Result<Connection, SinkError> {
+    let path = file.display();
     let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    if config.create {
+    if create {
         flags |= OpenFlags::SQLITE_OPEN_CREATE;
     }
     let failed = |error| sqlite_error(format!("open {path}"), error);
-    let connection = Connection::open_with_flags(&config.path, flags).map_err(failed)?;
+    let connection = Connection::open_with_flags(file, flags).map_err(failed)?;
     connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
     let pragma = |name: &str| connection.query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, i64>(0));
     let application = pragma("application_id").map_err(failed)?;
@@ -228,7 +264,7 @@ fn connect(config: &Config) -> Result<Connection, SinkError> {
             let attempt = format!("{path} is the database of another program: use another file");
             return Err(SinkError::new(SinkReason::Incompatible, attempt));
         }
-        _ if config.create => connection.execute_batch(SCHEMA).map_err(failed)?,
+        _ if create => connection.execute_batch(SCHEMA).map_err(failed)?,
         _ => {
             let attempt = format!("{path} has no Kollect tables and provisioning.mode is existing");
             return Err(SinkError::new(SinkReason::Missing, attempt));

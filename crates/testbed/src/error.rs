@@ -61,9 +61,12 @@ pub enum Error {
         /// What it wrote to its standard error.
         stderr: String,
     },
-    /// The key or the certificate of the API server could not be made.
-    #[error("could not make the API server's key and certificate")]
+    /// A key or a certificate could not be made.
+    #[error("could not make a key and a certificate")]
     Keys(#[from] rcgen::Error),
+    /// Certificates of clients are for servers with TLS.
+    #[error("the server has no TLS: start it with start_with_tls")]
+    NoTls,
 }
 
 impl Error {

@@ -1,9 +1,11 @@
 //! A Postgres server from the programs that the machine has installed.
 //!
 //! Called by the tests of the database sink, the demo and benches. Listens on loopback TCP only,
-//! trusts everybody but members of the role `with_password`, and never waits for the disk. Postgres refuses to run as root, so root runs it
-//! as the user `postgres`, who then owns the scratch directory.
+//! trusts everybody but members of the roles `with_password` and, with TLS, `with_certificate`, and never
+//! waits for the disk. Postgres refuses to run as root, so root runs it as the user `postgres`, who then
+//! owns the scratch directory.
 
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -11,13 +13,17 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+
 use crate::ports::on_free_port;
 use crate::{Error, Scratch, Server, Stop};
 
 /// Where Debian and Ubuntu keep each major version, outside of `PATH`.
 const DEBIAN: &str = "/usr/lib/postgresql";
-/// First line that matches wins. The role need not exist.
+/// First line that matches wins. The roles need not exist.
 const ACCESS: &str = "host all +with_password all scram-sha-256\nhost all all all trust\n";
+/// Goes before, where there is TLS: the name in the certificate must be the user.
+const ACCESS_BY_CERTIFICATE: &str = "hostssl all +with_certificate all trust clientcert=verify-full\nhostnossl all +with_certificate all reject\n";
 const START_LIMIT: Duration = Duration::from_mins(1);
 
 /// A running server; dropping it stops it.
@@ -29,6 +35,8 @@ pub struct Postgres {
     unprivileged: fn(&Path) -> Command,
     /// PEM; what the server shows, with TLS only.
     certificate: Option<String>,
+    /// Signs certificates of clients, with TLS only.
+    authority: Option<Authority>,
     /// `None` while it is down.
     server: Option<Server>,
 }
@@ -60,6 +68,17 @@ impl Postgres {
     /// The certificate that the server shows, PEM; `None` without TLS.
     pub fn certificate(&self) -> Option<&str> {
         self.certificate.as_deref()
+    }
+
+    /// A certificate for the user `name` and its key, PEM both. Members of the role `with_certificate` need
+    /// one.
+    pub fn client_certificate(&self, name: &str) -> Result<(String, String), Error> {
+        let authority = self.authority.as_ref().ok_or(Error::NoTls)?;
+        let key = KeyPair::generate()?;
+        let mut client = CertificateParams::new(Vec::new())?;
+        client.distinguished_name.push(DnType::CommonName, name);
+        let certificate = client.signed_by(&key, &authority.0)?;
+        Ok((certificate.pem(), key.serialize_pem()))
     }
 
     /// The server that all tests of this process share; started by the first caller.
@@ -94,7 +113,9 @@ impl Postgres {
     fn start_on(port: u16, programs: &Path, tls_host: Option<&str>) -> Result<Self, Error> {
         let scratch = Scratch::new()?;
         let certificate = tls_host.map(|host| write_certificate(&scratch, host)).transpose()?;
-        scratch.write("access", ACCESS)?;
+        let authority = tls_host.map(|_| Authority::write(&scratch)).transpose()?;
+        let by_certificate = if tls_host.is_some() { ACCESS_BY_CERTIFICATE } else { "" };
+        scratch.write("access", format!("{by_certificate}{ACCESS}"))?;
         let unprivileged = unprivileged(&scratch)?;
         let mut initdb = unprivileged(&programs.join("initdb"));
         initdb
@@ -103,7 +124,8 @@ impl Postgres {
             .arg(scratch.path().join("data"));
         Server::start(&scratch, "initdb", Stop::Kill, &initdb)?.finish()?;
         let programs = programs.to_owned();
-        let mut postgres = Self { programs, port, scratch, unprivileged, certificate, server: None };
+        let mut postgres =
+            Self { programs, port, scratch, unprivileged, certificate, authority, server: None };
         postgres.resume()?;
         Ok(postgres)
     }
@@ -124,6 +146,7 @@ impl Postgres {
             settings.push("ssl=on".into());
             settings.push(format!("ssl_cert_file={}", file("server.crt").display()));
             settings.push(format!("ssl_key_file={}", file("server.key").display()));
+            settings.push(format!("ssl_ca_file={}", file("clients.crt").display()));
         }
         for setting in &settings {
             command.args(["-c", setting]);
@@ -134,6 +157,29 @@ impl Postgres {
             self.psql("show data_directory").is_ok_and(|answer| Path::new(answer.trim_end()) == file("data"))
         })?;
         Ok(server)
+    }
+}
+
+/// Who signs certificates of clients.
+struct Authority(Issuer<'static, KeyPair>);
+
+/// Without its key.
+impl fmt::Debug for Authority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Authority")
+    }
+}
+
+impl Authority {
+    /// A new one, whom the server trusts.
+    fn write(scratch: &Scratch) -> Result<Self, Error> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(Vec::new())?;
+        params.distinguished_name.push(DnType::CommonName, "clients of the testbed");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        scratch.write("clients.crt", params.self_signed(&key)?.pem())?;
+        Ok(Self(Issuer::new(params, key)))
     }
 }
 

@@ -22,6 +22,7 @@ use kollect_model::{
     row::{Row, TargetId},
     sink::SinkError,
 };
+use kollect_sinks::Policy;
 use tokio::time;
 
 use super::{
@@ -230,7 +231,7 @@ struct Written<'a> {
 async fn deliver<'a>(to: &'a Destination, claimant: &Claimant, snapshot: Arc<Snapshot>) -> Written<'a> {
     let began = time::Instant::now();
     let write = async {
-        let sink = kollect_sinks::open(&to.plan).await?;
+        let sink = kollect_sinks::open(&to.plan, &Policy::default()).await?;
         export(&*sink, &to.id, claimant, to.part_bytes, &snapshot).await
     };
     let name = format!("{} → {}", to.id, to.name);

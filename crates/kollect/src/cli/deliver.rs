@@ -14,7 +14,7 @@ use kollect_model::{
     claim::{Claimant, TakeOver, Writer},
     sink::{Sink, SinkError},
 };
-use kollect_sinks::{Plan, destination_name, plan_destination};
+use kollect_sinks::{Plan, Policy, Sinks, destination_name, plan_destination};
 
 use super::{
     input::told_once,
@@ -106,7 +106,9 @@ fn same_places(inventory: &Inventory, sinks: &[Destination]) -> Vec<String> {
     let mut places = BTreeMap::new();
     let mut problems = Vec::new();
     for sink in sinks {
-        if let Some(first) = places.insert((sink.plan.destination(), &sink.id.cluster), &sink.name) {
+        if let Some(first) =
+            places.insert((sink.plan.destination(&Policy::default()), &sink.id.cluster), &sink.name)
+        {
             let name = &inventory.name;
             problems.push(format!(
                 "inventory {name}: sinks {first} and {} lead to one place: remove one of them",
@@ -136,6 +138,7 @@ pub(crate) fn follow(
             eprintln!("{name}: {line}");
         }
     });
+    let opener = Sinks::default();
     let mut wanted = BTreeMap::new();
     for Bound { inventory, sinks } in inventories {
         for Destination { name, id, plan, cadence, part_bytes } in sinks {
@@ -148,12 +151,12 @@ pub(crate) fn follow(
                 part_bytes,
                 last_checksum: None,
                 requested: None,
-                sink: Arc::new(Planned(plan.clone())),
+                sink: Arc::new(Planned { plan: plan.clone(), opener: opener.clone() }),
                 breaker: Arc::default(),
                 inventory: id,
             };
             let name = format!("{} → {name}", binding.inventory).into();
-            let destination = plan.destination().into();
+            let destination = plan.destination(&Policy::default()).into();
             wanted.insert(name, Wanted { binding: Arc::new(binding), destination, suspended: false });
         }
     }
@@ -162,12 +165,15 @@ pub(crate) fn follow(
 }
 
 /// A sink that is opened as its plan says.
-struct Planned(Plan);
+struct Planned {
+    plan: Plan,
+    opener: Sinks,
+}
 
 #[async_trait]
 impl Open for Planned {
     async fn open(&self) -> Result<Box<dyn Sink>, SinkError> {
-        kollect_sinks::open(&self.0).await
+        self.opener.open(&self.plan, &Policy::default()).await
     }
 }
 

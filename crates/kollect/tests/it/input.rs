@@ -147,8 +147,7 @@ fn a_sink_without_code_is_refused_unless_the_run_only_prints() {
             format!("spec.type = \"{name}\": is not available in this build; available: postgres, sqlite");
         assert!(finished.stderr.contains(&expected), "{}", finished.stderr);
     }
-    let missing =
-        "no Secret portal-database in namespace team-a: add it or correct the name";
+    let missing = "no Secret portal-database in namespace team-a: add it or correct the name";
     assert!(finished.stderr.contains(missing), "{}", finished.stderr);
     args.push("-ojson".into());
     let finished = kollect(&args);

@@ -1,6 +1,6 @@
 //! Connection strings: URLs and `key=value` lists, as libpq reads them.
 //!
-//! The driver knows neither all values of sslmode nor sslrootcert, so both are taken out here. What
+//! The driver knows neither all values of sslmode nor files of certificates, so they are taken out here. What
 //! is wrong with a string is said without a piece of it: any piece may be part of the password.
 
 use std::path::PathBuf;
@@ -26,8 +26,7 @@ const IGNORED: &[&str] = &[
 
 /// Options that people rely on and that we do not have. Their names are safe to print.
 const UNSUPPORTED: &[(&str, &str)] = &[
-    ("sslcert", "sslcert is not supported: client certificates are not available"),
-    ("sslkey", "sslkey is not supported: client certificates are not available"),
+    ("sslpassword", "sslpassword is not supported: name a key without a password in sslkey"),
     ("sslcrl", "sslcrl is not supported: revocation lists are not available"),
     ("service", "service is not supported: name the server itself"),
     ("passfile", "passfile is not supported: put the password into the Secret, or into PGPASSWORD"),
@@ -54,6 +53,10 @@ pub(super) struct Dsn {
     pub(super) sslmode: Option<SslMode>,
     /// File with certificates; `system` for those of the machine.
     pub(super) root_cert: Option<PathBuf>,
+    /// File with the client's certificate; there is a key as well.
+    pub(super) client_cert: Option<PathBuf>,
+    /// File with its key.
+    pub(super) client_key: Option<PathBuf>,
     /// Options of our own, such as the table on a command line.
     pub(super) own: Vec<(String, String)>,
 }
@@ -64,13 +67,21 @@ impl Dsn {
         let text = text.trim();
         let is_url = text.starts_with("postgres://") || text.starts_with("postgresql://");
         let (base, options) = if is_url { url_options(text)? } else { (String::new(), list_options(text)?) };
-        let mut dsn =
-            Self { driver: tokio_postgres::Config::new(), sslmode: None, root_cert: None, own: Vec::new() };
+        let mut dsn = Self {
+            driver: tokio_postgres::Config::new(),
+            sslmode: None,
+            root_cert: None,
+            client_cert: None,
+            client_key: None,
+            own: Vec::new(),
+        };
         let mut rest = Vec::new();
         for (key, value) in options {
             match key.as_str() {
                 "sslmode" => dsn.sslmode = Some(sslmode(&value)?),
                 "sslrootcert" => dsn.root_cert = Some(value.into()),
+                "sslcert" => dsn.client_cert = Some(value.into()),
+                "sslkey" => dsn.client_key = Some(value.into()),
                 key if own.contains(&key) => dsn.own.push((key.to_owned(), value)),
                 key if IGNORED.contains(&key) => {}
                 key => match UNSUPPORTED.iter().find(|(name, _)| *name == key) {
@@ -83,6 +94,9 @@ impl Dsn {
         dsn.driver = string.parse().map_err(|_| MALFORMED.to_owned())?;
         if dsn.driver.get_hosts().is_empty() && dsn.driver.get_hostaddrs().is_empty() {
             return Err("names no host; write postgres://USER@HOST/DATABASE".into());
+        }
+        if dsn.client_cert.is_some() != dsn.client_key.is_some() {
+            return Err("has one of sslcert and sslkey; write both or none".into());
         }
         Ok(dsn)
     }
@@ -193,7 +207,8 @@ mod tests {
             ("host=h password='hunter2", "is not a connection string"),
             ("host=h hunter2", "is not a connection string"),
             ("password=hunter2", "names no host"),
-            ("postgres://u:hunter2@h/db?sslkey=/hunter2", "client certificates"),
+            ("postgres://u:hunter2@h/db?sslkey=/hunter2", "sslcert and sslkey"),
+            ("postgres://u:hunter2@h/db?sslpassword=hunter2", "sslpassword"),
             ("hunter2", "is not a connection string"),
         ] {
             let problem = Dsn::parse(text, &[]).err().unwrap_or_default();

@@ -48,6 +48,7 @@ impl Failure {
             return SinkError::because(reason, attempt, quote(said));
         }
         let reason = match tls(&error) {
+            _ if is_refused_identity(&error) => SinkReason::Forbidden,
             Some(TlsError::Certificate(_) | TlsError::Name) => SinkReason::Incompatible,
             // The driver has no other way to say so.
             None if error.source().is_some_and(|why| why.to_string() == "server does not support TLS") => {
@@ -64,6 +65,17 @@ impl Failure {
             reason
         };
         SinkError::because(reason, attempt, error)
+    }
+
+    /// Whether the session is as good as before. What a session remembers, such as rights and plans, may be
+    /// why others fail.
+    pub(super) fn spares_session(&self) -> bool {
+        match self {
+            Self::Database(error) => error
+                .code()
+                .is_some_and(|code| matches!(reason(code.code()), SinkReason::Busy | SinkReason::Refused)),
+            Self::Sink(_) => true,
+        }
     }
 
     /// Whether the server refused a value, as opposed to the whole write.
@@ -83,6 +95,33 @@ fn quote(said: &DbError) -> Said {
 
 fn tls(error: &tokio_postgres::Error) -> Option<&TlsError> {
     error.source()?.downcast_ref()
+}
+
+/// Whether the server does not accept our certificate, or misses one. It says so in an alert, and with
+/// TLS 1.3 only after the handshake.
+fn is_refused_identity(error: &tokio_postgres::Error) -> bool {
+    use rustls::AlertDescription as Alert;
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        if let Some(rustls::Error::AlertReceived(alert)) = inner.and_then(|inner| inner.downcast_ref()) {
+            return matches!(
+                alert,
+                Alert::BadCertificate
+                    | Alert::UnsupportedCertificate
+                    | Alert::CertificateRevoked
+                    | Alert::CertificateExpired
+                    | Alert::CertificateUnknown
+                    | Alert::UnknownCA
+                    | Alert::CertificateRequired
+                    | Alert::AccessDenied
+                    // A signature that does not fit: of an authority with the same name, for instance.
+                    | Alert::DecryptError
+            );
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// The reason behind a SQLSTATE.

@@ -74,7 +74,7 @@ const BINDING_COLUMNS: &str = "
     PRIMARY KEY (inventory_table, cluster, inventory_namespace, inventory_name)";
 
 /// Names of the tables. Printed quoted, the way SQL takes them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Tables {
     pub(super) schema: String,
     pub(super) table: String,

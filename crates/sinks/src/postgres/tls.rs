@@ -18,13 +18,14 @@ use rustls::{
         verify_server_name,
     },
     crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
-    pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject as _},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject as _},
     server::ParsedCertificate,
+    sign::{CertifiedKey, SingleCertAndKey},
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect};
 
-use super::dsn::SslMode;
+use super::{binding, dsn::SslMode};
 
 /// Why no trusted connection came about.
 #[derive(Debug, thiserror::Error)]
@@ -61,11 +62,22 @@ pub(super) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, S
     }
 }
 
+/// A client certificate with its key, from PEM.
+pub(super) fn identity(certificate: &[u8], key: &[u8]) -> Result<CertifiedKey, String> {
+    let chain = certificates(certificate)?;
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
+        "holds no private key; write PEM that begins with -----BEGIN PRIVATE KEY-----".to_owned()
+    })?;
+    CertifiedKey::from_der(chain, key, &ring::default_provider())
+        .map_err(|_| "has a key of another certificate, or of an unknown kind".to_owned())
+}
+
 /// The client side of TLS. `trusted`: `None` for the roots of the machine.
 pub(super) fn client(
     mode: SslMode,
     trusted: Option<Vec<CertificateDer<'static>>>,
     trust_anybody: bool,
+    identity: Option<CertifiedKey>,
 ) -> Result<Connector, String> {
     let provider = Arc::new(ring::default_provider());
     // As in libpq: certificates that are given are used, even by modes that could do without.
@@ -76,8 +88,11 @@ pub(super) fn client(
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?
         .dangerous()
-        .with_custom_certificate_verifier(verifier)
-        .with_no_client_auth();
+        .with_custom_certificate_verifier(verifier);
+    let config = match identity {
+        Some(identity) => config.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity))),
+        None => config.with_no_client_auth(),
+    };
     Ok(Connector(Arc::new(config)))
 }
 
@@ -219,10 +234,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for Hands
 pub(super) struct Stream<S>(tokio_rustls::client::TlsStream<S>);
 
 impl<S: AsyncRead + AsyncWrite + Unpin> tokio_postgres::tls::TlsStream for Stream<S> {
-    /// None: it would need the hash of the certificate's own signature algorithm, and verify-full gives
-    /// the same promise.
     fn channel_binding(&self) -> ChannelBinding {
-        ChannelBinding::none()
+        let (_, session) = self.0.get_ref();
+        let shown = session.peer_certificates().and_then(<[_]>::first);
+        match shown.and_then(|certificate| binding::end_point(certificate)) {
+            Some(hash) => ChannelBinding::tls_server_end_point(hash),
+            None => ChannelBinding::none(),
+        }
     }
 }
 

@@ -17,8 +17,8 @@ use tokio_postgres::{
 };
 
 use super::{
-    Statements,
     failure::Failure,
+    session::Statements,
     tables::{KEY, Tables, columns},
 };
 

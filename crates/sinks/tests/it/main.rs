@@ -4,4 +4,6 @@
 mod available;
 mod conformance;
 mod postgres;
+mod postgres_access;
+mod postgres_sessions;
 mod sqlite;

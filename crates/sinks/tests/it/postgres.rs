@@ -7,7 +7,7 @@ use kollect_model::{
     batch::{Baseline, Batch, Delta, Removed},
     sink::{ErrorClass, Sink, SinkError, SinkReason, SinkSpec},
 };
-use kollect_sinks::{Plan, Secrets, open, plan, plan_destination};
+use kollect_sinks::{Plan, Policy, Secrets, plan, plan_destination};
 use kollect_testbed::Postgres;
 use serde_json::{Value, json};
 
@@ -16,13 +16,13 @@ use crate::conformance::{
 };
 
 /// A place of its own on the shared server.
-fn schema(name: &str) -> &'static Postgres {
+pub(crate) fn schema(name: &str) -> &'static Postgres {
     let server = Postgres::shared();
     server.psql(&format!("CREATE SCHEMA {name}")).unwrap();
     server
 }
 
-fn spec(schema: &str, mode: &str, tls: Value) -> SinkSpec {
+pub(crate) fn spec(schema: &str, mode: &str, tls: Value) -> SinkSpec {
     let spec = json!({
         "type": "postgres",
         "postgres": { "databaseRef": { "name": "db" }, "table": "inventory", "schema": schema },
@@ -32,14 +32,18 @@ fn spec(schema: &str, mode: &str, tls: Value) -> SinkSpec {
     SinkSpec::Database(serde_json::from_value(spec).unwrap())
 }
 
-fn secrets(dsn: &str) -> Secrets {
+pub(crate) fn secrets(dsn: &str) -> Secrets {
     let mut secrets = Secrets::default();
     secrets.insert("spec.postgres.databaseRef", [("dsn".to_owned(), dsn.into())].into());
     secrets
 }
 
-fn planned(dsn: &str, schema: &str, mode: &str) -> Plan {
+pub(crate) fn planned(dsn: &str, schema: &str, mode: &str) -> Plan {
     plan(&spec(schema, mode, json!({}))).unwrap().with_secrets(&secrets(dsn)).unwrap()
+}
+
+async fn open(plan: &Plan) -> Result<Box<dyn Sink>, SinkError> {
+    kollect_sinks::open(plan, &Policy::default()).await
 }
 
 async fn opened(server: &Postgres, schema: &str) -> Box<dyn Sink> {
@@ -52,7 +56,7 @@ async fn refused(plan: &Plan) -> SinkError {
 }
 
 /// A session that has run `statements` in a transaction that it never ends: its locks hold others up.
-async fn holding_up(server: &Postgres, statements: &str) -> tokio_postgres::Client {
+pub(crate) async fn holding_up(server: &Postgres, statements: &str) -> tokio_postgres::Client {
     let (client, connection) = tokio_postgres::connect(&server.dsn(), tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);
     client.batch_execute(&format!("BEGIN; {statements}")).await.unwrap();
@@ -60,7 +64,7 @@ async fn holding_up(server: &Postgres, statements: &str) -> tokio_postgres::Clie
 }
 
 /// Everything that a person or a log could get to see of an error.
-fn told(error: &SinkError) -> String {
+pub(crate) fn told(error: &SinkError) -> String {
     let mut text = format!("{error} {error:?}");
     let mut cause = error.source();
     while let Some(error) = cause {

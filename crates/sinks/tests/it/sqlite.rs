@@ -6,7 +6,7 @@ use kollect_model::{
     batch::{Delta, InventoryId},
     sink::{ErrorClass, Sink, SinkReason, SinkSpec},
 };
-use kollect_sinks::{open, plan};
+use kollect_sinks::{Files, Policy, open, plan};
 use serde_json::json;
 
 use crate::conformance::{self, Sql, changed, conformance, gone, row};
@@ -21,7 +21,7 @@ fn spec(file: &Path, mode: &str) -> SinkSpec {
 }
 
 async fn open_file(file: &Path) -> Box<dyn Sink> {
-    open(&plan(&spec(file, "ensure")).unwrap()).await.unwrap()
+    open(&plan(&spec(file, "ensure")).unwrap(), &Policy::default()).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -108,7 +108,7 @@ async fn what_cannot_be_used_is_said() {
         (&dir.path().join("absent.db"), "existing", SinkReason::Missing),
         (&dir.path().join("no/such/dir/x.db"), "ensure", SinkReason::Missing),
     ] {
-        let Err(error) = open(&plan(&spec(file, mode)).unwrap()).await else {
+        let Err(error) = open(&plan(&spec(file, mode)).unwrap(), &Policy::default()).await else {
             unreachable!("{} must not open", file.display())
         };
         assert_eq!((error.reason, error.class()), (reason, ErrorClass::Terminal), "{error}");
@@ -146,4 +146,56 @@ async fn files_of_the_first_version_are_taken_along() {
     assert_eq!(sink.baseline(&inventory("")).await.unwrap().len(), 1);
     assert_eq!(write(&*sink, "", Some("c2"), &delta).await, Err(SinkReason::OwnedByOther));
     write(&*sink, "", Some("c1"), &delta).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_operators_files_stay_below_its_directory() {
+    let (root, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let below = Policy { files: Files::Below(root.path().join("team")), ..Policy::default() };
+    let planned = |path: &str| plan(&spec(Path::new(path), "ensure")).unwrap();
+    let rows = [row("u1", "{}")];
+    let sink = open(&planned("deep/x.db"), &below).await.unwrap();
+    write(&*sink, "", None, &conformance::added(&rows)).await.unwrap();
+    assert!(root.path().join("team/deep/x.db").is_file());
+
+    std::os::unix::fs::symlink(outside.path(), root.path().join("team/out")).unwrap();
+    for (path, at_admission) in [("../x.db", true), ("/tmp/x.db", true), ("out/x.db", false)] {
+        let refused = planned(path);
+        assert_eq!(refused.check(&below).is_err(), at_admission, "{path}");
+        let Err(error) = open(&refused, &below).await else { unreachable!("{path} must not open") };
+        assert_eq!((error.reason, error.class()), (SinkReason::Forbidden, ErrorClass::Forbidden), "{error}");
+    }
+    assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 0);
+
+    let nowhere = Policy { files: Files::Refused, ..Policy::default() };
+    let errors = planned("x.db").check(&nowhere).unwrap_err();
+    assert_eq!(
+        errors[0].to_string(),
+        "spec.sqlite.path = \"x.db\": the operator was started without --file-sink-root"
+    );
+    let Err(error) = open(&planned("x.db"), &nowhere).await else { unreachable!("x.db must not open") };
+    assert_eq!(error.reason, SinkReason::Forbidden);
+}
+
+#[test]
+fn one_file_is_one_destination_whatever_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let real = dir.path().join("x.db");
+    std::fs::write(&real, "").unwrap();
+    std::os::unix::fs::symlink(&real, dir.path().join("link.db")).unwrap();
+    let at = |path: &Path, policy: &Policy| plan(&spec(path, "ensure")).unwrap().destination(policy);
+    let anywhere = Policy::default();
+    let name = at(&real, &anywhere);
+    let own = Path::new(dir.path().file_name().unwrap());
+    for same in [Path::new("link.db"), Path::new("./x.db"), &Path::new("..").join(own).join("x.db")] {
+        assert_eq!(at(&dir.path().join(same), &anywhere), name, "{}", same.display());
+    }
+    let below = Policy { files: Files::Below(dir.path().to_owned()), ..Policy::default() };
+    for path in ["x.db", "./x.db", "link.db"] {
+        assert_eq!(at(Path::new(path), &below), name, "{path}");
+    }
+    for (one, other) in [("a.db", "b.db"), ("x.db", "X.db")] {
+        assert_ne!(at(&dir.path().join(one), &anywhere), at(&dir.path().join(other), &anywhere));
+    }
+    assert_eq!(at(Path::new("absent.db"), &anywhere), at(Path::new("./absent.db"), &anywhere));
 }

@@ -9,7 +9,8 @@ use super::super::shapes::SecretReference;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Postgres {
-    /// Secret with the connection string in key dsn, url, connectionString or DATABASE_URL.
+    /// Secret with the connection string in key dsn, url, connectionString or DATABASE_URL. With keys tls.crt and
+    /// tls.key (PEM) it also holds a client certificate.
     pub database_ref: SecretReference,
     /// Table.
     #[schemars(length(min = 1, max = 63))]

@@ -1,0 +1,126 @@
+//! What an address is, and which address a text is.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Who may be connected to, the most harmless first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Class {
+    /// Everybody.
+    Public,
+    /// Opened for private addresses as a whole.
+    Private,
+    /// Opened by its range only.
+    Closed,
+    /// No connection makes sense.
+    Never,
+}
+
+type Found = (Class, &'static str);
+
+const PUBLIC: Found = (Class::Public, "a public address");
+const PRIVATE: Found = (Class::Private, "a private address");
+
+/// First address, length of the prefix, what the range is. The first that matches counts.
+const V4: &[(Ipv4Addr, u32, Found)] = &[
+    (Ipv4Addr::UNSPECIFIED, 8, (Class::Never, "no address of a host")),
+    (Ipv4Addr::new(127, 0, 0, 0), 8, (Class::Closed, "a loopback address")),
+    (Ipv4Addr::new(169, 254, 0, 0), 16, (Class::Closed, "a link-local address, where metadata services are")),
+    (Ipv4Addr::new(100, 64, 0, 0), 10, (Class::Closed, "a shared address of providers")),
+    (Ipv4Addr::new(198, 18, 0, 0), 15, (Class::Closed, "an address for benchmarks")),
+    // One cloud has its metadata service here.
+    (Ipv4Addr::new(192, 0, 0, 0), 24, (Class::Closed, "an address of IETF protocols")),
+    (Ipv4Addr::new(168, 63, 129, 16), 32, (Class::Closed, "the service address of a cloud's nodes")),
+    (Ipv4Addr::new(10, 0, 0, 0), 8, PRIVATE),
+    (Ipv4Addr::new(172, 16, 0, 0), 12, PRIVATE),
+    (Ipv4Addr::new(192, 168, 0, 0), 16, PRIVATE),
+    (Ipv4Addr::new(224, 0, 0, 0), 4, (Class::Never, "a multicast address")),
+    (Ipv4Addr::new(240, 0, 0, 0), 4, (Class::Never, "a reserved address")),
+];
+
+const V6: &[(Ipv6Addr, u32, Found)] = &[
+    (Ipv6Addr::UNSPECIFIED, 128, (Class::Never, "no address of a host")),
+    (Ipv6Addr::LOCALHOST, 128, (Class::Closed, "a loopback address")),
+    (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10, (Class::Closed, "a link-local address")),
+    (Ipv6Addr::new(0xfec0, 0, 0, 0, 0, 0, 0, 0), 10, (Class::Closed, "a site-local address")),
+    // Private in form, yet the metadata services of two clouds.
+    (Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0), 32, (Class::Closed, "an address of metadata services")),
+    (Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0), 32, (Class::Closed, "an address of metadata services")),
+    (Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0), 7, PRIVATE),
+    // Where the IPv4 address stands depends on a prefix that we do not know.
+    (Ipv6Addr::new(0x64, 0xff9b, 1, 0, 0, 0, 0, 0), 48, (Class::Closed, "an address of a local translator")),
+    (Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8, (Class::Never, "a multicast address")),
+];
+
+/// What an address is, without what it embeds.
+pub(super) fn class(address: IpAddr) -> Found {
+    let found = match address {
+        IpAddr::V4(address) => V4
+            .iter()
+            .find(|(first, bits, _)| (first.to_bits() ^ address.to_bits()) >> (32 - bits) == 0)
+            .map(|(_, _, found)| *found),
+        IpAddr::V6(address) => V6
+            .iter()
+            .find(|(first, bits, _)| (first.to_bits() ^ address.to_bits()) >> (128 - bits) == 0)
+            .map(|(_, _, found)| *found),
+    };
+    found.unwrap_or(PUBLIC)
+}
+
+/// The IPv4 address that an IPv6 address leads to.
+pub(super) fn embedded(address: IpAddr) -> Option<Ipv4Addr> {
+    let IpAddr::V6(address) = address else { return None };
+    let parts = address.segments();
+    let from = |high: u16, low: u16| Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low));
+    let [.., high, low] = parts;
+    match parts {
+        // ::1 and :: are addresses of their own.
+        [0, 0, 0, 0, 0, 0, 0, 0 | 1] => None,
+        // Compatible, mapped, translated, NAT64.
+        [0, 0, 0, 0, 0, 0 | 0xffff, ..] | [0, 0, 0, 0, 0xffff, 0, ..] | [0x64, 0xff9b, 0, 0, 0, 0, ..] => {
+            Some(from(high, low))
+        }
+        // 6to4.
+        [0x2002, high, low, ..] => Some(from(high, low)),
+        // Teredo hides the client's address.
+        [0x2001, 0, ..] => Some(from(!high, !low)),
+        // ISATAP, behind any prefix.
+        [_, _, _, _, 0 | 0x200, 0x5efe, ..] => Some(from(high, low)),
+        _ => None,
+    }
+}
+
+/// The address that a text spells for a resolver: `127.1`, `0x7f.1`, `2130706433` and `017700000001` are
+/// all 127.0.0.1.
+pub(super) fn spelled(text: &str) -> Option<IpAddr> {
+    // A zone says which interface, and changes nothing about the address.
+    let address = text.split_once('%').map_or(text, |(address, _)| address);
+    address.parse().ok().or_else(|| in_numbers(text).map(IpAddr::V4))
+}
+
+/// One to four numbers, decimal, octal or hexadecimal; the last one fills the bytes that are left.
+fn in_numbers(text: &str) -> Option<Ipv4Addr> {
+    let parts: Vec<u64> = text.split('.').map(number).collect::<Option<_>>()?;
+    let (last, bytes) = parts.split_last()?;
+    let left = 4_usize.checked_sub(bytes.len()).filter(|left| *left > 0)?;
+    if bytes.iter().any(|byte| *byte > 255) || last >> (8 * left) != 0 {
+        return None;
+    }
+    let high = bytes.iter().fold(0, |sum, byte| sum << 8 | byte);
+    u32::try_from(high << (8 * left) | last).ok().map(Ipv4Addr::from_bits)
+}
+
+fn number(text: &str) -> Option<u64> {
+    let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        // A lone prefix is nothing for some resolvers and zero for others.
+        Some("") => ("0", 16),
+        Some(digits) => (digits, 16),
+        None if text.len() > 1 && text.starts_with('0') => (text, 8),
+        None => (text, 10),
+    };
+    // Numbers with a sign parse as well.
+    digits
+        .chars()
+        .all(|digit| digit.is_digit(radix))
+        .then(|| u64::from_str_radix(digits, radix).ok())
+        .flatten()
+}

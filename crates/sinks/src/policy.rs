@@ -1,0 +1,169 @@
+//! What a sink may touch, by the word of whoever runs the program.
+//!
+//! The command line acts for its user and may do what the user may. The operator acts for whoever may
+//! write a sink, and bounds both the network and the files.
+
+use std::{
+    io,
+    path::{Component, Path, PathBuf},
+};
+
+use crate::Network;
+
+/// Bounds of all sinks. By default there are none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// Where sinks may connect to.
+    pub network: Network,
+    /// Where sinks may keep files.
+    pub files: Files,
+}
+
+/// Where sinks may keep files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Files {
+    /// Wherever the user may.
+    #[default]
+    Anywhere,
+    /// Below a directory, by relative paths.
+    Below(PathBuf),
+    /// Nowhere.
+    Refused,
+}
+
+impl Files {
+    /// Checks a path without looking at any file.
+    pub fn check(&self, path: &str) -> Result<(), String> {
+        match self {
+            Self::Anywhere => return Ok(()),
+            Self::Refused => return Err("the operator was started without --file-sink-root".into()),
+            Self::Below(_) => {}
+        }
+        if path.contains('\0') {
+            return Err("holds a NUL character".into());
+        }
+        let mut names = 0;
+        for part in Path::new(path).components() {
+            match part {
+                Component::Normal(_) => names += 1,
+                Component::CurDir => {}
+                Component::ParentDir => return Err("must not contain ..".into()),
+                Component::RootDir | Component::Prefix(_) => {
+                    return Err("must be a relative path: it is looked up below --file-sink-root".into());
+                }
+            }
+        }
+        if names == 0 { Err("names no file".into()) } else { Ok(()) }
+    }
+
+    /// Where a path really is. What exists of it is followed through symbolic links and must not lead
+    /// outside; nothing is created.
+    pub fn place(&self, path: &str) -> Result<PathBuf, String> {
+        self.check(path)?;
+        let Self::Below(directory) = self else { return Ok(path.into()) };
+        let unreadable = |error: io::Error| format!("cannot be looked up below --file-sink-root: {error}");
+        let root = real(directory).map_err(unreadable)?;
+        let place = real(&root.join(path)).map_err(unreadable)?;
+        if place == root || !place.starts_with(&root) {
+            return Err("leads out of --file-sink-root through a symbolic link".into());
+        }
+        Ok(place)
+    }
+}
+
+/// A path without symbolic links, as far as it exists. A link to nowhere is an error: whoever writes there
+/// would create what it names.
+fn real(path: &Path) -> io::Result<PathBuf> {
+    let mut missing = Vec::new();
+    let mut existing = path;
+    loop {
+        match existing.symlink_metadata() {
+            Ok(_) => break,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        match (existing.parent(), existing.file_name()) {
+            (Some(parent), Some(name)) if !parent.as_os_str().is_empty() => {
+                missing.push(name);
+                existing = parent;
+            }
+            (Some(_), Some(name)) => {
+                missing.push(name);
+                existing = Path::new(".");
+            }
+            _ => break,
+        }
+    }
+    let mut real = existing.canonicalize()?;
+    real.extend(missing.iter().rev());
+    Ok(real)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::symlink};
+
+    use super::*;
+
+    #[test]
+    fn paths_stay_below_their_directory() {
+        let outside = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        let files = Files::Below(root.clone());
+        fs::create_dir(root.join("team")).unwrap();
+        fs::write(root.join("team/old.db"), "").unwrap();
+        symlink(outside.path(), root.join("out")).unwrap();
+        symlink(outside.path().join("absent"), root.join("dangling.db")).unwrap();
+        symlink(root.join("team"), root.join("in")).unwrap();
+        symlink(".", root.join("self")).unwrap();
+        for (path, place) in [
+            ("x.db", "x.db"),
+            ("./x.db", "x.db"),
+            ("team/x.db", "team/x.db"),
+            ("team/old.db", "team/old.db"),
+            ("new/er/x.db", "new/er/x.db"),
+            ("in/x.db", "team/x.db"),
+            ("file:x.db", "file:x.db"),
+        ] {
+            assert_eq!(files.place(path), Ok(root.join(place)), "{path}");
+        }
+        for (path, part, at_admission) in [
+            ("", "names no file", true),
+            (".", "names no file", true),
+            ("../x.db", "..", true),
+            ("team/../../x.db", "..", true),
+            ("team/../x.db", "..", true),
+            ("/etc/x.db", "relative", true),
+            ("a\0b", "NUL", true),
+            ("out/x.db", "symbolic link", false),
+            ("out/deep/er/x.db", "symbolic link", false),
+            ("dangling.db", "cannot be looked up", false),
+            ("self", "symbolic link", false),
+            ("team/old.db/x", "cannot be looked up", false),
+        ] {
+            let problem = files.place(path).unwrap_err();
+            assert!(problem.contains(part), "{path:?}: {problem}");
+            assert_eq!(files.check(path).is_err(), at_admission, "{path:?}");
+        }
+        assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_yet_bounds_as_well() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap().join("later/team");
+        assert_eq!(Files::Below(root.clone()).place("x.db"), Ok(root.join("x.db")));
+        assert!(!root.exists(), "nothing is created");
+    }
+
+    #[test]
+    fn without_bounds_paths_are_the_users() {
+        for path in ["x.db", "../x.db", "/tmp/x.db"] {
+            assert_eq!(Files::Anywhere.place(path), Ok(path.into()));
+        }
+        for refused in [Files::Refused.place("x.db").map(drop), Files::Refused.check("x.db")] {
+            assert_eq!(refused.unwrap_err(), "the operator was started without --file-sink-root");
+        }
+    }
+}

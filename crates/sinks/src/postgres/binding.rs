@@ -1,0 +1,85 @@
+//! Channel binding `tls-server-end-point` (RFC 5929): a password proof that is good for this server alone.
+//!
+//! It is a hash of the server's certificate, with the hash of the certificate's own signature.
+
+use ring::digest::{Algorithm, SHA256, SHA384, SHA512, digest};
+
+/// Signature algorithms by the DER of their names. Weak hashes are replaced, says the RFC.
+const HASHES: &[(&[u8], &Algorithm)] = &[
+    // RSA with MD5, SHA-1, SHA-256, SHA-384, SHA-512.
+    (&[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x04], &SHA256),
+    (&[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x05], &SHA256),
+    (&[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x0b], &SHA256),
+    (&[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x0c], &SHA384),
+    (&[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x0d], &SHA512),
+    // ECDSA with SHA-1, SHA-256, SHA-384, SHA-512.
+    (&[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x01], &SHA256),
+    (&[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x02], &SHA256),
+    (&[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x03], &SHA384),
+    (&[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, 0x04], &SHA512),
+];
+
+const SEQUENCE: u8 = 0x30;
+const NAME: u8 = 0x06;
+
+/// What binds a password to the server with this certificate (DER). `None` for algorithms without one hash,
+/// such as Ed25519: nobody has defined what binds there.
+pub(super) fn end_point(certificate: &[u8]) -> Option<Vec<u8>> {
+    let (outer, _) = element(certificate, SEQUENCE)?;
+    let (_, rest) = element(outer, SEQUENCE)?;
+    let (algorithm, _) = element(rest, SEQUENCE)?;
+    let (name, _) = element(algorithm, NAME)?;
+    let (_, hash) = HASHES.iter().find(|(known, _)| *known == name)?;
+    Some(digest(hash, certificate).as_ref().to_vec())
+}
+
+/// Content of the first element of some DER, and what follows the element.
+fn element(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
+    let (&found, rest) = der.split_first()?;
+    let (&first, mut rest) = rest.split_first()?;
+    let mut length = usize::from(first);
+    if first >= 0x80 {
+        let (digits, after) = rest.split_at_checked(usize::from(first & 0x7f))?;
+        // Four bytes are more than any certificate.
+        length = (1..=4)
+            .contains(&digits.len())
+            .then(|| digits.iter().fold(0, |sum, digit| sum << 8 | usize::from(*digit)))?;
+        rest = after;
+    }
+    (found == tag).then(|| rest.split_at_checked(length)).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn certificate(algorithm: &[u8]) -> Vec<u8> {
+        let wrap = |tag: u8, content: &[u8]| {
+            let length = u16::try_from(content.len()).unwrap().to_be_bytes();
+            [&[tag, 0x82], length.as_slice(), content].concat()
+        };
+        let to_be_signed = wrap(SEQUENCE, &[0; 300]);
+        let algorithm = wrap(SEQUENCE, &wrap(NAME, algorithm));
+        wrap(SEQUENCE, &[to_be_signed, algorithm, wrap(3, &[0; 64])].concat())
+    }
+
+    #[test]
+    fn the_signature_chooses_the_hash() {
+        for (name, hash) in HASHES {
+            let certificate = certificate(name);
+            assert_eq!(end_point(&certificate).unwrap(), digest(hash, &certificate).as_ref());
+        }
+        // Ed25519.
+        assert_eq!(end_point(&certificate(&[0x2b, 0x65, 0x70])), None);
+    }
+
+    #[test]
+    fn half_a_certificate_binds_nothing() {
+        let whole = certificate(HASHES[2].0);
+        for length in 0..whole.len() {
+            assert_eq!(end_point(&whole[..length]), None, "{length}");
+        }
+        assert_eq!(end_point(&[SEQUENCE, 0xff, 0, 0]), None);
+        assert_eq!(end_point(&[SEQUENCE, 0x80, 0, 0]), None);
+    }
+}

@@ -1,0 +1,281 @@
+//! From a spec, a Secret or a command line to which table, on which server, as whom.
+
+use std::fmt;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use kollect_model::{
+    SpecError,
+    crd::sinks::{KollectDatabaseSinkSpec, ProvisioningMode},
+};
+use tokio_postgres::config::Host;
+
+use super::{
+    dsn::Dsn,
+    tables::{self, Tables},
+    tls,
+};
+use crate::{Network, Secrets};
+
+pub(super) const DATABASE_REF: &str = "spec.postgres.databaseRef";
+const DATABASE_KEYS: &[&str] = &["dsn", "url", "connectionString", "DATABASE_URL"];
+const CERTIFICATE_KEY: &str = "tls.crt";
+const PRIVATE_KEY: &str = "tls.key";
+const CA_REF: &str = "spec.tls.caSecretRef";
+const CA_KEYS: &[&str] = &["tls.crt", "ca.crt", "ca.pem"];
+/// Where there is a private key, tls.crt is the certificate of its owner.
+const CA_KEYS_BESIDE_KEY: &[&str] = &["ca.crt", "ca.pem", "tls.crt"];
+
+/// Table of a destination on a command line that names none.
+const TABLE: &str = "inventory";
+
+/// Which table, on which server, and whether it may be created.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Config {
+    pub(super) tables: Tables,
+    pub(super) create: bool,
+    pub(super) trust: Trust,
+    /// `None` until the Secret has been read.
+    pub(super) server: Option<Box<Dsn>>,
+}
+
+/// Whom to trust, and what to show to be trusted.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Trust {
+    /// PEM; `None`: what the connection string names, or the roots of the machine.
+    pub(super) certificates: Option<Vec<u8>>,
+    pub(super) anybody: bool,
+    /// `None`: what the connection string names, or nothing.
+    pub(super) identity: Option<Identity>,
+}
+
+/// A client certificate and its key, PEM both. Never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) certificate: Vec<u8>,
+    pub(super) key: Vec<u8>,
+}
+
+/// Without the server: its address is a secret.
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("tables", &self.tables)
+            .field("create", &self.create)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Config {
+    /// The plan of a sink of type postgres. It opens after [`Config::with_secrets`].
+    pub fn plan(spec: &KollectDatabaseSinkSpec) -> Result<Self, Vec<SpecError>> {
+        let Some(postgres) = &spec.postgres else {
+            return Err(vec![SpecError::absent("spec.postgres", "is required for type postgres")]);
+        };
+        let schema = postgres.schema.as_deref().unwrap_or("public");
+        let mut errors = Vec::new();
+        for (field, name) in [("spec.postgres.schema", schema), ("spec.postgres.table", &postgres.table)] {
+            if let Err(problem) = tables::check_name(name) {
+                errors.push(SpecError::new(field, &name.into(), problem));
+            }
+        }
+        let tls = spec.common.tls.clone().unwrap_or_default();
+        let bundle = tls.ca_bundle.as_deref().map(|bundle| {
+            let pem = STANDARD.decode(bundle.trim()).map_err(|_| "is not base64".to_owned())?;
+            tls::certificates(&pem).map(|_| pem)
+        });
+        let certificates = bundle.transpose().unwrap_or_else(|problem| {
+            errors.push(SpecError::absent("spec.tls.caBundle", problem));
+            None
+        });
+        if !errors.is_empty() {
+            return Err(errors);
+        }
+        let mode = spec.common.provisioning.as_ref().and_then(|p| p.mode).unwrap_or_default();
+        Ok(Self {
+            tables: Tables { schema: schema.to_owned(), table: postgres.table.clone() },
+            create: mode == ProvisioningMode::Ensure,
+            trust: Trust { certificates, anybody: tls.insecure_skip_verify, identity: None },
+            server: None,
+        })
+    }
+
+    /// The plan with the address of the server, and with the client certificate if there is one.
+    pub fn with_secrets(mut self, secrets: &Secrets) -> Result<Self, Vec<SpecError>> {
+        let wrong = |field, problem| vec![SpecError::absent(field, problem)];
+        let Some(text) = secrets.first(DATABASE_REF, DATABASE_KEYS) else {
+            let problem = format!("the Secret has none of the keys {}", DATABASE_KEYS.join(", "));
+            return Err(wrong(DATABASE_REF, problem));
+        };
+        let text =
+            str::from_utf8(text).map_err(|_| wrong(DATABASE_REF, "the Secret holds no text".into()))?;
+        let dsn =
+            Dsn::parse(text, &[]).map_err(|problem| wrong(DATABASE_REF, format!("the Secret {problem}")))?;
+        if dsn.root_cert.as_ref().is_some_and(|file| file.as_os_str() != "system") {
+            let problem =
+                "the Secret names a file in sslrootcert; write the certificates into spec.tls.caBundle";
+            return Err(wrong(DATABASE_REF, problem.into()));
+        }
+        if dsn.client_cert.is_some() || dsn.client_key.is_some() {
+            let problem = "the Secret names files in sslcert and sslkey; write what they hold into its keys \
+                           tls.crt and tls.key";
+            return Err(wrong(DATABASE_REF, problem.into()));
+        }
+        self.trust.identity = identity(secrets).map_err(|problem| wrong(DATABASE_REF, problem))?;
+        let is_key_beside = secrets.first(CA_REF, &[PRIVATE_KEY]).is_some();
+        let ca_keys = if is_key_beside { CA_KEYS_BESIDE_KEY } else { CA_KEYS };
+        if let Some(pem) = secrets.first(CA_REF, ca_keys) {
+            tls::certificates(pem).map_err(|problem| wrong(CA_REF, format!("the Secret {problem}")))?;
+            self.trust.certificates = Some(pem.to_vec());
+        }
+        self.server = Some(Box::new(dsn));
+        Ok(self)
+    }
+
+    /// A URL on a command line, with the table and schema as options of their own.
+    pub fn destination(url: &str) -> Result<Self, String> {
+        let mut server = Dsn::parse(url, &["table", "schema"])?;
+        if server.driver.get_password().is_some() {
+            return Err("holds a password, and everybody on this machine can read command lines; \
+                        put it into PGPASSWORD"
+                .into());
+        }
+        let password = std::env::var("PGPASSWORD").ok().filter(|password| !password.is_empty());
+        if let Some(password) = password {
+            server.driver.password(password);
+        }
+        let mut tables = Tables { schema: "public".into(), table: TABLE.into() };
+        for (key, name) in std::mem::take(&mut server.own) {
+            tables::check_name(&name).map_err(|problem| format!("{key} {problem}"))?;
+            if key == "table" { tables.table = name } else { tables.schema = name }
+        }
+        let trust = Trust { certificates: None, anybody: false, identity: None };
+        Ok(Self { tables, create: true, trust, server: Some(Box::new(server)) })
+    }
+
+    /// Checks the hosts of the server, as far as that goes without asking anybody.
+    pub(crate) fn check(&self, network: &Network) -> Result<(), Vec<SpecError>> {
+        let checked = self.server.as_ref().map_or(Ok(()), |dsn| dsn.check(network));
+        checked.map_err(|problem| vec![SpecError::absent(DATABASE_REF, format!("the Secret: {problem}"))])
+    }
+
+    /// Which table this is, whoever writes it and however.
+    pub(crate) fn place(&self) -> String {
+        format!(
+            "postgres://{} {}",
+            self.server.as_ref().map(|dsn| dsn.place()).unwrap_or_default(),
+            self.tables
+        )
+    }
+}
+
+/// The client certificate in the Secret of the server.
+fn identity(secrets: &Secrets) -> Result<Option<Identity>, String> {
+    let of = |key: &str| secrets.first(DATABASE_REF, &[key]).map(<[u8]>::to_vec);
+    match (of(CERTIFICATE_KEY), of(PRIVATE_KEY)) {
+        (None, None) => Ok(None),
+        (Some(certificate), Some(key)) => {
+            tls::identity(&certificate, &key).map_err(|problem| {
+                format!("the client certificate of the Secret ({CERTIFICATE_KEY}, {PRIVATE_KEY}) {problem}")
+            })?;
+            Ok(Some(Identity { certificate, key }))
+        }
+        (Some(_), None) => Err(format!("the Secret has {CERTIFICATE_KEY} and no {PRIVATE_KEY}")),
+        (None, Some(_)) => Err(format!("the Secret has {PRIVATE_KEY} and no {CERTIFICATE_KEY}")),
+    }
+}
+
+impl Dsn {
+    fn check(&self, network: &Network) -> Result<(), String> {
+        for host in self.driver.get_hosts() {
+            match host {
+                Host::Tcp(host) => network.check_host(host)?,
+                Host::Unix(_) if *network == Network::Open => {}
+                Host::Unix(_) => return Err(NO_SOCKETS.into()),
+            }
+        }
+        self.driver.get_hostaddrs().iter().try_for_each(|address| network.check_host(&address.to_string()))
+    }
+
+    /// Servers and database, with what the driver would fill in.
+    fn place(&self) -> String {
+        let driver = &self.driver;
+        let count = driver.get_hosts().len().max(driver.get_hostaddrs().len());
+        let mut servers: Vec<String> = (0..count)
+            .map(|index| {
+                let host = match (driver.get_hosts().get(index), driver.get_hostaddrs().get(index)) {
+                    (Some(Host::Tcp(host)), _) => host.trim_end_matches('.').to_ascii_lowercase(),
+                    (Some(Host::Unix(directory)), _) => directory.display().to_string(),
+                    (None, address) => address.map(ToString::to_string).unwrap_or_default(),
+                };
+                format!("{host}:{}", port(driver, index))
+            })
+            .collect();
+        // Members of one cluster, in whatever order.
+        servers.sort_unstable();
+        let database = driver.get_dbname().or(driver.get_user()).unwrap_or_default();
+        format!("{}/{database}", servers.join(","))
+    }
+}
+
+pub(super) const NO_SOCKETS: &str = "sinks of the operator may not use Unix sockets; name a host";
+
+/// The port of a host, by its place in the list.
+pub(super) fn port(driver: &tokio_postgres::Config, index: usize) -> u16 {
+    driver.get_ports().get(index).or_else(|| driver.get_ports().first()).copied().unwrap_or(5432)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(url: &str) -> String {
+        Config::destination(url).unwrap().place()
+    }
+
+    #[test]
+    fn one_table_has_one_name_whoever_writes_it() {
+        let name = "postgres://db.example:5432/shop \"public\".\"inventory\"";
+        for url in [
+            "postgres://db.example/shop",
+            "postgresql://other@DB.Example.:5432/shop?sslmode=verify-full&application_name=x",
+            "postgres://db.example/shop?table=inventory&schema=public&channel_binding=disable",
+            "postgres://shop@db.example",
+        ] {
+            assert_eq!(place(url), name, "{url}");
+        }
+        for url in [
+            "postgres://db.example:5433/shop",
+            "postgres://db.example/shop?table=other",
+            "postgres://db.example/shop?schema=other",
+            "postgres://db2.example/shop",
+            "postgres://db.example/Shop",
+        ] {
+            assert_ne!(place(url), name, "{url}");
+        }
+        assert_eq!(
+            place("postgres://b:5433,a:5432/shop"),
+            place("postgres://a,b:5433/shop"),
+            "the members of a cluster have no order"
+        );
+        assert_eq!(place("postgres:///shop?hostaddr=192.0.2.1"), place("postgres://192.0.2.1/shop"));
+    }
+
+    #[test]
+    fn closed_hosts_are_refused_before_anybody_connects() {
+        let guarded = Network::Guarded { allow_private: false, allowed: Vec::new() };
+        for (url, part) in [
+            ("postgres://localhost/x", "this machine"),
+            ("postgres://db.example,127.1/x", "loopback"),
+            ("postgres://db.example/x?hostaddr=10.0.0.1", "--allow-private-sinks"),
+            ("postgres://%2Fvar%2Frun/x", "Unix sockets"),
+            ("postgres://[::1]/x", "loopback"),
+        ] {
+            let config = Config::destination(url).unwrap();
+            let errors = config.check(&guarded).unwrap_err();
+            assert!(errors[0].to_string().contains(part), "{}", errors[0]);
+            assert_eq!(errors[0].field, DATABASE_REF);
+            assert_eq!(config.check(&Network::Open), Ok(()));
+        }
+        assert_eq!(Config::destination("postgres://db.example/x").unwrap().check(&guarded), Ok(()));
+    }
+}

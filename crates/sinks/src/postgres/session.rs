@@ -1,0 +1,277 @@
+//! A session: connected to a checked address, as somebody, with its statements prepared.
+
+use std::{collections::HashMap, fs, sync::Arc, time::Duration};
+
+use kollect_model::sink::{SinkError, SinkReason};
+use tokio::{runtime::Handle, sync::OwnedSemaphorePermit, task::JoinHandle, time::timeout};
+use tokio_postgres::{Client, Config as Driver, Statement, config::Host};
+
+use super::{
+    CONNECT_LIMIT,
+    config::{NO_SOCKETS, Trust, port},
+    dsn::{Dsn, SslMode},
+    failure::Failure,
+    tables::Tables,
+    tls, write,
+};
+use crate::Network;
+
+/// For the request that ends a statement nobody waits for.
+const CANCEL_LIMIT: Duration = Duration::from_secs(5);
+/// Tables whose statements a session keeps.
+const MANY_TABLES: usize = 256;
+/// Of the session. A lock is held by another writer, and by nobody for long.
+const SETTINGS: &str = "SET statement_timeout = '5min'; SET lock_timeout = '10s'; \
+                        SET idle_in_transaction_session_timeout = '5min'";
+
+/// Where sessions go, as whom, and what is checked on the way. Sessions of equal servers are alike.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Server {
+    pub(super) dsn: Box<Dsn>,
+    pub(super) trust: Trust,
+    pub(super) network: Network,
+}
+
+/// A session; dropping it closes the connection.
+pub(super) struct Session {
+    pub(super) client: Client,
+    statements: HashMap<Tables, Arc<Statements>>,
+    connector: tls::Connector,
+    driver: JoinHandle<()>,
+    /// While somebody uses it.
+    seat: Option<OwnedSemaphorePermit>,
+}
+
+/// Prepared once for each session and table.
+pub(super) struct Statements {
+    pub(super) baseline: Statement,
+    pub(super) upsert: Statement,
+    pub(super) delete: Statement,
+    pub(super) holder: Statement,
+    pub(super) note_export: Statement,
+    /// Whether this user may create temporary tables.
+    pub(super) may_stage: bool,
+}
+
+/// Ends what is going on: locks must not outlive the interest in them, and a session that nobody needs must
+/// not wait for a server that has stopped answering.
+impl Drop for Session {
+    fn drop(&mut self) {
+        let seat = self.seat.take().filter(|_| !self.is_closed());
+        self.driver.abort();
+        let Some(seat) = seat else { return };
+        let (token, connector) = (self.client.cancel_token(), self.connector.clone());
+        // The seat stays taken until the server has let go: sessions are counted there.
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(async move {
+                timeout(CANCEL_LIMIT, token.cancel_query(connector)).await.ok();
+                drop(seat);
+            });
+        }
+    }
+}
+
+impl Session {
+    /// Connects, within a time that a person would wait.
+    pub(super) async fn open(server: &Server, attempt: &str) -> Result<Self, SinkError> {
+        timeout(CONNECT_LIMIT, connect(server, attempt)).await.unwrap_or_else(|_| {
+            Err(SinkError::new(SinkReason::Unreachable, format!("{attempt}: no answer within 10 s")))
+        })
+    }
+
+    /// Whether the connection is known to be lost.
+    pub(super) fn is_closed(&self) -> bool {
+        self.client.is_closed()
+    }
+
+    /// The statements for a table.
+    pub(super) async fn statements(&mut self, tables: &Tables) -> Result<Arc<Statements>, Failure> {
+        if let Some(known) = self.statements.get(tables) {
+            return Ok(known.clone());
+        }
+        if self.statements.len() >= MANY_TABLES {
+            self.statements.clear();
+        }
+        let prepared = Arc::new(Statements::prepare(&self.client, tables).await?);
+        self.statements.insert(tables.clone(), prepared.clone());
+        Ok(prepared)
+    }
+
+    /// The session while it is in use.
+    pub(super) fn taken(mut self, seat: OwnedSemaphorePermit) -> Self {
+        self.seat = Some(seat);
+        self
+    }
+
+    /// Says that nothing is going on. Answers the seat, for the next one.
+    pub(super) fn free(&mut self) -> Option<OwnedSemaphorePermit> {
+        self.seat.take()
+    }
+}
+
+impl Statements {
+    async fn prepare(client: &Client, tables: &Tables) -> Result<Self, Failure> {
+        let bindings = tables.bindings();
+        let place = "cluster = $1 AND inventory_namespace = $2 AND inventory_name = $3";
+        let may_stage = client
+            .query_one("SELECT has_database_privilege(current_database(), 'TEMPORARY')", &[])
+            .await?
+            .get(0);
+        Ok(Self {
+            baseline: client
+                .prepare(&format!(
+                    "SELECT target_name, source_uid, api_group, kind, namespace, row_digest FROM {tables} WHERE {place}"
+                ))
+                .await?,
+            upsert: client.prepare(&write::upsert_arrays(tables)).await?,
+            delete: client.prepare(&write::delete(tables)).await?,
+            // Locked until the transaction ends: nobody claims between check and commit.
+            holder: client
+                .prepare(&format!(
+                    "SELECT owner, writer, epoch, last_export IS NULL FROM {bindings}
+                     WHERE {place} AND inventory_table = $4 FOR UPDATE"
+                ))
+                .await?,
+            note_export: client
+                .prepare(&format!(
+                    "UPDATE {bindings} SET last_export = now(), row_count = row_count + $5, revision = $6,
+                         coverage = $7
+                     WHERE {place} AND inventory_table = $4"
+                ))
+                .await?,
+            may_stage,
+        })
+    }
+}
+
+async fn connect(server: &Server, attempt: &str) -> Result<Session, SinkError> {
+    let Server { dsn, trust, network } = server;
+    let misconfigured = |problem| SinkError::new(SinkReason::Incompatible, format!("{attempt}: {problem}"));
+    let (mode, connector) = security(dsn, trust).map_err(misconfigured)?;
+    let mut driver = match network {
+        Network::Open => dsn.driver.clone(),
+        Network::Guarded { .. } => checked(&dsn.driver, network, attempt).await?,
+    };
+    driver.ssl_mode(mode).connect_timeout(CONNECT_LIMIT);
+    if driver.get_application_name().is_none() {
+        driver.application_name("kollect");
+    }
+    // A peer that vanished is noticed in about a minute, not in hours.
+    driver
+        .keepalives_idle(Duration::from_secs(30))
+        .keepalives_interval(Duration::from_secs(10))
+        .keepalives_retries(3)
+        .tcp_user_timeout(Duration::from_mins(1));
+    let failed = |error: tokio_postgres::Error| Failure::from(error).into_error(attempt.to_owned(), false);
+    let (client, connection) = driver.connect(connector.clone()).await.map_err(failed)?;
+    // Why a session ended is told to whoever uses it next.
+    let driver = tokio::spawn(async move {
+        connection.await.ok();
+    });
+    let session = Session { client, statements: HashMap::new(), connector, driver, seat: None };
+    session.client.batch_execute(SETTINGS).await.map_err(failed)?;
+    Ok(session)
+}
+
+/// The driver's settings with addresses that were checked beside each name: the driver connects to the
+/// address, and uses the name for TLS only.
+async fn checked(given: &Driver, network: &Network, attempt: &str) -> Result<Driver, SinkError> {
+    let forbidden = |why: &str| SinkError::new(SinkReason::Forbidden, format!("{attempt}: {why}"));
+    let mut driver = Driver::new();
+    driver
+        .ssl_negotiation(given.get_ssl_negotiation())
+        .target_session_attrs(given.get_target_session_attrs())
+        .channel_binding(given.get_channel_binding())
+        .load_balance_hosts(given.get_load_balance_hosts());
+    if let Some(user) = given.get_user() {
+        driver.user(user);
+    }
+    if let Some(password) = given.get_password() {
+        driver.password(password);
+    }
+    if let Some(database) = given.get_dbname() {
+        driver.dbname(database);
+    }
+    if let Some(options) = given.get_options() {
+        driver.options(options);
+    }
+    if let Some(name) = given.get_application_name() {
+        driver.application_name(name);
+    }
+    let (names, addresses) = (given.get_hosts(), given.get_hostaddrs());
+    let count = names.len().max(addresses.len());
+    let is_ambiguous = !names.is_empty() && !addresses.is_empty() && names.len() != addresses.len();
+    if is_ambiguous || given.get_ports().len() > 1 && given.get_ports().len() != count {
+        let why = format!("{attempt}: host, hostaddr and port must be lists of equal length");
+        return Err(SinkError::new(SinkReason::Incompatible, why));
+    }
+    for index in 0..count {
+        let name = match names.get(index) {
+            Some(Host::Tcp(name)) => Some(name),
+            Some(Host::Unix(_)) => return Err(forbidden(NO_SOCKETS)),
+            None => None,
+        };
+        if let Some(name) = name {
+            network.check_host(name).map_err(|why| forbidden(&why))?;
+        }
+        let target =
+            addresses.get(index).map(ToString::to_string).or_else(|| name.cloned()).unwrap_or_default();
+        match network.resolve(&target, port(given, index)).await {
+            Ok(found) => {
+                for address in found {
+                    driver.hostaddr(address.ip()).port(address.port());
+                    if let Some(name) = name {
+                        driver.host(name);
+                    }
+                }
+            }
+            // Members of a cluster come and go; one that answers will do.
+            Err(error) if error.reason == SinkReason::Unreachable => {}
+            Err(error) => return Err(forbidden(&error.to_string())),
+        }
+    }
+    if driver.get_hostaddrs().is_empty() {
+        // The name is part of a secret.
+        return Err(SinkError::because(SinkReason::Unreachable, attempt, "the host cannot be resolved"));
+    }
+    Ok(driver)
+}
+
+/// What the connection string and the spec say about TLS, taken together.
+fn security(dsn: &Dsn, trust: &Trust) -> Result<(tokio_postgres::config::SslMode, tls::Connector), String> {
+    let read = |option: &str, file| fs::read(file).map_err(|error| format!("read {option}: {error}"));
+    let file = dsn.root_cert.as_ref().filter(|file| file.as_os_str() != "system");
+    let pem = match (&trust.certificates, file) {
+        (Some(pem), _) => Some(pem.clone()),
+        (None, Some(file)) => Some(read("sslrootcert", file)?),
+        (None, None) => None,
+    };
+    let trusted = pem.as_deref().map(tls::certificates).transpose()?;
+    let identity = match (&trust.identity, &dsn.client_cert, &dsn.client_key) {
+        (Some(own), _, _) => Some(tls::identity(&own.certificate, &own.key)?),
+        (None, Some(certificate), Some(key)) => {
+            let (certificate, key) = (read("sslcert", certificate)?, read("sslkey", key)?);
+            Some(
+                tls::identity(&certificate, &key)
+                    .map_err(|problem| format!("sslcert and sslkey: {problem}"))?,
+            )
+        }
+        (None, _, _) => None,
+    };
+    // Whoever says whom to trust wants that checked, and not given up by the first who says "no TLS".
+    let unsaid =
+        if trusted.is_some() || dsn.root_cert.is_some() { SslMode::VerifyFull } else { SslMode::Prefer };
+    let sslmode = dsn.sslmode.unwrap_or(unsaid);
+    // Unix sockets have no TLS, whatever the mode: as in libpq.
+    let local = dsn.driver.get_hosts().iter().all(|host| matches!(host, Host::Unix(_)))
+        && dsn.driver.get_hostaddrs().is_empty();
+    let mode = match sslmode {
+        _ if local => tokio_postgres::config::SslMode::Disable,
+        SslMode::Disable => tokio_postgres::config::SslMode::Disable,
+        SslMode::Prefer => tokio_postgres::config::SslMode::Prefer,
+        SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull => {
+            tokio_postgres::config::SslMode::Require
+        }
+    };
+    Ok((mode, tls::client(sslmode, trusted, trust.anybody, identity)?))
+}

@@ -1,0 +1,190 @@
+//! PostgreSQL: where the operator's sinks may connect to, and how clients prove who they are.
+
+use std::fs;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use kollect_model::{
+    SpecError,
+    sink::{ErrorClass, SinkError, SinkReason},
+};
+use kollect_sinks::{Files, Network, Plan, Policy, Secrets, open, plan, plan_destination};
+use kollect_testbed::Postgres;
+use serde_json::json;
+
+use crate::{
+    conformance::{added, assert_holds, inventory, row, write},
+    postgres::{planned, schema, secrets, spec, told},
+};
+
+fn guarded(allowed: &[&str]) -> Policy {
+    let allowed = allowed.iter().map(|range| range.parse().unwrap()).collect();
+    Policy { network: Network::Guarded { allow_private: true, allowed }, files: Files::Refused }
+}
+
+async fn refused(plan: &Plan, policy: &Policy) -> SinkError {
+    let Err(error) = open(plan, policy).await else { unreachable!("{plan:?} must not open") };
+    error
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_operator_connects_to_checked_addresses_only() {
+    let server = schema("checked");
+    let port = server.port();
+    let at =
+        |host: &str| planned(&format!("postgres://postgres:hunter2@{host}/postgres"), "checked", "ensure");
+    for host in [
+        format!("127.0.0.1:{port}"),
+        format!("127.1:{port}"),
+        format!("localhost:{port}"),
+        format!("8.8.8.8,127.0.0.1:{port}"),
+        format!("[::1]:{port}"),
+    ] {
+        let plan = at(&host);
+        let errors: Vec<SpecError> = plan.check(&guarded(&[])).unwrap_err();
+        assert_eq!(errors[0].field, "spec.postgres.databaseRef");
+        let error = refused(&plan, &guarded(&[])).await;
+        assert_eq!((error.reason, error.class()), (SinkReason::Forbidden, ErrorClass::Forbidden));
+        assert!(error.to_string().contains("--allow-sink-cidrs="), "{error}");
+        for text in [told(&error), errors[0].to_string()] {
+            assert!(!text.contains("hunter2"), "{text}");
+        }
+    }
+    let sockets = planned("host=/var/run/postgresql dbname=x", "checked", "ensure");
+    assert!(sockets.check(&guarded(&[])).is_err());
+    let error = refused(&sockets, &guarded(&[])).await;
+    assert!(error.reason == SinkReason::Forbidden && error.to_string().contains("Unix sockets"), "{error}");
+    let unknown = at("no.such.host.invalid");
+    assert_eq!(unknown.check(&guarded(&[])), Ok(()), "nobody is asked at admission");
+    let error = refused(&unknown, &guarded(&[])).await;
+    assert_eq!(error.reason, SinkReason::Unreachable);
+    assert!(!told(&error).contains("no.such.host"), "the address is a secret: {}", told(&error));
+
+    // What the flag opens can be written, also as the second of two hosts.
+    let open_here = guarded(&["127.0.0.0/8", "::1/128"]);
+    for host in [
+        format!("127.0.0.1:{port}"),
+        format!("localhost:{port}"),
+        format!("no.such.host.invalid:{port},127.0.0.1:{port}"),
+        format!("127.0.0.1:1,127.0.0.1:{port}"),
+    ] {
+        let plan = at(&host);
+        assert_eq!(plan.check(&open_here), Ok(()), "{host}");
+        let sink = open(&plan, &open_here).await.unwrap();
+        let rows = [row("u1", "{}")];
+        write(&*sink, &inventory("", "all"), None, &added(&rows)).await.unwrap();
+        assert_holds(&*sink, &inventory("", "all"), &rows).await;
+    }
+    // User, database and options reach the server as they would without a guard.
+    let elsewhere = format!("postgres://postgres@127.0.0.1:{port}/absent");
+    assert_eq!(
+        refused(&planned(&elsewhere, "checked", "ensure"), &open_here).await.reason,
+        SinkReason::Missing
+    );
+    let options = format!(
+        "postgres://postgres@127.0.0.1:{port}/postgres?options=-c%20default_transaction_read_only%3Don"
+    );
+    let sink = open(&planned(&options, "checked", "existing"), &open_here).await.unwrap();
+    let error = write(&*sink, &inventory("", "all"), None, &added(&[row("u1", "{}")])).await.unwrap_err();
+    assert!(told(&error).contains("25006"), "{}", told(&error));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checked_address_is_still_called_by_its_name() {
+    let server = Postgres::start_with_tls("localhost").unwrap();
+    let bundle = json!({ "caBundle": STANDARD.encode(server.certificate().unwrap()) });
+    let policy = guarded(&["127.0.0.0/8", "::1/128"]);
+    for (host, expected) in [("localhost", None), ("127.0.0.1", Some(SinkReason::Incompatible))] {
+        let dsn = format!("postgres://postgres@{host}:{}/postgres?sslmode=verify-full", server.port());
+        let plan =
+            plan(&spec("public", "ensure", bundle.clone())).unwrap().with_secrets(&secrets(&dsn)).unwrap();
+        let reason = open(&plan, &policy).await.err().map(|error| error.reason);
+        assert_eq!(reason, expected, "{host}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_prove_who_they_are() {
+    let server = Postgres::start_with_tls("localhost").unwrap();
+    let stranger = Postgres::start_with_tls("localhost").unwrap();
+    server
+        .psql("CREATE ROLE with_certificate; CREATE ROLE ada LOGIN IN ROLE with_certificate; GRANT ALL ON SCHEMA public TO ada")
+        .unwrap();
+    let ada = server.client_certificate("ada").unwrap();
+    let bob = server.client_certificate("bob").unwrap();
+    let foreign = stranger.client_certificate("ada").unwrap();
+    let dsn = format!("postgres://ada@localhost:{}/postgres?sslmode=require", server.port());
+    let with = |identity: Option<&(String, String)>| {
+        let mut content = std::collections::BTreeMap::from([("dsn".to_owned(), dsn.clone().into_bytes())]);
+        if let Some((certificate, key)) = identity {
+            content.insert("tls.crt".into(), certificate.clone().into());
+            content.insert("tls.key".into(), key.clone().into());
+        }
+        let mut secrets = Secrets::default();
+        secrets.insert("spec.postgres.databaseRef", content);
+        plan(&spec("public", "ensure", json!({}))).unwrap().with_secrets(&secrets)
+    };
+    let policy = Policy::default();
+    let sink = open(&with(Some(&ada)).unwrap(), &policy).await.unwrap();
+    let rows = [row("u1", "{}")];
+    write(&*sink, &inventory("", "all"), None, &added(&rows)).await.unwrap();
+    let shown = server
+        .psql("SELECT client_dn FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name = 'kollect'")
+        .unwrap();
+    assert!(shown.contains("CN=ada"), "{shown}");
+    for identity in [None, Some(&bob), Some(&foreign)] {
+        let error = refused(&with(identity).unwrap(), &policy).await;
+        let told = told(&error);
+        assert_eq!((error.reason, error.class()), (SinkReason::Forbidden, ErrorClass::Forbidden), "{told}");
+        assert!(!told.contains("PRIVATE KEY"), "{told}");
+    }
+
+    // What cannot work is refused before anybody connects.
+    for (identity, part) in [
+        ((ada.0.clone(), bob.1.clone()), "key of another certificate"),
+        ((ada.0.clone(), "hunter2".into()), "holds no private key"),
+        (("hunter2".into(), ada.1.clone()), "holds no certificate"),
+        ((ada.0.clone(), String::new()), "tls.crt and no tls.key"),
+        ((String::new(), ada.1.clone()), "tls.key and no tls.crt"),
+    ] {
+        let errors = with(Some(&identity)).unwrap_err();
+        let text = errors[0].to_string();
+        assert!(text.contains(part) && !text.contains("hunter2"), "{text}");
+    }
+
+    // Files on a command line; not in a Secret, whose reader has other files.
+    let dir = tempfile::tempdir().unwrap();
+    let (certificate, key) = (dir.path().join("ada.crt"), dir.path().join("ada.key"));
+    fs::write(&certificate, &ada.0).unwrap();
+    fs::write(&key, &ada.1).unwrap();
+    let url = format!("{dsn}&sslcert={}&sslkey={}", certificate.display(), key.display());
+    open(&plan_destination(&url).unwrap(), &policy).await.unwrap().check().await.unwrap();
+    fs::remove_file(&key).unwrap();
+    let error = refused(&plan_destination(&url).unwrap(), &policy).await;
+    assert!(error.reason == SinkReason::Incompatible && error.to_string().contains("read sslkey"), "{error}");
+    let errors =
+        plan(&spec("public", "ensure", json!({}))).unwrap().with_secrets(&secrets(&url)).unwrap_err();
+    assert!(errors[0].to_string().contains("tls.crt and tls.key"), "{}", errors[0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn passwords_are_bound_to_the_connection() {
+    let server = Postgres::start_with_tls("localhost").unwrap();
+    server
+        .psql("CREATE ROLE with_password; CREATE ROLE eve LOGIN PASSWORD 'hunter2' IN ROLE with_password; GRANT ALL ON SCHEMA public TO eve")
+        .unwrap();
+    for (user, options, expected) in [
+        ("eve:hunter2", "sslmode=require&channel_binding=require", None),
+        ("eve:hunter2", "sslmode=require&channel_binding=prefer", None),
+        ("eve:hunter2", "sslmode=require&channel_binding=disable", None),
+        ("eve:wrong", "sslmode=require&channel_binding=require", Some(SinkReason::Forbidden)),
+        // Nothing to bind to.
+        ("eve:hunter2", "sslmode=disable&channel_binding=require", Some(SinkReason::Forbidden)),
+        // A server that wants no password proves nothing.
+        ("postgres", "sslmode=require&channel_binding=require", Some(SinkReason::Forbidden)),
+    ] {
+        let dsn = format!("postgres://{user}@localhost:{}/postgres?{options}", server.port());
+        let outcome = open(&planned(&dsn, "public", "ensure"), &Policy::default()).await;
+        let reason = outcome.as_ref().err().map(|error| error.reason);
+        assert_eq!(reason, expected, "{user} {options}: {:?}", outcome.as_ref().err().map(told));
+    }
+}

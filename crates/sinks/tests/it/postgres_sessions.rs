@@ -1,0 +1,275 @@
+//! PostgreSQL: how sinks share sessions.
+
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
+use kollect_model::{
+    batch::Batch,
+    sink::{Sink, SinkReason},
+};
+use kollect_sinks::{Plan, Policy, Sinks};
+use kollect_testbed::Postgres;
+
+use crate::{
+    conformance::{added, assert_holds, claimant, inventory, row, write},
+    postgres::{holding_up, planned, schema},
+};
+
+/// A plan whose sessions can be told from those of other tests.
+fn named(server: &Postgres, name: &str) -> Plan {
+    let dsn = format!("{}?application_name={name}", server.dsn());
+    planned(&dsn, name, "ensure")
+}
+
+async fn open(sinks: &Sinks, plan: &Plan) -> Box<dyn Sink> {
+    sinks.open(plan, &Policy::default()).await.unwrap()
+}
+
+/// How many sessions the server has of a test.
+fn sessions(server: &Postgres, name: &str) -> usize {
+    let count = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = '{name}' AND pid <> pg_backend_pid()"
+    );
+    server.psql(&count).unwrap().trim().parse().unwrap()
+}
+
+async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "not within 30 s: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fifty_inventories_need_four_sessions() {
+    let server = schema("crowd");
+    let sinks = Sinks::default();
+    let plan = named(server, "crowd");
+    let (done, mut watching) = tokio::sync::watch::channel(false);
+    let most = tokio::spawn(async move {
+        let mut most = 0;
+        while !*watching.borrow_and_update() {
+            most = most.max(tokio::task::block_in_place(|| sessions(server, "crowd")));
+        }
+        most
+    });
+    let bindings = join_all((0..50).map(|number| {
+        let (sinks, plan) = (sinks.clone(), plan.clone());
+        tokio::spawn(async move {
+            let sink = open(&sinks, &plan).await;
+            let place = inventory("", &format!("i{number}"));
+            for version in 0..5 {
+                let rows = [row("u1", &format!(r#"{{"v":{version}}}"#))];
+                write(&*sink, &place, None, &added(&rows)).await.unwrap();
+                assert_holds(&*sink, &place, &rows).await;
+            }
+            sink
+        })
+    }))
+    .await;
+    done.send(true).unwrap();
+    let most = most.await.unwrap();
+    assert!((2..=4).contains(&most), "{most} sessions at once");
+    assert!(sessions(server, "crowd") <= 4);
+    // The last one that goes closes the sessions.
+    drop(bindings);
+    until("all sessions are closed", || sessions(server, "crowd") == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sinks_of_two_tables_share_sessions() {
+    let server = schema("twotables");
+    let sinks = Sinks::default();
+    let all = inventory("", "all");
+    let url =
+        |table: &str| format!("{}?application_name=twotables&schema=twotables&table={table}", server.dsn());
+    let mut opened = Vec::new();
+    for table in ["a", "b", "c"] {
+        let sink = open(&sinks, &kollect_sinks::plan_destination(&url(table)).unwrap()).await;
+        let rows = [row(table, "{}")];
+        write(&*sink, &all, None, &added(&rows)).await.unwrap();
+        opened.push((sink, rows));
+    }
+    for (sink, rows) in &opened {
+        assert_holds(&**sink, &all, rows).await;
+    }
+    assert_eq!(sessions(server, "twotables"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_waits_for_a_lock_does_not_hold_up_the_others() {
+    let server = schema("stalled");
+    let sinks = Sinks::default();
+    let plan = named(server, "stalled");
+    let (stalled, free) = (open(&sinks, &plan).await, open(&sinks, &plan).await);
+    let (one, two) = (inventory("", "one"), inventory("", "two"));
+    let claim = stalled.claim(&one, &claimant(None)).await.unwrap();
+    let lock =
+        holding_up(server, "SELECT FROM stalled.kollect_bindings WHERE inventory_name = 'one' FOR UPDATE")
+            .await;
+    let delta = added(&[row("u1", "{}")]);
+    let batch = Batch::new(&one, &claim, &delta);
+    let others = async {
+        for _ in 0..5 {
+            write(&*free, &two, None, &delta).await.unwrap();
+        }
+        lock.batch_execute("ROLLBACK").await.unwrap();
+    };
+    let (outcome, ()) = tokio::join!(stalled.write(&batch), others);
+    outcome.unwrap();
+    assert_eq!(sessions(server, "stalled"), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_finds_all_sessions_taken_waits_in_line() {
+    let server = schema("queue");
+    let sinks = Sinks::default();
+    let plan = named(server, "queue");
+    let delta = added(&[row("u1", "{}")]);
+    let mut stalled = Vec::new();
+    for number in 0..4 {
+        let sink = open(&sinks, &plan).await;
+        let place = inventory("", &format!("i{number}"));
+        let claim = sink.claim(&place, &claimant(None)).await.unwrap();
+        stalled.push((sink, place, claim));
+    }
+    let fifth = open(&sinks, &plan).await;
+    let lock = holding_up(server, "SELECT FROM queue.kollect_bindings FOR UPDATE").await;
+    let writes = join_all(stalled.iter().map(async |(sink, place, claim)| {
+        sink.write(&Batch::new(place, claim, &delta)).await.unwrap();
+    }));
+    let last = async {
+        until("four sessions wait for the lock", || {
+            let waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'queue' AND wait_event_type = 'Lock'";
+            server.psql(waiting).unwrap() == "4\n"
+        })
+        .await;
+        let place = inventory("", "fifth");
+        let mut write = std::pin::pin!(write(&*fifth, &place, None, &delta));
+        tokio::time::timeout(Duration::from_millis(300), &mut write).await.unwrap_err();
+        assert_eq!(sessions(server, "queue"), 4);
+        lock.batch_execute("ROLLBACK").await.unwrap();
+        write.await.unwrap();
+    };
+    tokio::join!(writes, last);
+    assert_eq!(sessions(server, "queue"), 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_password_is_another_server() {
+    let server = schema("rotated");
+    server
+        .psql("CREATE ROLE rotating LOGIN PASSWORD 'one'; CREATE ROLE with_password; GRANT with_password TO rotating; GRANT ALL ON SCHEMA rotated TO rotating")
+        .or_else(|_| {
+            // Another test of this process has created the group.
+            server.psql("CREATE ROLE rotating LOGIN PASSWORD 'one' IN ROLE with_password; GRANT ALL ON SCHEMA rotated TO rotating")
+        })
+        .unwrap();
+    let plan = |password: &str| {
+        let dsn = format!(
+            "postgres://rotating:{password}@127.0.0.1:{}/postgres?application_name=rotated",
+            server.port()
+        );
+        planned(&dsn, "rotated", "ensure")
+    };
+    let sinks = Sinks::default();
+    let before = open(&sinks, &plan("one")).await;
+    let Err(error) = sinks.open(&plan("two"), &Policy::default()).await else {
+        unreachable!("an open session must not open for a wrong password");
+    };
+    assert_eq!(error.reason, SinkReason::Forbidden);
+    until("the refused session is gone", || sessions(server, "rotated") == 1).await;
+    server.psql("ALTER ROLE rotating PASSWORD 'two'").unwrap();
+    let after = open(&sinks, &plan("two")).await;
+    assert_eq!(sessions(server, "rotated"), 2);
+    drop(before);
+    until("the sessions of the old password are closed", || sessions(server, "rotated") == 1).await;
+    after.check().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_that_nobody_uses_are_closed() {
+    let server = schema("idle");
+    let sinks = Sinks::closing_idle_after(Duration::from_millis(300));
+    let sink = open(&sinks, &named(server, "idle")).await;
+    assert_eq!(sessions(server, "idle"), 1);
+    until("the session is closed", || sessions(server, "idle") == 0).await;
+    let all = inventory("", "all");
+    let rows = [row("u1", "{}")];
+    write(&*sink, &all, None, &added(&rows)).await.unwrap();
+    assert_holds(&*sink, &all, &rows).await;
+    until("the next session is closed too", || sessions(server, "idle") == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_that_were_killed_are_replaced() {
+    let server = schema("killed");
+    let sinks = Sinks::default();
+    let sink = open(&sinks, &named(server, "killed")).await;
+    let all = inventory("", "all");
+    for version in 0..3 {
+        let rows = [row("u1", &format!(r#"{{"v":{version}}}"#))];
+        server
+            .psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'killed'")
+            .unwrap();
+        // The news may still be on its way: then one call fails, and says that another may help.
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while let Err(error) = write(&*sink, &all, None, &added(&rows)).await {
+            assert_eq!(error.reason, SinkReason::Unreachable, "{error}");
+            assert!(Instant::now() < deadline, "{error}");
+        }
+        assert_holds(&*sink, &all, &rows).await;
+        until("the killed session is gone", || sessions(server, "killed") == 1).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_write_frees_its_locks_and_its_session() {
+    let server = schema("abandoned");
+    let sinks = Sinks::default();
+    let sink = open(&sinks, &named(server, "abandoned")).await;
+    let all = inventory("", "all");
+    let rows = [row("u1", "{}")];
+    write(&*sink, &all, None, &added(&rows)).await.unwrap();
+    let claim = sink.claim(&all, &claimant(None)).await.unwrap();
+    let lock = holding_up(server, "SELECT FROM abandoned.inventory FOR UPDATE").await;
+    let delta = added(&[row("u1", r#"{"v":2}"#)]);
+    for _ in 0..8 {
+        let batch = Batch::new(&all, &claim, &delta);
+        let write = sink.write(&batch);
+        tokio::time::timeout(Duration::from_millis(100), write).await.unwrap_err();
+        until("no more than four sessions are open", || sessions(server, "abandoned") <= 4).await;
+    }
+    // Well before lock_timeout would have done it.
+    let begin = Instant::now();
+    until("nobody waits for the lock", || {
+        let waiting =
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'abandoned' AND state <> 'idle'";
+        server.psql(waiting).unwrap() == "0\n"
+    })
+    .await;
+    assert!(begin.elapsed() < Duration::from_secs(8), "{:?}", begin.elapsed());
+    lock.batch_execute("ROLLBACK").await.unwrap();
+    assert_holds(&*sink, &all, &rows).await;
+    sink.write(&Batch::new(&all, &claim, &delta)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_that_come_back_are_seen_by_all_who_share_sessions() {
+    let server = schema("dropped");
+    let sinks = Sinks::default();
+    let plan = named(server, "dropped");
+    let (one, two) = (open(&sinks, &plan).await, open(&sinks, &plan).await);
+    let all = inventory("", "all");
+    let rows = [row("u1", "{}")];
+    write(&*one, &all, None, &added(&rows)).await.unwrap();
+    server.psql("DROP TABLE dropped.inventory, dropped.kollect_bindings").unwrap();
+    let error = two.claim(&all, &claimant(None)).await.unwrap_err();
+    assert_eq!(error.reason, SinkReason::WriteFailed, "{error}");
+    // Opening again brings the tables back, for all who share the sessions.
+    let three = open(&sinks, &plan).await;
+    for sink in [&three, &two, &one] {
+        write(&**sink, &all, None, &added(&rows)).await.unwrap();
+    }
+}
