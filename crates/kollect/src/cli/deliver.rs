@@ -16,10 +16,8 @@ use kollect_model::{
 };
 use kollect_sinks::{Plan, Policy, Sinks, destination_name, plan_destination};
 
-use super::{
-    input::told_once,
-    manifests::{BoundSink, Inventory},
-};
+use super::manifests::{BoundSink, Inventory};
+use crate::causes::told_once;
 
 /// A sink on the command line.
 #[derive(clap::Args)]
