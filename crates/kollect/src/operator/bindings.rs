@@ -71,6 +71,11 @@ impl Bindings {
         Self { sinks, rules, cluster, rest, good, breakers, cleaning }
     }
 
+    /// All that the operator looks at.
+    pub(crate) fn rest(&self) -> &Sight {
+        &self.rest
+    }
+
     /// Hands over what is wanted now. `metadata` finds the object of an inventory.
     pub(crate) fn deliver<'a>(
         &mut self,

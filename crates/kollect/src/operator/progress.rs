@@ -118,9 +118,14 @@ impl Board {
                 }
             }
             Told::HeldBack { coverage } => progress.held_back = Some((*coverage).to_owned()),
-            Told::Cleaned => {
-                info!(binding = %name, "cleaned");
-                *progress = Progress { cleaned: true, ..Progress::default() };
+            Told::Cleaned { moved } => {
+                info!(binding = %name, moved, "cleaned");
+                if !moved {
+                    *progress = Progress { cleaned: true, ..Progress::default() };
+                }
+            }
+            Told::NotCleaned { error, moved, .. } => {
+                warn!(binding = %name, moved, message = crate::causes::told_once(*error), "cannot clean");
             }
         }
         drop(bindings);
@@ -160,7 +165,7 @@ impl Progress {
             info!(binding = %name, "writes again");
         }
         self.last_export = Some(now);
-        self.confirmed = true;
+        (self.confirmed, self.cleaned) = (true, false);
         self.held_back = None;
         self.written += delta.len().saturating_sub(receipt.refused.len()) as u64;
         self.checksum.clone_from(&receipt.checksum);

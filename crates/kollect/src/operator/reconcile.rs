@@ -297,6 +297,7 @@ impl Operator {
             coverage: self.collector.coverage().read(),
             namespaces: self.collector.namespaces().borrow().clone(),
             board: &self.board,
+            rest: self.bindings.rest(),
             now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
         };
         let mut desired = Vec::new();

@@ -36,6 +36,8 @@ pub(crate) struct View<'a> {
     pub(crate) coverage: BTreeMap<Place, Known>,
     pub(crate) namespaces: Option<Arc<Namespaces>>,
     pub(crate) board: &'a Board,
+    /// All that the operator looks at.
+    pub(crate) rest: &'a Sight,
     pub(crate) now: Timestamp,
 }
 
@@ -274,7 +276,7 @@ impl View<'_> {
             return;
         }
         let sights = self.rows.sights(&resolved.targets);
-        let blind = kollect_engine::export::coverage(&sights, &Sight::Everything);
+        let blind = kollect_engine::export::coverage(&sights, self.rest);
         if blind != "complete" && !sights.values().any(|sight| *sight == Sight::Pending) {
             conditions.set("Blind", true, "NotSeen", blind.clone());
         }

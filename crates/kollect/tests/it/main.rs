@@ -5,6 +5,7 @@ mod collect;
 mod crds;
 mod documentation;
 mod input;
+mod operator;
 mod postgres;
 mod program;
 mod scale;
