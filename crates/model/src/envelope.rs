@@ -137,6 +137,13 @@ fn identity(key: &RowKey, version: &str, name: &str) -> String {
     text
 }
 
+/// A JSON text with the escapes that documents have.
+pub fn escaped(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    escape_html(json, &mut text);
+    text
+}
+
 /// Go's encoder writes these characters as escapes, and checksums depend on it. In JSON they are found
 /// inside of strings only.
 fn escape_html(json: &str, text: &mut String) {

@@ -3,5 +3,6 @@
 
 mod available;
 mod conformance;
+mod filesystem;
 mod postgres;
 mod sqlite;
