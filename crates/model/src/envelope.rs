@@ -147,6 +147,10 @@ pub fn escaped(json: &str) -> String {
 /// Go's encoder writes these characters as escapes, and checksums depend on it. In JSON they are found
 /// inside of strings only.
 fn escape_html(json: &str, text: &mut String) {
+    if !json.contains(['<', '>', '&', '\u{2028}', '\u{2029}']) {
+        text.push_str(json);
+        return;
+    }
     for c in json.chars() {
         match c {
             '<' => text.push_str("\\u003c"),

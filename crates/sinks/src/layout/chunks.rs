@@ -11,7 +11,7 @@ use kollect_model::{
     row::{Row, RowKey},
     yaml,
 };
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
@@ -66,10 +66,10 @@ pub(super) fn attributes(shape: Shape, whole: Option<&str>, chunk: &str) -> Opti
     let json = match shape.format {
         FileFormat::Json | FileFormat::Ndjson => json_text::compact(chunk),
         FileFormat::Yaml if shape.document => {
-            let items: Vec<serde_json::Value> = serde_saphyr::from_str(chunk).ok()?;
+            let items: Vec<serde_json::Value> = from_yaml(chunk)?;
             items.into_iter().next()?.to_string()
         }
-        FileFormat::Yaml => serde_saphyr::from_str::<serde_json::Value>(chunk).ok()?.to_string(),
+        FileFormat::Yaml => from_yaml::<serde_json::Value>(chunk)?.to_string(),
     };
     Some(match shape.content {
         LayoutContent::Item => {
@@ -77,6 +77,26 @@ pub(super) fn attributes(shape: Shape, whole: Option<&str>, chunk: &str) -> Opti
         }
         LayoutContent::Attributes => json,
         LayoutContent::Manifest => format!("{{{}:{json}}}", serde_json::Value::from(whole?)),
+    })
+}
+
+/// Our own files may be large and deep, and the parser recurses: it gets a stack that is large enough.
+fn from_yaml<T: DeserializeOwned + Send>(text: &str) -> Option<T> {
+    let parse = || {
+        let options = serde_saphyr::options! {
+            budget: serde_saphyr::budget! {
+                max_events: usize::MAX,
+                max_nodes: usize::MAX,
+                max_depth: 256,
+                max_total_scalar_bytes: usize::MAX,
+            },
+            with_snippet: false,
+        };
+        serde_saphyr::from_str_with_options(text, options).ok()
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(64 << 20).spawn_scoped(scope, parse).ok()?;
+        thread.join().ok()?
     })
 }
 
@@ -171,7 +191,7 @@ pub(super) fn exported_at(shape: Shape, bytes: &[u8]) -> Option<String> {
     let text = text(shape, bytes)?;
     let dated: Dated = match shape.format {
         FileFormat::Json | FileFormat::Ndjson => serde_json::from_str(&text).ok()?,
-        FileFormat::Yaml => serde_saphyr::from_str(&text).ok()?,
+        FileFormat::Yaml => from_yaml(&text)?,
     };
     Some(dated.exported_at)
 }

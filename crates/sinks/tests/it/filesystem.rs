@@ -89,10 +89,28 @@ impl Files {
     }
 }
 
+/// A deep and large text, as a reader without limits sees it.
+fn from_yaml(text: &str) -> Value {
+    let parse = || {
+        let options = serde_saphyr::options! {
+            budget: serde_saphyr::budget! {
+                max_events: usize::MAX,
+                max_nodes: usize::MAX,
+                max_depth: 512,
+                max_total_scalar_bytes: usize::MAX,
+            },
+        };
+        serde_saphyr::from_str_with_options(text, options).unwrap()
+    };
+    std::thread::scope(|scope| {
+        std::thread::Builder::new().stack_size(64 << 20).spawn_scoped(scope, parse).unwrap().join().unwrap()
+    })
+}
+
 /// The items of a file, in any format.
 fn items(path: &str, text: &str) -> Vec<Value> {
     let value: Value = match path {
-        _ if path.ends_with(".yaml") => serde_saphyr::from_str(text).unwrap(),
+        _ if path.ends_with(".yaml") => from_yaml(text),
         _ if path.ends_with(".ndjson") => {
             text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).collect()
         }
