@@ -50,7 +50,7 @@ impl Config {
                 Ok(Self { path, create: mode == ProvisioningMode::Ensure, settings })
             }
             Ok(_) => Err(errors),
-            Err(more) => Err(errors.into_iter().chain(more).collect()),
+            Err(others) => Err(errors.into_iter().chain(others).collect()),
         }
     }
 
@@ -97,10 +97,15 @@ pub async fn directory(config: Config) -> Result<(Directory, Settings), SinkErro
     Ok((directory, settings))
 }
 
+/// Probes at the same time do not meet.
+static PROBES: AtomicU64 = AtomicU64::new(0);
+
 /// The files below a directory.
 pub struct Directory {
     root: PathBuf,
     store: LocalFileSystem,
+    /// The books reach the disk before we go on: whatever else a power cut takes, they tell.
+    books: LocalFileSystem,
 }
 
 impl Directory {
@@ -123,7 +128,8 @@ impl Directory {
             return Err(SinkError::new(SinkReason::Incompatible, attempt));
         }
         let store = LocalFileSystem::new_with_prefix(&root).map_err(|error| failed(attempt(), error))?;
-        Ok(Self { root, store: store.with_automatic_cleanup(true) })
+        let store = store.with_automatic_cleanup(true);
+        Ok(Self { root, books: store.clone().with_fsync(true), store })
     }
 
     /// The place of a file, if it is below the root. A link that somebody has put there must not lead out.
@@ -154,6 +160,10 @@ impl Directory {
         Ok(location)
     }
 
+    fn store(&self, path: &str) -> &LocalFileSystem {
+        if path.starts_with(".kollect/") { &self.books } else { &self.store }
+    }
+
     fn attempt(&self, verb: &str, path: &str) -> String {
         format!("{verb} {}", self.root.join(path).display())
     }
@@ -171,12 +181,12 @@ impl Blobs for Directory {
     }
 
     async fn write(&self, path: &str, bytes: Bytes) -> Result<(), SinkError> {
-        let written = self.store.put(&self.locate(path)?, bytes.into()).await;
+        let written = self.store(path).put(&self.locate(path)?, bytes.into()).await;
         written.map(drop).map_err(|error| failed(self.attempt("write", path), error))
     }
 
     async fn create(&self, path: &str, bytes: Bytes) -> Result<bool, SinkError> {
-        match self.store.put_opts(&self.locate(path)?, bytes.into(), PutMode::Create.into()).await {
+        match self.store(path).put_opts(&self.locate(path)?, bytes.into(), PutMode::Create.into()).await {
             Ok(_) => Ok(true),
             Err(object_store::Error::AlreadyExists { .. }) => Ok(false),
             Err(error) => Err(failed(self.attempt("create", path), error)),
@@ -201,7 +211,6 @@ impl Blobs for Directory {
             let attempt = format!("{} is no longer there", self.root.display());
             return Err(SinkError::new(SinkReason::Missing, attempt));
         }
-        static PROBES: AtomicU64 = AtomicU64::new(0);
         let number = PROBES.fetch_add(1, Ordering::Relaxed);
         let path = format!(".kollect/probe-{}-{number}", std::process::id());
         self.write(&path, Bytes::new()).await?;

@@ -135,7 +135,7 @@ fn not_available(type_: Value) -> Vec<SpecError> {
     )]
 }
 
-/// The types of this build, and how a command line names each. The last of them closes the list.
+/// The types of this build, and how a command line names each.
 const TYPES: &[(&str, &str)] = &[
     #[cfg(feature = "filesystem")]
     ("filesystem", "dir:DIRECTORY"),

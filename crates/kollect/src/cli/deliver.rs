@@ -15,7 +15,8 @@ use super::{input::told_once, manifests::Inventory};
 /// A sink on the command line.
 #[derive(clap::Args)]
 pub(crate) struct Out {
-    /// Write to this sink instead of those of the manifests: sqlite:FILE or postgres://USER@HOST/DATABASE.
+    /// Write to this sink instead of those of the manifests: sqlite:FILE, dir:DIRECTORY or
+    /// postgres://USER@HOST/DATABASE.
     #[arg(long, value_name = "DESTINATION", conflicts_with = "output")]
     out: Option<String>,
     /// Name of the cluster in --out, so that several clusters can share it.

@@ -143,8 +143,9 @@ fn a_sink_without_code_is_refused_unless_the_run_only_prints() {
     let finished = kollect(&args);
     assert_eq!(finished.code, 2, "{}", finished.stderr);
     for name in ["git", "nats"] {
-        let expected =
-            format!("spec.type = \"{name}\": is not available in this build; available: postgres, sqlite");
+        let expected = format!(
+            "spec.type = \"{name}\": is not available in this build; available: filesystem, postgres, sqlite"
+        );
         assert!(finished.stderr.contains(&expected), "{}", finished.stderr);
     }
     let missing =

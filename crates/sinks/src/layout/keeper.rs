@@ -27,7 +27,7 @@ use super::{
 };
 
 /// How many files are read or written at once.
-const AT_ONCE: usize = 16;
+const AT_ONCE: usize = 4;
 
 /// Inventories as files of a store.
 pub struct Keeper<B> {

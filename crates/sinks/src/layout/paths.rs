@@ -102,7 +102,7 @@ pub(super) fn document(
 ) -> FilePath {
     let extension = format!("{}{}", settings.format.extension(), if settings.gzip { ".gz" } else { "" });
     let mut path = template.fill(&extension, LONGEST, |name| of_inventory(name, inventory, generation));
-    if settings.gzip && !path.extension.ends_with(".gz") {
+    if settings.gzip && path.extension.rsplit('.').next() != Some("gz") {
         path.extension.push_str(".gz");
     }
     path

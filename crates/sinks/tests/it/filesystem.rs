@@ -67,12 +67,12 @@ struct Files {
 }
 
 impl Files {
-    fn new(mode: &str, format: &str) -> Self {
+    fn new(layout: &str, format: &str) -> Self {
         let more = json!({
             "serialization": { "format": format },
             "pathTemplate": "{cluster}/{namespace}/{name}{extension}",
             "layout": {
-                "mode": mode,
+                "mode": layout,
                 "pathTemplate": "{cluster}/{namespace}/{name}/{kind}/{sourceName}{extension}",
                 "index": { "pathTemplate": "{cluster}/{namespace}/{name}{extension}" },
             },
@@ -107,11 +107,16 @@ fn from_yaml(text: &str) -> Value {
     })
 }
 
+/// What a path says about the format.
+fn format(path: &str) -> &str {
+    path.rsplit_once('.').unwrap().1
+}
+
 /// The items of a file, in any format.
 fn items(path: &str, text: &str) -> Vec<Value> {
     let value: Value = match path {
-        _ if path.ends_with(".yaml") => from_yaml(text),
-        _ if path.ends_with(".ndjson") => {
+        _ if format(path) == "yaml" => from_yaml(text),
+        _ if format(path) == "ndjson" => {
             text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).collect()
         }
         _ => serde_json::from_str(text).unwrap(),
@@ -146,7 +151,7 @@ impl Place for Files {
             let has = |uid: &str| items.iter().any(|item| item["uid"] == uid);
             match (has("u1"), has("u2")) {
                 // A document: without the one, with the other changed.
-                (true, true) if path.ends_with(".json") => {
+                (true, true) if format(&path) == "json" => {
                     let mut value: Value = serde_json::from_str(&text).unwrap();
                     let items = value["items"].as_array_mut().unwrap();
                     items.retain(|item| item["uid"] != "u1");
@@ -154,7 +159,7 @@ impl Place for Files {
                     fs::write(file, value.to_string()).unwrap();
                 }
                 (true, true) => {
-                    let start = if path.ends_with(".yaml") { "- " } else { "{" };
+                    let start = if format(&path) == "yaml" { "- " } else { "{" };
                     let mut kept = String::new();
                     let mut skip = false;
                     for (index, line) in text.lines().enumerate() {

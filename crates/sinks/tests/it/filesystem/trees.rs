@@ -62,7 +62,7 @@ async fn files_are_as_documented() {
                 None => line.to_owned(),
             };
             let lines: Vec<String> = bytes.split('\n').map(line).collect();
-            text.push_str(&format!("=== {path}\n{}\n", lines.join("\n")));
+            text.extend(["=== ", &path, "\n", &lines.join("\n"), "\n"]);
         }
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/layout").join(name);
         if std::env::var_os("KOLLECT_BLESS").is_some() {
