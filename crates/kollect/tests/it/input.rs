@@ -345,4 +345,8 @@ fn numbers_of_json_files_keep_their_digits() {
         kollect_with_input(["collect", "-f", manifests.to_str().unwrap(), "--from", "-", "-ondjson"], input)
             .ok();
     assert!(json.contains(r#""node":[12345678901234567890123,1.10]"#), "{json}");
+    let yaml =
+        kollect_with_input(["collect", "-f", manifests.to_str().unwrap(), "--from", "-", "-oyaml"], input)
+            .ok();
+    assert!(yaml.ends_with("    node:\n    - 12345678901234567890123\n    - 1.10\n"), "{yaml}");
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{StreamExt, TryStreamExt, future, stream};
 use kollect_model::{
     batch::{Baseline, Batch, InventoryId, Receipt},
     claim::{Claim, Claimant, Holder},
@@ -153,8 +153,10 @@ impl<B: Blobs> Keeper<B> {
     }
 
     async fn delete_all(&self, paths: Vec<String>) -> Result<(), SinkError> {
-        let delete = |path: String| async move { self.blobs.delete(&path).await };
-        stream::iter(paths.into_iter().map(delete)).buffer_unordered(AT_ONCE).try_collect().await
+        for paths in paths.chunks(AT_ONCE) {
+            all(paths.iter().map(|path| self.blobs.delete(path))).await?;
+        }
+        Ok(())
     }
 
     async fn apply(
@@ -177,9 +179,9 @@ impl<B: Blobs> Keeper<B> {
         if let Some(intent) = &change.intent {
             self.note(books, intent).await?;
         }
-        let write = |(path, bytes): (String, Bytes)| async move { self.blobs.write(&path, bytes).await };
-        let writes = stream::iter(change.writes.into_iter().map(write)).buffer_unordered(AT_ONCE);
-        writes.try_collect::<()>().await?;
+        for writes in change.writes.chunks(AT_ONCE) {
+            all(writes.iter().map(|(path, bytes)| self.blobs.write(path, bytes.clone()))).await?;
+        }
         self.delete_all(change.deletes).await?;
         if held != Some(&change.manifest) {
             self.note(books, &change.manifest).await?;
@@ -189,6 +191,13 @@ impl<B: Blobs> Keeper<B> {
         }
         Ok(())
     }
+}
+
+/// Waits for all, also if one fails: nothing may still be under way when a write has ended.
+async fn all(
+    operations: impl Iterator<Item = impl Future<Output = Result<(), SinkError>>>,
+) -> Result<(), SinkError> {
+    future::join_all(operations).await.into_iter().collect()
 }
 
 #[async_trait]

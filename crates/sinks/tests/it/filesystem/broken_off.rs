@@ -172,6 +172,33 @@ async fn w64_a_write_may_stop_anywhere() {
     }
 }
 
+/// Of a first write that was cut off, and of a removal that was, nothing is left in the end.
+#[tokio::test(flavor = "multi_thread")]
+async fn w9_a_removal_may_stop_anywhere() {
+    let all = inventory("", "all");
+    let rows = added(&[pod(1, "a", 10), pod(2, "b", 500), pod(3, "b", 900)]);
+    for mode in ["document", "perResource", "split"] {
+        for stop in 0..20 {
+            let dir = tempfile::tempdir().unwrap();
+            let more = json!({ "layout": { "mode": mode } });
+            let left = Arc::new(AtomicUsize::new(stop));
+            let opened = kollect_sinks::filesystem::directory(config(dir.path(), &more)).await.unwrap();
+            let failing = Keeper::new(Failing { directory: opened.0, left: left.clone() }, opened.1);
+            let claim = failing.claim(&all, &Claimant::default()).await.unwrap();
+            let batch = Batch { part_bytes: 1000, ..Batch::new(&all, &claim, &rows) };
+            let written = failing.write(&batch).await.is_ok();
+            // The intent, the files and the manifest: five operations, and one for an index.
+            assert_eq!(written, stop >= if mode == "split" { 6 } else { 5 }, "{mode} {stop}");
+            left.store(stop / 2, Ordering::SeqCst);
+            failing.forget(&all, &claim).await.ok();
+            let sink = open_dir(dir.path(), &more).await;
+            let claim = sink.claim(&all, &Claimant::default()).await.unwrap();
+            sink.forget(&all, &claim).await.unwrap();
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "{mode} {stop}");
+        }
+    }
+}
+
 fn walk(root: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()) {
