@@ -63,14 +63,20 @@ fn a_directory_is_kept_up_to_date() {
         files["default/default/pod/a.yaml"].ends_with("uid: uid-a\nattributes:\n  node: n1\n"),
         "{files:?}"
     );
+    // What the files do not mention stays.
     let files = collect(&[("a", "n3")], &rows);
-    assert_eq!(files.keys().collect::<Vec<_>>(), ["default/default/pod/a.yaml"]);
+    assert_eq!(
+        files.keys().collect::<Vec<_>>(),
+        ["default/default/pod/a.yaml", "default/default/pod/b.yaml"]
+    );
     assert!(files["default/default/pod/a.yaml"].contains("node: n3"));
 
-    // Another layout: the old files go.
-    let files = collect(&[("a", "n3")], &format!("dir:{}", file("out")));
+    // Another layout: the old files go, and what they held comes along.
+    let files = collect(&[("a", "n4")], &format!("dir:{}", file("out")));
     let (path, text) = files.first_key_value().unwrap();
     assert!(files.len() == 1 && path.starts_with("inventory/"), "{files:?}");
     let document: serde_json::Value = serde_json::from_str(text).unwrap();
-    assert_eq!(document["items"][0]["attributes"]["node"], "n3");
+    let nodes: Vec<_> =
+        document["items"].as_array().unwrap().iter().map(|item| &item["attributes"]["node"]).collect();
+    assert_eq!(nodes, ["n4", "n2"]);
 }
