@@ -22,7 +22,8 @@ use crate::causes::told_once;
 /// A sink on the command line.
 #[derive(clap::Args)]
 pub(crate) struct Out {
-    /// Write to this sink instead of those of the manifests: sqlite:FILE or postgres://USER@HOST/DATABASE.
+    /// Write to this sink instead of those of the manifests: sqlite:FILE, dir:DIRECTORY or
+    /// postgres://USER@HOST/DATABASE.
     #[arg(long = "out", id = "out", value_name = "DESTINATION", conflicts_with = "output")]
     destination: Option<String>,
     /// Name of the cluster in --out, so that several clusters can share it.

@@ -4,6 +4,7 @@
 mod collect;
 mod crds;
 mod documentation;
+mod files;
 mod input;
 mod operator;
 mod postgres;

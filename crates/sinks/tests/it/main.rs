@@ -3,6 +3,7 @@
 
 mod available;
 mod conformance;
+mod filesystem;
 mod postgres;
 mod postgres_access;
 mod postgres_sessions;
