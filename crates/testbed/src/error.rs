@@ -21,7 +21,7 @@ pub enum Error {
     },
     /// No `go` on `PATH`, or one that is too old.
     #[error(
-        "Go {needed} or newer is needed to build the control plane ({found}); install it from your \
+        "Go {needed} or newer is needed to build the servers ({found}); install it from your \
          package manager or https://go.dev/dl and put it on PATH"
     )]
     GoMissing {
@@ -61,8 +61,8 @@ pub enum Error {
         /// What it wrote to its standard error.
         stderr: String,
     },
-    /// The key or the certificate of the API server could not be made.
-    #[error("could not make the API server's key and certificate")]
+    /// The key or the certificate of a server could not be made.
+    #[error("could not make a server's key and certificate")]
     Keys(#[from] rcgen::Error),
 }
 
