@@ -6,6 +6,7 @@
 pub mod batch;
 pub mod claim;
 pub mod crd;
+pub mod envelope;
 pub mod event;
 pub mod row;
 pub mod schema;
