@@ -11,14 +11,18 @@ use kollect_model::{
 };
 use serde_json::{Value, json};
 
-#[cfg(not(any(feature = "postgres", feature = "sqlite")))]
+#[cfg(not(any(feature = "nats", feature = "postgres", feature = "sqlite")))]
 compile_error!("select at least one sink, such as --features sqlite");
 
+#[cfg(feature = "nats")]
+pub mod nats;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod secrets;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(any(feature = "nats", feature = "postgres"))]
+mod tls;
 
 pub use secrets::Secrets;
 
@@ -31,17 +35,25 @@ pub enum Plan {
     /// A PostgreSQL table.
     #[cfg(feature = "postgres")]
     Postgres(postgres::Config),
+    /// Subjects of a NATS stream.
+    #[cfg(feature = "nats")]
+    Nats(nats::Config),
 }
 
 impl Plan {
     /// The plan with what it needs from the Secrets that the spec names.
-    #[cfg_attr(not(feature = "postgres"), expect(unused_variables, reason = "SQLite has no secrets"))]
+    #[cfg_attr(
+        not(any(feature = "nats", feature = "postgres")),
+        expect(unused_variables, reason = "SQLite has no secrets")
+    )]
     pub fn with_secrets(self, secrets: &Secrets) -> Result<Self, Vec<SpecError>> {
         match self {
             #[cfg(feature = "sqlite")]
             Self::Sqlite(config) => Ok(Self::Sqlite(config)),
             #[cfg(feature = "postgres")]
             Self::Postgres(config) => config.with_secrets(secrets).map(Self::Postgres),
+            #[cfg(feature = "nats")]
+            Self::Nats(config) => config.with_secrets(secrets).map(Self::Nats),
         }
     }
 }
@@ -69,7 +81,11 @@ pub fn plan(spec: &SinkSpec) -> Result<Plan, Vec<SpecError>> {
             DatabaseSinkType::Bigquery | DatabaseSinkType::Mongodb => Err(not_available(json!(spec.type_))),
         },
         SinkSpec::Event(spec) => match spec.type_ {
-            EventSinkType::Nats | EventSinkType::Kafka => Err(not_available(json!(spec.type_))),
+            #[cfg(feature = "nats")]
+            EventSinkType::Nats => nats::Config::plan(spec).map(Plan::Nats),
+            #[cfg(not(feature = "nats"))]
+            EventSinkType::Nats => Err(not_available(json!(spec.type_))),
+            EventSinkType::Kafka => Err(not_available(json!(spec.type_))),
         },
     }
 }
@@ -108,31 +124,34 @@ pub async fn open(plan: &Plan) -> Result<Box<dyn Sink>, SinkError> {
         Plan::Sqlite(config) => Ok(Box::new(sqlite::SqliteSink::open(config.clone()).await?)),
         #[cfg(feature = "postgres")]
         Plan::Postgres(config) => Ok(Box::new(postgres::PostgresSink::open(config.clone()).await?)),
+        #[cfg(feature = "nats")]
+        Plan::Nats(config) => nats::open(config).await,
     }
 }
 
 fn not_available(type_: Value) -> Vec<SpecError> {
+    let available: Vec<&str> = AVAILABLE.iter().flatten().copied().collect();
     vec![SpecError::new(
         "spec.type",
         &type_,
-        format!("is not available in this build; available: {AVAILABLE}"),
+        format!("is not available in this build; available: {}", available.join(", ")),
     )]
 }
 
-const AVAILABLE: &str = if cfg!(all(feature = "postgres", feature = "sqlite")) {
-    "postgres, sqlite"
-} else if cfg!(feature = "postgres") {
-    "postgres"
-} else {
-    "sqlite"
-};
+const AVAILABLE: [Option<&str>; 3] = [
+    if cfg!(feature = "nats") { Some("nats") } else { None },
+    if cfg!(feature = "postgres") { Some("postgres") } else { None },
+    if cfg!(feature = "sqlite") { Some("sqlite") } else { None },
+];
 
 const DESTINATIONS: &str = if cfg!(all(feature = "postgres", feature = "sqlite")) {
     "sqlite:FILE or postgres://USER@HOST/DATABASE"
 } else if cfg!(feature = "postgres") {
     "postgres://USER@HOST/DATABASE"
-} else {
+} else if cfg!(feature = "sqlite") {
     "sqlite:FILE"
+} else {
+    "a KollectEventSink: no destination of this build has a short form"
 };
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use kollect_model::{
 use tokio::{sync::Mutex, task::JoinHandle, time::timeout};
 use tokio_postgres::{Client, Statement, Transaction, config::Host, types::ToSql};
 
-use crate::Secrets;
+use crate::{Secrets, tls::certificates};
 
 mod dsn;
 mod failure;
@@ -95,7 +95,7 @@ impl Config {
         let tls = spec.common.tls.clone().unwrap_or_default();
         let bundle = tls.ca_bundle.as_deref().map(|bundle| {
             let pem = STANDARD.decode(bundle.trim()).map_err(|_| "is not base64".to_owned())?;
-            tls::certificates(&pem).map(|_| pem)
+            certificates(&pem).map(|_| pem)
         });
         let certificates = bundle.transpose().unwrap_or_else(|problem| {
             errors.push(SpecError::absent("spec.tls.caBundle", problem));
@@ -130,7 +130,7 @@ impl Config {
             return Err(wrong(DATABASE_REF, problem.into()));
         }
         if let Some(pem) = secrets.first(CA_REF, CA_KEYS) {
-            tls::certificates(pem).map_err(|problem| wrong(CA_REF, format!("the Secret {problem}")))?;
+            certificates(pem).map_err(|problem| wrong(CA_REF, format!("the Secret {problem}")))?;
             self.trust.certificates = Some(pem.to_vec());
         }
         self.server = Some(Box::new(dsn));
@@ -278,7 +278,7 @@ fn security(dsn: &Dsn, trust: &Trust) -> Result<(tokio_postgres::config::SslMode
         (None, Some(file)) => Some(fs::read(file).map_err(|error| format!("read sslrootcert: {error}"))?),
         (None, None) => None,
     };
-    let trusted = pem.as_deref().map(tls::certificates).transpose()?;
+    let trusted = pem.as_deref().map(certificates).transpose()?;
     // Whoever says whom to trust wants that checked, and not given up by the first who says "no TLS".
     let unsaid =
         if trusted.is_some() || dsn.root_cert.is_some() { SslMode::VerifyFull } else { SslMode::Prefer };

@@ -144,7 +144,7 @@ fn a_sink_without_code_is_refused_unless_the_run_only_prints() {
     assert_eq!(finished.code, 2, "{}", finished.stderr);
     for name in ["git", "nats"] {
         let expected =
-            format!("spec.type = \"{name}\": is not available in this build; available: postgres, sqlite");
+            format!("spec.type = \"{name}\": is not available in this build; available: nats, postgres, sqlite");
         assert!(finished.stderr.contains(&expected), "{}", finished.stderr);
     }
     let missing =

@@ -3,5 +3,6 @@
 
 mod available;
 mod conformance;
+mod nats;
 mod postgres;
 mod sqlite;
