@@ -160,6 +160,7 @@ impl Config {
     }
 
     /// The plan with another time for removals to stay in the stream; whole seconds, at least one.
+    #[must_use]
     pub fn with_marker_ttl(mut self, ttl: Duration) -> Self {
         self.marker_ttl = ttl;
         self

@@ -116,26 +116,22 @@ impl Nats {
         let program = programs::nats_server()?;
         on_free_port(|port| {
             let scratch = Scratch::new()?;
-            let mut config = format!(
-                "host: 127.0.0.1\nport: {port}\nserver_name: \"{}\"\nmax_payload: {MAX_PAYLOAD}\n{config}\n\
-                 jetstream {{ store_dir: \"{}\" }}\n",
+            let file = |name: &str| scratch.path().join(name).display().to_string();
+            let certificates = tls.map(|(host, _)| write_certificates(&scratch, host)).transpose()?;
+            let tls = tls.map_or_else(String::new, |(_, of_clients)| {
+                format!(
+                    "tls {{ cert_file: \"{}\", key_file: \"{}\", ca_file: \"{}\", verify: {of_clients} }}",
+                    file("server.crt"),
+                    file("server.key"),
+                    file("ca.crt"),
+                )
+            });
+            let config = format!(
+                "host: 127.0.0.1\nport: {port}\nserver_name: \"{}\"\nmax_payload: {MAX_PAYLOAD}\n\
+                 jetstream {{ store_dir: \"{}\" }}\n{tls}\n{config}\n",
                 name(&scratch),
-                scratch.path().join("store").display(),
+                file("store"),
             );
-            let certificates = match tls {
-                Some((host, of_clients)) => {
-                    let certificates = write_certificates(&scratch, host)?;
-                    let file = |name: &str| scratch.path().join(name).display().to_string();
-                    config.push_str(&format!(
-                        "tls {{ cert_file: \"{}\", key_file: \"{}\", ca_file: \"{}\", verify: {of_clients} }}\n",
-                        file("server.crt"),
-                        file("server.key"),
-                        file("ca.crt"),
-                    ));
-                    Some(certificates)
-                }
-                None => None,
-            };
             scratch.write("nats.conf", config)?;
             let mut nats = Self { program: program.clone(), port, scratch, certificates, server: None };
             nats.resume()?;

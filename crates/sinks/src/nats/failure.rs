@@ -103,10 +103,9 @@ impl Failure {
 fn reason(status: usize, code: u64) -> SinkReason {
     match code {
         STREAM_NOT_FOUND => SinkReason::Missing,
-        // Not enabled, for the server or for the account.
-        10035 | 10039 | 10076 => SinkReason::Incompatible,
-        // Another stream has the subject; wrong expected stream; sealed; no time to live; bad configuration.
-        10052 | 10060 | 10065 | 10109 | 10166 => SinkReason::Incompatible,
+        // JetStream is not enabled, for the server or for the account. Another stream has the subject; wrong
+        // expected stream; sealed; no time to live; bad configuration.
+        10035 | 10039 | 10076 | 10052 | 10060 | 10065 | 10109 | 10166 => SinkReason::Incompatible,
         // No quorum, no leader, no peers.
         10005 | 10008 | 10009 => SinkReason::Unreachable,
         // The store is full, for instance.

@@ -10,7 +10,7 @@ use kollect_model::{
     batch::{Baseline, Batch, Delta, InventoryId, Receipt, Refusal, Removed},
     claim::{Claim, Claimant, Holder},
     event::{Change, Event},
-    row::RowKey,
+    row::{Row, RowKey},
     sink::{Sink, SinkError, SinkReason},
 };
 use serde_json::json;
@@ -157,9 +157,9 @@ impl RowSink {
     }
 
     /// Sends what differs. After a failure nothing more is sent, and nothing is under way when it returns.
-    async fn send<'a>(
+    async fn send(
         &self,
-        work: &Work<'a>,
+        work: &Work<'_>,
         known: &mut Known,
         refused: &mut Vec<Refusal>,
     ) -> Result<(), Failure> {
@@ -200,7 +200,7 @@ impl RowSink {
                     known.rows.insert(place, Position { sequence, held });
                 }
                 Err(Failure::TooLarge) => {
-                    refused.push(refusal(sent.change, "the stream takes no message so large"))
+                    refused.push(refusal(sent.change, "the stream takes no message so large"));
                 }
                 Err(failure) => failed = Some(failure),
             }
@@ -327,7 +327,7 @@ impl Work<'_> {
 fn refusal(change: Change<'_>, why: &str) -> Refusal {
     let RowKey { target, kind, uid, .. } = change.key();
     let row = change.after().or(change.before());
-    let row = row.map_or_else(|| format!("{kind} of target {target} (uid {uid})"), |row| row.described());
+    let row = row.map_or_else(|| format!("{kind} of target {target} (uid {uid})"), Row::described);
     Refusal { key: change.key().clone(), why: format!("{row}: {why}") }
 }
 

@@ -203,8 +203,7 @@ fn covers(pattern: &str, subject: &str) -> bool {
     let (mut pattern, mut subject) = (pattern.split('.'), subject.split('.'));
     loop {
         match (pattern.next(), subject.next()) {
-            (None, None) => return true,
-            (Some(">"), Some(_)) => return true,
+            (None, None) | (Some(">"), Some(_)) => return true,
             (Some("*"), Some(token)) if token != ">" => {}
             (Some(one), Some(other)) if one == other && one != "*" => {}
             _ => return false,

@@ -15,15 +15,15 @@ mod rows;
 mod snapshots;
 
 /// A sink of the shared server; subject and stream have one name.
-fn spec(url: &str, name: &str, mode: &str, more: Value) -> SinkSpec {
+fn spec(url: &str, name: &str, mode: &str, besides: Value) -> SinkSpec {
     let mut spec = json!({
         "type": "nats",
         "mode": mode,
         "nats": { "url": url, "subject": name, "stream": name },
     });
-    for (key, value) in more.as_object().unwrap() {
+    for (key, value) in besides.as_object().unwrap() {
         match (&mut spec[key], value) {
-            (Value::Object(known), Value::Object(more)) => known.extend(more.clone()),
+            (Value::Object(known), Value::Object(new)) => known.extend(new.clone()),
             (field, value) => *field = value.clone(),
         }
     }
@@ -147,7 +147,7 @@ impl Other {
 
 /// Asks again until the answer is yes.
 async fn eventually(what: &str, mut ready: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_mins(1);
     while !ready().await {
         assert!(Instant::now() < deadline, "{what}");
         sleep(Duration::from_millis(20)).await;
