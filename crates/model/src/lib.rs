@@ -7,6 +7,7 @@ pub mod batch;
 pub mod claim;
 pub mod crd;
 pub mod envelope;
+pub mod event;
 pub mod json_text;
 pub mod row;
 pub mod schema;

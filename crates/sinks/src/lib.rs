@@ -11,7 +11,7 @@ use kollect_model::{
 };
 use serde_json::{Value, json};
 
-#[cfg(not(any(feature = "filesystem", feature = "postgres", feature = "sqlite")))]
+#[cfg(not(any(feature = "filesystem", feature = "nats", feature = "postgres", feature = "sqlite")))]
 compile_error!("select at least one sink, such as --features sqlite");
 
 mod dial;
@@ -19,12 +19,16 @@ mod dial;
 pub mod filesystem;
 #[cfg(feature = "filesystem")]
 pub mod layout;
+#[cfg(feature = "nats")]
+pub mod nats;
 mod policy;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod secrets;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(any(feature = "nats", feature = "postgres"))]
+mod tls;
 
 pub use dial::{Cidr, Network};
 pub use policy::{Files, Policy};
@@ -42,11 +46,17 @@ pub enum Plan {
     /// A directory.
     #[cfg(feature = "filesystem")]
     Filesystem(filesystem::Config),
+    /// Subjects of a NATS stream.
+    #[cfg(feature = "nats")]
+    Nats(nats::Config),
 }
 
 impl Plan {
     /// The plan with what it needs from the Secrets that the spec names.
-    #[cfg_attr(not(feature = "postgres"), expect(unused_variables, reason = "files have no secrets"))]
+    #[cfg_attr(
+        not(any(feature = "nats", feature = "postgres")),
+        expect(unused_variables, reason = "files have no secrets")
+    )]
     pub fn with_secrets(self, secrets: &Secrets) -> Result<Self, Vec<SpecError>> {
         match self {
             #[cfg(feature = "sqlite")]
@@ -55,6 +65,8 @@ impl Plan {
             Self::Postgres(config) => config.with_secrets(secrets).map(Self::Postgres),
             #[cfg(feature = "filesystem")]
             Self::Filesystem(config) => Ok(Self::Filesystem(config)),
+            #[cfg(feature = "nats")]
+            Self::Nats(config) => config.with_secrets(secrets).map(Self::Nats),
         }
     }
 
@@ -67,6 +79,8 @@ impl Plan {
             Self::Postgres(config) => config.check(&policy.network),
             #[cfg(feature = "filesystem")]
             Self::Filesystem(config) => config.check(&policy.files),
+            #[cfg(feature = "nats")]
+            Self::Nats(config) => config.check(&policy.network),
         }
     }
 
@@ -83,6 +97,8 @@ impl Plan {
             Self::Postgres(config) => config.place(),
             #[cfg(feature = "filesystem")]
             Self::Filesystem(config) => config.place(&policy.files),
+            #[cfg(feature = "nats")]
+            Self::Nats(config) => config.place(),
         }
     }
 }
@@ -113,7 +129,11 @@ pub fn plan(spec: &SinkSpec) -> Result<Plan, Vec<SpecError>> {
             DatabaseSinkType::Bigquery | DatabaseSinkType::Mongodb => Err(not_available(json!(spec.type_))),
         },
         SinkSpec::Event(spec) => match spec.type_ {
-            EventSinkType::Nats | EventSinkType::Kafka => Err(not_available(json!(spec.type_))),
+            #[cfg(feature = "nats")]
+            EventSinkType::Nats => nats::Config::plan(spec).map(Plan::Nats),
+            #[cfg(not(feature = "nats"))]
+            EventSinkType::Nats => Err(not_available(json!(spec.type_))),
+            EventSinkType::Kafka => Err(not_available(json!(spec.type_))),
         },
     }
 }
@@ -176,6 +196,8 @@ impl Sinks {
             }
             #[cfg(feature = "filesystem")]
             Plan::Filesystem(config) => Ok(Box::new(filesystem::open(config.clone(), &policy.files).await?)),
+            #[cfg(feature = "nats")]
+            Plan::Nats(config) => nats::open(config, &policy.network).await,
         }
     }
 }
@@ -193,10 +215,12 @@ fn not_available(type_: Value) -> Vec<SpecError> {
     )]
 }
 
-/// The types of this build, and how a command line names each.
+/// The types of this build, and how a command line names each that it can.
 const TYPES: &[(&str, &str)] = &[
     #[cfg(feature = "filesystem")]
     ("filesystem", "dir:DIRECTORY"),
+    #[cfg(feature = "nats")]
+    ("nats", ""),
     #[cfg(feature = "postgres")]
     ("postgres", "postgres://USER@HOST/DATABASE"),
     #[cfg(feature = "sqlite")]
@@ -208,7 +232,8 @@ fn available() -> String {
 }
 
 fn destinations() -> String {
-    TYPES.iter().rev().map(|(_, destination)| *destination).collect::<Vec<_>>().join(" or ")
+    let named = TYPES.iter().rev().map(|(_, destination)| *destination).filter(|text| !text.is_empty());
+    named.collect::<Vec<_>>().join(" or ")
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::program::root;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 
 /// The definitions of all kinds, once per control plane.
 fn plane() -> &'static ControlPlane {

@@ -4,6 +4,7 @@
 mod available;
 mod conformance;
 mod filesystem;
+mod nats;
 mod postgres;
 mod postgres_access;
 mod postgres_sessions;
