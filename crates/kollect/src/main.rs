@@ -3,6 +3,7 @@
 mod cli;
 mod cluster;
 mod files;
+mod operator;
 
 use std::process::ExitCode;
 
