@@ -82,3 +82,74 @@ pub(super) fn released(before: Lease, now: Timestamp) -> Lease {
     };
     Lease { spec: Some(spec), ..before }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn parsed(lease: &Value) -> Lease {
+        serde_json::from_value(lease.clone()).unwrap()
+    }
+
+    #[test]
+    fn records_are_written_as_client_go_writes_them() {
+        let start: Timestamp = "2026-01-02T03:04:05Z".parse().unwrap();
+        let later: Timestamp = "2026-01-02T03:04:06.123456789Z".parse().unwrap();
+        let spec = |lease: &Lease| serde_json::to_value(lease).unwrap()["spec"].clone();
+        let first = claimed(Lease::default(), "a", Duration::from_millis(4500), start);
+        let expected = json!({
+            "holderIdentity": "a", "leaseDurationSeconds": 5, "leaseTransitions": 0,
+            "acquireTime": "2026-01-02T03:04:05.000000Z", "renewTime": "2026-01-02T03:04:05.000000Z",
+        });
+        assert_eq!(spec(&first), expected);
+
+        let mut stored = first;
+        stored.metadata.resource_version = Some("7".into());
+        stored.metadata.labels = Some([("team".to_owned(), "x".to_owned())].into());
+        let renewed = claimed(stored, "a", Duration::from_mins(1), later);
+        assert_eq!(renewed.metadata.resource_version.as_deref(), Some("7"));
+        assert!(renewed.metadata.labels.is_some());
+        let expected = json!({
+            "holderIdentity": "a", "leaseDurationSeconds": 60, "leaseTransitions": 0,
+            "acquireTime": "2026-01-02T03:04:05.000000Z", "renewTime": "2026-01-02T03:04:06.123456Z",
+        });
+        assert_eq!(spec(&renewed), expected);
+
+        let taken = claimed(renewed.clone(), "b", Duration::from_mins(1), later);
+        assert_eq!(spec(&taken)["leaseTransitions"], 1);
+        assert_eq!(spec(&taken)["acquireTime"], "2026-01-02T03:04:06.123456Z");
+
+        let released = released(taken, later);
+        assert_eq!(holder(&released), None);
+        assert_eq!(
+            (&spec(&released)["leaseDurationSeconds"], &spec(&released)["leaseTransitions"]),
+            (&json!(1), &json!(1))
+        );
+        let by_older_clients = parsed(&json!({ "metadata": {}, "spec": { "holderIdentity": "" } }));
+        assert_eq!(holder(&by_older_clients), None);
+    }
+
+    #[test]
+    fn only_changes_of_the_record_are_signs_of_life() {
+        let start = Instant::now();
+        let seconds = Duration::from_secs;
+        let with = |renew: &str, label: &str| {
+            parsed(&json!({
+                "metadata": { "resourceVersion": label, "labels": { "l": label } },
+                "spec": { "holderIdentity": "x", "leaseDurationSeconds": 9, "renewTime": renew },
+            }))
+        };
+        let mut seen = None;
+        Observation::note(&mut seen, with("2090-01-01T00:00:00Z", "1"), start);
+        assert_eq!(seen.as_ref().unwrap().expires(seconds(60)), start + seconds(9), "not by their clock");
+        Observation::note(&mut seen, with("2090-01-01T00:00:00Z", "2"), start + seconds(5));
+        assert_eq!(seen.as_ref().unwrap().expires(seconds(60)), start + seconds(9), "a label says nothing");
+        Observation::note(&mut seen, with("1990-01-01T00:00:00Z", "3"), start + seconds(6));
+        assert_eq!(seen.as_ref().unwrap().expires(seconds(60)), start + seconds(15));
+        let silent = parsed(&json!({ "metadata": {}, "spec": { "holderIdentity": "x" } }));
+        Observation::note(&mut seen, silent, start);
+        assert_eq!(seen.as_ref().unwrap().expires(seconds(60)), start + seconds(60));
+    }
+}

@@ -1,35 +1,31 @@
 //! Elections on a real API server, on a network that breaks. There are never two leaders.
 
-use std::{
-    path::Path,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+mod candidate;
 
-use jiff::Timestamp;
-use k8s_openapi::api::coordination::v1::Lease;
-use kollect_testbed::{ControlPlane, Proxy, Rule};
-use kube::{
-    Client, Config,
-    config::{KubeConfigOptions, Kubeconfig},
-};
+use std::{process::Command, time::Duration};
+
+use candidate::{Candidate, Term};
+use kollect_testbed::{ControlPlane, Programs, Proxy, Rule, Scratch, Server, Stop};
 use serde_json::{Value, json};
 use tokio::{
     sync::watch,
-    task::JoinHandle,
     time::{self, Instant},
 };
 
-use super::{
-    LEASE, Leader, LeaderHandle, Leadership, Timings, ended, gained,
-    record::{self, Observation},
-};
+use super::{LEASE, Leader, Leadership, Timings, ended, gained};
 
 /// Long enough for a machine that is busy with something else.
 const LIMIT: Duration = Duration::from_secs(40);
 
 const QUICK: Timings = Timings {
-    lease: Duration::from_secs(5),
+    lease: Duration::from_secs(8),
+    renew_deadline: Duration::from_secs(6),
+    retry: Duration::from_millis(300),
+};
+
+/// For those who wait for whole leases.
+const BRIEF: Timings = Timings {
+    lease: Duration::from_secs(4),
     renew_deadline: Duration::from_secs(3),
     retry: Duration::from_millis(300),
 };
@@ -40,89 +36,6 @@ const SLOW: Timings = Timings {
     renew_deadline: Duration::from_mins(5),
     retry: Duration::from_mins(2),
 };
-
-async fn client(kubeconfig: &Path) -> Client {
-    let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
-    Client::try_from(config).unwrap()
-}
-
-/// A candidate, and from when until when it led.
-struct Candidate {
-    handle: LeaderHandle,
-    leadership: watch::Receiver<Leadership>,
-    terms: Arc<Mutex<Vec<Term>>>,
-    _diary: JoinHandle<()>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Term {
-    number: u64,
-    from: Instant,
-    until: Option<Instant>,
-}
-
-impl Candidate {
-    async fn start(kubeconfig: &Path, namespace: &str, identity: &str, timings: Timings) -> Self {
-        let handle = Leader::start(client(kubeconfig).await, namespace, identity, timings).unwrap();
-        let terms: Arc<Mutex<Vec<Term>>> = Arc::default();
-        let (mut leadership, written) = (handle.watch(), terms.clone());
-        // What the operator does with its writers.
-        let diary = tokio::spawn(async move {
-            while let Some(number) = gained(&mut leadership).await {
-                written.lock().unwrap().push(Term { number, from: Instant::now(), until: None });
-                ended(&mut leadership, number).await;
-                written.lock().unwrap().last_mut().unwrap().until = Some(Instant::now());
-            }
-        });
-        Self { leadership: handle.watch(), handle, terms, _diary: diary }
-    }
-
-    fn now(&self) -> Leadership {
-        self.leadership.borrow().clone()
-    }
-
-    fn leads(&self) -> bool {
-        self.now().term().is_some()
-    }
-
-    fn terms(&self) -> Vec<Term> {
-        self.terms.lock().unwrap().clone()
-    }
-
-    async fn until(&self, what: &str, condition: impl FnMut(&Leadership) -> bool) -> Leadership {
-        let mut leadership = self.leadership.clone();
-        let found = time::timeout(LIMIT, leadership.wait_for(condition)).await;
-        found.unwrap_or_else(|_| panic!("{what} never came true: {}", self.now())).unwrap().clone()
-    }
-
-    /// Waits until its writers run.
-    async fn until_leads(&self) {
-        self.until("leading", |now| now.term().is_some()).await;
-        let deadline = Instant::now() + LIMIT;
-        while self.terms().last().is_none_or(|term| term.until.is_some()) {
-            assert!(Instant::now() < deadline, "nobody heard that it leads: {}", self.now());
-            time::sleep(Duration::from_millis(5)).await;
-        }
-    }
-
-    async fn until_stands_by_for(&self, identity: &str) {
-        let prefix = format!("{identity}_");
-        self.until("standing by", |now| match now {
-            Leadership::Standby { holder: Some(holder), .. } => holder.starts_with(&prefix),
-            _ => false,
-        })
-        .await;
-    }
-
-    async fn until_problem(&self, text: &str) {
-        self.until(text, |now| match now {
-            Leadership::Standby { problem: Some(problem), .. } => problem.contains(text),
-            _ => false,
-        })
-        .await;
-    }
-}
 
 fn never_two(one: &Candidate, other: &Candidate) {
     for a in one.terms() {
@@ -146,10 +59,6 @@ fn write_lease(plane: &ControlPlane, namespace: &str, spec: &Value) {
     plane.apply(&lease.to_string()).unwrap();
 }
 
-fn parsed(lease: &Value) -> Lease {
-    serde_json::from_value(lease.clone()).unwrap()
-}
-
 #[test]
 fn timings_that_allow_two_leaders_are_refused_with_the_flags() {
     let message = |timings: Timings| timings.check().unwrap_err().to_string();
@@ -161,66 +70,6 @@ fn timings_that_allow_two_leaders_are_refused_with_the_flags() {
     let lazy = message(Timings { lease: 4 * second, renew_deadline: 2 * second, retry: 3 * second });
     assert!(lazy.contains("--leader-elect-retry-period (3s)"), "{lazy}");
     assert!(message(Timings { retry: Duration::ZERO, ..QUICK }).contains("--leader-elect-retry-period"));
-}
-
-#[test]
-fn records_are_written_as_client_go_writes_them() {
-    let start: Timestamp = "2026-01-02T03:04:05Z".parse().unwrap();
-    let later: Timestamp = "2026-01-02T03:04:06.123456789Z".parse().unwrap();
-    let spec = |lease: &Lease| serde_json::to_value(lease).unwrap()["spec"].clone();
-    let first = record::claimed(Lease::default(), "a", Duration::from_millis(4500), start);
-    let expected = json!({
-        "holderIdentity": "a", "leaseDurationSeconds": 5, "leaseTransitions": 0,
-        "acquireTime": "2026-01-02T03:04:05.000000Z", "renewTime": "2026-01-02T03:04:05.000000Z",
-    });
-    assert_eq!(spec(&first), expected);
-
-    let mut stored = first;
-    stored.metadata.resource_version = Some("7".into());
-    stored.metadata.labels = Some([("team".to_owned(), "x".to_owned())].into());
-    let renewed = record::claimed(stored, "a", Duration::from_mins(1), later);
-    assert_eq!(renewed.metadata.resource_version.as_deref(), Some("7"));
-    assert!(renewed.metadata.labels.is_some());
-    let expected = json!({
-        "holderIdentity": "a", "leaseDurationSeconds": 60, "leaseTransitions": 0,
-        "acquireTime": "2026-01-02T03:04:05.000000Z", "renewTime": "2026-01-02T03:04:06.123456Z",
-    });
-    assert_eq!(spec(&renewed), expected);
-
-    let taken = record::claimed(renewed.clone(), "b", Duration::from_mins(1), later);
-    assert_eq!(spec(&taken)["leaseTransitions"], 1);
-    assert_eq!(spec(&taken)["acquireTime"], "2026-01-02T03:04:06.123456Z");
-
-    let released = record::released(taken, later);
-    assert_eq!(record::holder(&released), None);
-    assert_eq!(
-        (&spec(&released)["leaseDurationSeconds"], &spec(&released)["leaseTransitions"]),
-        (&json!(1), &json!(1))
-    );
-    let by_older_clients = parsed(&json!({ "metadata": {}, "spec": { "holderIdentity": "" } }));
-    assert_eq!(record::holder(&by_older_clients), None);
-}
-
-#[test]
-fn only_changes_of_the_record_are_signs_of_life() {
-    let start = Instant::now();
-    let seconds = Duration::from_secs;
-    let with = |renew: &str, label: &str| {
-        parsed(&json!({
-            "metadata": { "resourceVersion": label, "labels": { "l": label } },
-            "spec": { "holderIdentity": "x", "leaseDurationSeconds": 9, "renewTime": renew },
-        }))
-    };
-    let mut seen = None;
-    Observation::note(&mut seen, with("2090-01-01T00:00:00Z", "1"), start);
-    assert_eq!(seen.as_ref().unwrap().expires(seconds(60)), start + seconds(9), "not by their clock");
-    Observation::note(&mut seen, with("2090-01-01T00:00:00Z", "2"), start + seconds(5));
-    assert_eq!(seen.as_ref().unwrap().expires(seconds(60)), start + seconds(9), "a label says nothing");
-    Observation::note(&mut seen, with("1990-01-01T00:00:00Z", "3"), start + seconds(6));
-    assert_eq!(seen.as_ref().unwrap().expires(seconds(60)), start + seconds(15));
-    let silent = parsed(&json!({ "metadata": {}, "spec": { "holderIdentity": "x" } }));
-    Observation::note(&mut seen, silent, start);
-    assert_eq!(seen.as_ref().unwrap().expires(seconds(60)), start + seconds(60));
 }
 
 #[tokio::test]
@@ -256,14 +105,97 @@ async fn one_of_two_leads_and_its_release_is_noticed_at_once() {
     assert_eq!((&held["leaseDurationSeconds"], &held["leaseTransitions"]), (&json!(600), &json!(0)));
 
     // Neither a retry nor the end of the lease is anywhere near.
-    let Candidate { handle, terms, leadership, _diary } = first;
-    handle.release().await;
+    let terms = first.leave().await;
     second.until_leads().await;
     let held = lease(plane, &namespace);
     assert!(held["holderIdentity"].as_str().unwrap().starts_with("second_"), "{held}");
     assert_eq!(held["leaseTransitions"], 1, "a release alone is no transition: {held}");
-    let first_ended = terms.lock().unwrap()[0].until.unwrap();
-    assert!(first_ended <= second.terms()[0].from, "{:?}", leadership.borrow());
+    assert!(terms[0].until.unwrap() <= second.terms()[0].from);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_many_one_leads_however_often_it_leaves() {
+    let plane = ControlPlane::shared();
+    let namespace = plane.namespace("many").unwrap();
+    let mut candidates = Vec::new();
+    for number in 0..4 {
+        let name = format!("c{number}");
+        candidates.push(Candidate::start(plane.kubeconfig(), &namespace, &name, QUICK).await);
+    }
+    let mut terms: Vec<Term> = Vec::new();
+    while !candidates.is_empty() {
+        let deadline = Instant::now() + LIMIT;
+        let leads = loop {
+            if let Some(leads) = candidates.iter().position(Candidate::leads) {
+                break leads;
+            }
+            assert!(Instant::now() < deadline, "nobody leads");
+            time::sleep(Duration::from_millis(5)).await;
+        };
+        candidates[leads].until_leads().await;
+        for (one, other) in candidates.iter().zip(candidates.iter().skip(1)) {
+            never_two(one, other);
+        }
+        terms.extend(candidates.swap_remove(leads).leave().await);
+    }
+    for (one, next) in terms.iter().zip(terms.iter().skip(1)) {
+        assert!(one.until.unwrap() <= next.from, "{terms:?}");
+    }
+    assert_eq!(lease(plane, &namespace)["leaseTransitions"], 3);
+}
+
+/// A program with the leader election of client-go.
+fn start_client_go(plane: &ControlPlane, namespace: &str, scratch: &Scratch) -> Server {
+    let mut command = Command::new(Programs::find_or_build().unwrap().kube_controller_manager);
+    command.args([
+        &format!("--kubeconfig={}", plane.kubeconfig().display()),
+        "--controllers=ttl-controller",
+        "--secure-port=0",
+        "--leader-elect=true",
+        &format!("--leader-elect-resource-name={LEASE}"),
+        &format!("--leader-elect-resource-namespace={namespace}"),
+        "--leader-elect-lease-duration=4s",
+        "--leader-elect-renew-deadline=3s",
+        "--leader-elect-retry-period=300ms",
+    ]);
+    Server::start(scratch, "client-go", Stop::Kill, &command).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_that_use_client_go_take_turns_with_us() {
+    let plane = ControlPlane::shared();
+    let namespace = plane.namespace("interop").unwrap();
+    let scratch = Scratch::new().unwrap();
+    let ours = Candidate::start(plane.kubeconfig(), &namespace, "ours", BRIEF).await;
+    ours.until_leads().await;
+    let holder = || lease(plane, &namespace)["holderIdentity"].as_str().unwrap_or_default().to_owned();
+    let mut theirs = start_client_go(plane, &namespace, &scratch);
+    let log = theirs.log().to_owned();
+    let competes = || {
+        let text = std::fs::read_to_string(&log).unwrap_or_default();
+        text.contains("Attempting to acquire leader lease")
+    };
+    theirs.wait_until(LIMIT, competes).unwrap();
+    // Longer than our lease: they see that we renew.
+    let deadline = Instant::now() + BRIEF.lease + Duration::from_secs(1);
+    while Instant::now() < deadline {
+        assert!(holder().starts_with("ours_"), "{}", holder());
+    }
+    assert_eq!(ours.terms().len(), 1);
+
+    ours.leave().await;
+    theirs.wait_until(LIMIT, || !holder().is_empty()).unwrap();
+    let their_name = holder();
+    assert!(!their_name.starts_with("ours_"), "{their_name}");
+    let heir = Candidate::start(plane.kubeconfig(), &namespace, "heir", BRIEF).await;
+    heir.until("seeing them lead", |now| *now == standby(&their_name)).await;
+    let deadline = Instant::now() + BRIEF.lease + Duration::from_secs(1);
+    while Instant::now() < deadline {
+        assert_eq!(holder(), their_name, "we see that they renew");
+    }
+    drop(theirs);
+    heir.until_leads().await;
+    assert_eq!(lease(plane, &namespace)["leaseTransitions"], 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -282,9 +214,10 @@ async fn a_frozen_leader_stops_before_the_next_one_starts_and_can_lead_again() {
     frozen.until("the renew deadline", |now| now.term().is_none()).await;
     let waited = stalled.elapsed();
     assert!(waited <= QUICK.renew_deadline + Duration::from_secs(1), "stopped after {waited:?}");
-    assert!(!other.leads(), "nobody takes over before the lease has run out");
     other.until_leads().await;
     never_two(&frozen, &other);
+    let waited = other.terms()[0].from - stalled;
+    assert!(waited <= QUICK.lease + QUICK.retry + Duration::from_secs(2), "took over after {waited:?}");
 
     proxy.stall(false);
     frozen.until_stands_by_for("other").await;
@@ -295,10 +228,9 @@ async fn a_frozen_leader_stops_before_the_next_one_starts_and_can_lead_again() {
     proxy.refuse(false);
     frozen.until_stands_by_for("other").await;
 
-    let terms = other.terms.clone();
-    other.handle.release().await;
+    let terms = other.leave().await;
     frozen.until_leads().await;
-    assert!(terms.lock().unwrap()[0].until.unwrap() <= frozen.terms()[1].from);
+    assert!(terms[0].until.unwrap() <= frozen.terms()[1].from);
     let numbers: Vec<u64> = frozen.terms().iter().map(|term| term.number).collect();
     assert_eq!(numbers, [1, 2]);
 }
@@ -308,7 +240,7 @@ async fn a_holder_with_a_wild_clock_is_honoured_while_it_renews() {
     let plane = ControlPlane::shared();
     let namespace = plane.namespace("clock").unwrap();
     let record = |renew: &str| {
-        json!({ "holderIdentity": "wild", "leaseDurationSeconds": 4, "leaseTransitions": 7,
+        json!({ "holderIdentity": "wild", "leaseDurationSeconds": 6, "leaseTransitions": 7,
                 "acquireTime": renew, "renewTime": renew })
     };
     // Decades too old: whoever believed its clock would take over at once.
@@ -316,10 +248,12 @@ async fn a_holder_with_a_wild_clock_is_honoured_while_it_renews() {
     let started = Instant::now();
     let candidate = Candidate::start(plane.kubeconfig(), &namespace, "sane", QUICK).await;
     candidate.until("seeing the holder", |now| *now == standby("wild")).await;
-    while started.elapsed() < Duration::from_secs(6) {
-        let minute = started.elapsed().as_millis() % 60;
-        write_lease(plane, &namespace, &record(&format!("1999-01-01T00:{minute:02}:00.000000Z")));
-        time::sleep(Duration::from_millis(500)).await;
+    // Twice as long as its lease.
+    let mut minutes = 0..60;
+    while started.elapsed() < Duration::from_secs(12) {
+        let minute = minutes.next().unwrap();
+        write_lease(plane, &namespace, &record(&format!("1999-01-01T01:{minute:02}:00.000000Z")));
+        time::sleep(Duration::from_millis(300)).await;
     }
     assert!(candidate.terms().is_empty(), "it renewed all the time");
 
@@ -328,7 +262,7 @@ async fn a_holder_with_a_wild_clock_is_honoured_while_it_renews() {
     let silent = Instant::now();
     candidate.until_leads().await;
     let waited = candidate.terms()[0].from - silent;
-    assert!(waited >= Duration::from_secs(3), "took over after {waited:?}");
+    assert!(waited >= Duration::from_secs(5), "took over after {waited:?}");
     assert_eq!(lease(plane, &namespace)["leaseTransitions"], 8);
 }
 
@@ -374,7 +308,7 @@ async fn a_restarted_api_server_ends_a_term_and_not_the_candidate() {
     assert_eq!(candidate.terms().last().unwrap().number, 2);
 
     plane.stop_api_server();
-    let released = time::timeout(LIMIT, candidate.handle.release()).await;
+    let released = time::timeout(LIMIT, candidate.leave()).await;
     assert!(released.is_ok(), "nobody waits for ever for an API server that is gone");
 }
 
