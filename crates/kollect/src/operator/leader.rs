@@ -83,6 +83,8 @@ pub(crate) enum Leadership {
         term: u64,
         /// When it stops unless it renews before; never, if it is alone.
         until: Option<Instant>,
+        /// Why the last renewal failed, while there is still time for another one.
+        problem: Option<String>,
     },
 }
 
@@ -90,7 +92,9 @@ impl Leadership {
     /// The term that is running now. The deadline counts even if nobody has noticed yet that it passed.
     pub(crate) fn term(&self) -> Option<u64> {
         match *self {
-            Self::Leading { term, until } if until.is_none_or(|until| Instant::now() < until) => Some(term),
+            Self::Leading { term, until, .. } if until.is_none_or(|until| Instant::now() < until) => {
+                Some(term)
+            }
             _ => None,
         }
     }
@@ -106,7 +110,10 @@ impl Leadership {
 impl fmt::Display for Leadership {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Leading { term, .. } => write!(f, "leads (term {term})"),
+            Self::Leading { term, problem: None, .. } => write!(f, "leads (term {term})"),
+            Self::Leading { term, problem: Some(problem), .. } => {
+                write!(f, "leads (term {term}): {problem}")
+            }
             Self::Standby { holder: Some(holder), problem: None } => write!(f, "stands by for {holder}"),
             Self::Standby { holder: None, problem: None } => f.write_str("stands by"),
             Self::Standby { problem: Some(problem), .. } => write!(f, "stands by: {problem}"),
@@ -171,7 +178,8 @@ impl Leader {
 
     /// Leads for ever: nobody else is there.
     pub(crate) fn alone() -> LeaderHandle {
-        let (leadership, receiver) = watch::channel(Leadership::Leading { term: 1, until: None });
+        let (leadership, receiver) =
+            watch::channel(Leadership::Leading { term: 1, until: None, problem: None });
         LeaderHandle { receiver, stop: Stop::Alone(leadership), task: JoinSet::new() }
     }
 }

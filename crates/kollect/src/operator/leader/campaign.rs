@@ -107,8 +107,11 @@ impl Campaign {
             }
             outcome => {
                 // A leader goes on until its deadline, which somebody else watches.
-                if self.leadership.borrow().term().is_none() {
-                    self.stand_by(outcome.err());
+                let problem = outcome.err();
+                let term = self.leadership.borrow().term();
+                match term {
+                    Some(_) => self.note(problem),
+                    None => self.stand_by(problem),
                 }
                 pause
             }
@@ -203,7 +206,17 @@ impl Campaign {
         let until = sent + self.timings.renew_deadline;
         let term = self.leadership.borrow().term().unwrap_or(self.terms + 1);
         self.terms = term;
-        self.leadership.send_replace(Leadership::Leading { term, until: Some(until) });
+        self.leadership.send_replace(Leadership::Leading { term, until: Some(until), problem: None });
+    }
+
+    fn note(&self, news: Option<String>) {
+        self.leadership.send_if_modified(|now| match now {
+            Leadership::Leading { problem, .. } if *problem != news => {
+                *problem = news;
+                true
+            }
+            _ => false,
+        });
     }
 
     fn stand_by(&self, problem: Option<String>) {
@@ -245,13 +258,15 @@ async fn stop_at_the_deadline(leadership: &watch::Sender<Leadership>) {
         let until = news.borrow_and_update().until();
         tokio::select! {
             () = at(until) => {
-                let problem = "the lease was not renewed before the deadline".to_owned();
                 leadership.send_if_modified(|now| {
-                    let over = now.until().is_some() && now.term().is_none();
-                    if over {
-                        *now = Leadership::Standby { holder: None, problem: Some(problem) };
+                    let over = now.term().is_none();
+                    if let Leadership::Leading { problem, .. } = now && over {
+                        let cause = problem.take().unwrap_or_else(|| "no answer yet".to_owned());
+                        let problem = Some(format!("not renewed before the deadline: {cause}"));
+                        *now = Leadership::Standby { holder: None, problem };
+                        return true;
                     }
-                    over
+                    false
                 });
             }
             changed = news.changed() => if changed.is_err() { return },

@@ -75,7 +75,8 @@ fn timings_that_allow_two_leaders_are_refused_with_the_flags() {
 #[tokio::test]
 async fn a_term_ends_at_its_deadline_even_if_the_candidate_is_stuck() {
     let until = Instant::now() + Duration::from_millis(100);
-    let (_stuck, mut leadership) = watch::channel(Leadership::Leading { term: 3, until: Some(until) });
+    let (_stuck, mut leadership) =
+        watch::channel(Leadership::Leading { term: 3, until: Some(until), problem: None });
     assert_eq!(gained(&mut leadership).await, Some(3));
     time::timeout(LIMIT, ended(&mut leadership, 3)).await.unwrap();
     assert!(Instant::now() >= until);
@@ -302,6 +303,8 @@ async fn a_restarted_api_server_ends_a_term_and_not_the_candidate() {
     let candidate = Candidate::start(plane.kubeconfig(), &namespace, "a", QUICK).await;
     candidate.until_leads().await;
     plane.stop_api_server();
+    let warned = |now: &Leadership| matches!(now, Leadership::Leading { problem: Some(_), .. });
+    candidate.until("a failed renewal", warned).await;
     candidate.until_problem("lease").await;
     plane.start_api_server().unwrap();
     candidate.until_leads().await;
