@@ -157,7 +157,7 @@ fn anonymous_identity(config: &Config) -> String {
 }
 
 /// kube's errors repeat their causes in their own text; the innermost says what happened.
-fn plain(error: kube::Error) -> anyhow::Error {
+pub(crate) fn plain(error: kube::Error) -> anyhow::Error {
     match error {
         kube::Error::Api(status) => anyhow!("{} ({})", status.message, status.code),
         other => match anyhow::Error::from(other).chain().last() {

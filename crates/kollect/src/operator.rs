@@ -13,11 +13,14 @@ mod args;
 mod bindings;
 mod conditions;
 mod finalize;
+mod health;
+mod leader;
 mod objects;
 mod probe;
 mod progress;
 mod reconcile;
 mod secrets;
+mod serve;
 mod status;
 mod write;
 
@@ -61,7 +64,12 @@ async fn operate(args: Args) -> anyhow::Result<()> {
     let watch_source: Arc<dyn WatchSource> = source.clone();
     let collector = Collector::start(watch_source.clone(), writer, settings.clone(), report);
     let rest = rest(&*watch_source, &settings);
-    let mut operator = Operator::new(source, watch_source, rules, collector, rows, rest, args.within());
+    let leader = args.lead(source.client())?;
+    let health = health::Health::default();
+    let probes = health::serve(&args.health_probe_bind_address, health.clone(), leader.watch()).await?;
+    let setup =
+        reconcile::Setup { source, watch_source, rules, collector, rows, rest, within: args.within() };
+    let mut operator = Operator::new(setup, leader.watch(), health);
     info!(version = env!("CARGO_PKG_VERSION"), cluster = operator.cluster(), "started");
     tokio::select! {
         () = operator.run() => {}
@@ -76,6 +84,11 @@ async fn operate(args: Args) -> anyhow::Result<()> {
             }
         }
         () = crate::cli::asked_to_stop() => warn!("stopped at once"),
+    }
+    // Nothing is written any more: somebody else may.
+    leader.release().await;
+    if let Some(probes) = probes {
+        probes.shutdown(Duration::from_secs(1)).await;
     }
     kinds.abort();
     Ok(())

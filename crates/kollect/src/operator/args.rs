@@ -7,9 +7,11 @@ use anyhow::bail;
 use kollect_engine::{extract::Policy, select::NamespaceDefaults};
 use kollect_model::crd::shapes::{GoDuration, is_namespace_name};
 use kollect_sinks::{Cidr, Network};
+use kube::Client;
 use tracing::warn;
 use tracing_subscriber::EnvFilter;
 
+use super::leader::{Leader, LeaderHandle, Timings};
 use crate::world::{FileRoot, Rules};
 
 /// Arguments of `kollect operator`.
@@ -49,6 +51,24 @@ pub(crate) struct Args {
     /// How often everything is compared with a fresh list.
     #[arg(long, value_name = "DURATION", default_value = "12h", value_parser = duration)]
     informer_resync_period: Duration,
+    /// Only one of several replicas writes; the others watch, and take over.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
+    leader_elect: bool,
+    /// How long a leader that is not heard of counts as alive.
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
+    leader_elect_lease_duration: Duration,
+    /// How long a leader that cannot renew its lease goes on writing.
+    #[arg(long, value_name = "DURATION", default_value = "40s", value_parser = duration)]
+    leader_elect_renew_deadline: Duration,
+    /// How often the lease is looked at.
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
+    leader_elect_retry_period: Duration,
+    /// Namespace of the lease; default: the operator's own.
+    #[arg(long, value_name = "NAMESPACE", value_parser = namespace_name)]
+    leader_election_namespace: Option<String>,
+    /// Where /healthz and /readyz are served; 0: nowhere.
+    #[arg(long, value_name = "ADDRESS", default_value = ":8081")]
+    pub(crate) health_probe_bind_address: String,
     /// Seconds that running writes get to finish.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub(crate) shutdown_grace_period: u64,
@@ -160,6 +180,22 @@ impl Args {
             },
             files: self.file_sink_root.clone().map_or(FileRoot::Refused, FileRoot::Directory),
         })
+    }
+
+    /// Enters the election, or leads alone.
+    pub(crate) fn lead(&self, client: Client) -> anyhow::Result<LeaderHandle> {
+        if !self.leader_elect {
+            return Ok(Leader::alone());
+        }
+        let timings = Timings {
+            lease: self.leader_elect_lease_duration,
+            renew_deadline: self.leader_elect_renew_deadline,
+            retry: self.leader_elect_retry_period,
+        };
+        let namespace =
+            self.leader_election_namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
+        let identity = std::env::var("HOSTNAME").unwrap_or_else(|_| "kollect".into());
+        Leader::start(client, &namespace, &identity, timings)
     }
 
     /// Says what replaced flags that were given and do nothing.

@@ -24,13 +24,18 @@ use kollect_sinks::Sinks;
 use kube::Client;
 use serde::Serialize;
 use serde_json::{Value, json};
-use tokio::time::{self, Instant};
-use tracing::info;
+use tokio::{
+    sync::watch,
+    time::{self, Instant},
+};
+use tracing::{info, warn};
 
 use super::{
     bindings::{Bindings, Planned, binding_name},
     conditions::Conditions,
     finalize::{self, Deleted},
+    health::Health,
+    leader::{self, Leadership},
     objects::{Known, Objects, SinkObject},
     probe::{Probed, Probes},
     progress::Board,
@@ -71,18 +76,24 @@ pub(crate) struct Operator {
     writer: StatusWriter,
     /// When something must be looked at although nothing changes.
     due: Option<Instant>,
+    leadership: watch::Receiver<Leadership>,
+    health: Health,
+}
+
+/// What the operator is made from.
+pub(crate) struct Setup {
+    pub(crate) source: Arc<ClusterSource>,
+    pub(crate) watch_source: Arc<dyn WatchSource>,
+    pub(crate) rules: Arc<Rules>,
+    pub(crate) collector: Collector,
+    pub(crate) rows: StoreReader,
+    pub(crate) rest: Sight,
+    pub(crate) within: Option<BTreeSet<Arc<str>>>,
 }
 
 impl Operator {
-    pub(crate) fn new(
-        source: Arc<ClusterSource>,
-        watch_source: Arc<dyn WatchSource>,
-        rules: Arc<Rules>,
-        collector: Collector,
-        rows: StoreReader,
-        rest: Sight,
-        within: Option<BTreeSet<Arc<str>>>,
-    ) -> Self {
+    pub(crate) fn new(setup: Setup, leadership: watch::Receiver<Leadership>, health: Health) -> Self {
+        let Setup { source, watch_source, rules, collector, rows, rest, within } = setup;
         let client = source.client();
         let sinks = Sinks::default();
         Self {
@@ -103,6 +114,8 @@ impl Operator {
             running: BTreeSet::new(),
             probes: Probes::default(),
             due: None,
+            leadership,
+            health,
         }
     }
 
@@ -114,6 +127,8 @@ impl Operator {
     /// Looks and acts, for ever.
     pub(crate) async fn run(&mut self) {
         self.objects.settled().await;
+        self.health.settled();
+        let mut leadership = self.leadership.clone();
         let mut objects = self.objects.changes();
         let mut secrets = self.secrets.changes();
         let mut board = self.board.changes();
@@ -121,9 +136,34 @@ impl Operator {
         let mut sights = self.rows.sight_changes();
         let mut namespaces = self.collector.namespaces();
         loop {
-            self.turn().await;
+            self.health.turned();
+            let term = self.leadership.borrow_and_update().term();
+            // Whoever does not lead writes nothing, whatever else it is doing.
+            let stripped = match term {
+                Some(term) => {
+                    tokio::select! {
+                        () = self.turn(true) => false,
+                        () = leader::ended(&mut leadership, term) => true,
+                    }
+                }
+                None => {
+                    self.turn(false).await;
+                    true
+                }
+            };
+            if stripped && self.deliveries.take().is_some() {
+                warn!("no longer leading: nothing is written");
+            }
+            let lost = async {
+                match term {
+                    Some(term) => leader::ended(&mut leadership, term).await,
+                    None => std::future::pending().await,
+                }
+            };
             let due = self.due.unwrap_or_else(|| Instant::now() + LOOK_AGAIN);
             tokio::select! {
+                () = lost => {}
+                Ok(()) = self.leadership.changed() => {}
                 Ok(()) = objects.changed() => {}
                 Ok(()) = secrets.changed() => {}
                 Ok(()) = board.changed() => {}
@@ -149,7 +189,7 @@ impl Operator {
         }
     }
 
-    async fn turn(&mut self) {
+    async fn turn(&mut self, leading: bool) {
         let known = self.objects.known();
         let mut world = known.world();
         let wanted = self.wanted_secrets(&world);
@@ -157,8 +197,8 @@ impl Operator {
         world.secrets = self.secrets.known();
         let resolved = world.resolve(&self.rules, &mut self.compiled);
         self.collect(&resolved);
-        if !self.secrets.knows_all(&wanted) {
-            // They are being looked up; nobody shall be told that they are missing.
+        // Secrets that are being looked up shall not be told to be missing.
+        if !leading || !self.secrets.knows_all(&wanted) {
             return;
         }
         self.deliver(&known, &resolved).await;

@@ -1,0 +1,87 @@
+//! /healthz: the loop makes progress. /readyz: the process has seen its objects, and leads or stands by.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{Router, http::StatusCode, routing::get};
+use tokio::{sync::watch, time::Instant};
+use tracing::warn;
+
+use super::{
+    leader::Leadership,
+    serve::{Endpoint, Limits, Server, Tls},
+};
+
+/// A loop that has not come round for so long is stuck.
+const STUCK: Duration = Duration::from_mins(2);
+
+/// How the loop is.
+#[derive(Clone)]
+pub(crate) struct Health {
+    turned: watch::Sender<Instant>,
+    settled: Arc<AtomicBool>,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self { turned: watch::Sender::new(Instant::now()), settled: Arc::default() }
+    }
+}
+
+impl Health {
+    /// The loop has come round.
+    pub(crate) fn turned(&self) {
+        self.turned.send_replace(Instant::now());
+    }
+
+    /// All objects have been seen.
+    pub(crate) fn settled(&self) {
+        self.settled.store(true, Ordering::Relaxed);
+    }
+
+    fn is_alive(&self) -> bool {
+        self.turned.borrow().elapsed() < STUCK
+    }
+}
+
+/// Serves both; `0` is nowhere.
+pub(crate) async fn serve(
+    address: &str,
+    health: Health,
+    leadership: watch::Receiver<Leadership>,
+) -> anyhow::Result<Option<Server>> {
+    if address == "0" {
+        return Ok(None);
+    }
+    let alive = health.clone();
+    let healthz = move || async move {
+        if alive.is_alive() {
+            (StatusCode::OK, "ok\n".to_owned())
+        } else {
+            (StatusCode::SERVICE_UNAVAILABLE, "the loop is stuck\n".to_owned())
+        }
+    };
+    let readyz = move || async move {
+        let leadership = leadership.borrow().to_string();
+        if health.settled.load(Ordering::Relaxed) {
+            (StatusCode::OK, format!("ok: {leadership}\n"))
+        } else {
+            (StatusCode::SERVICE_UNAVAILABLE, "objects are being listed\n".to_owned())
+        }
+    };
+    let router = Router::new().route("/healthz", get(healthz)).route("/readyz", get(readyz));
+    let endpoint = Endpoint {
+        flag: "--health-probe-bind-address",
+        address: address.to_owned(),
+        tls: Tls::Off,
+        http2: false,
+        limits: Limits::default(),
+    };
+    let report = Arc::new(|notice: super::serve::Notice| warn!(%notice, "probes"));
+    Server::start(endpoint, router, report).await.map(Some)
+}

@@ -1,0 +1,224 @@
+//! Who of several replicas writes: leader election on a Lease, compatible with client-go.
+//!
+//! A leader that cannot renew stops leading at its renew deadline, which is before anybody else can take
+//! over, keeps trying, and leads again in a new term. Nothing here ends the process.
+
+mod campaign;
+mod record;
+
+use std::{fmt, time::Duration};
+
+use anyhow::bail;
+use campaign::Campaign;
+use kube::Client;
+use tokio::{
+    sync::{oneshot, watch},
+    task::JoinSet,
+    time::{self, Instant},
+};
+
+/// The Lease that all replicas compete for, those of the Go implementation too.
+pub(crate) const LEASE: &str = "3274ac8a.kollect.dev";
+
+/// How patient candidates are with each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Timings {
+    /// For how long others wait for a leader that is silent.
+    pub(crate) lease: Duration,
+    /// When a leader that cannot renew stops leading.
+    pub(crate) renew_deadline: Duration,
+    /// The longest pause between two tries.
+    pub(crate) retry: Duration,
+}
+
+impl Default for Timings {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_mins(1),
+            renew_deadline: Duration::from_secs(40),
+            retry: Duration::from_secs(5),
+        }
+    }
+}
+
+impl Timings {
+    /// A leader must have stopped before another one may start. The error names the flags.
+    pub(crate) fn check(self) -> anyhow::Result<()> {
+        let Self { lease, renew_deadline, retry } = self;
+        if retry.is_zero() {
+            bail!("--leader-elect-retry-period must be longer than nothing");
+        }
+        if retry >= renew_deadline {
+            bail!(
+                "--leader-elect-retry-period ({retry:?}) must be shorter than \
+                 --leader-elect-renew-deadline ({renew_deadline:?})"
+            );
+        }
+        if renew_deadline >= lease {
+            bail!(
+                "--leader-elect-renew-deadline ({renew_deadline:?}) must be shorter than \
+                 --leader-elect-lease-duration ({lease:?})"
+            );
+        }
+        if i32::try_from(lease.as_secs()).is_err() {
+            bail!("--leader-elect-lease-duration ({lease:?}) is longer than a Lease can say");
+        }
+        Ok(())
+    }
+}
+
+/// What this process is to the others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Leadership {
+    /// Somebody else writes, or nobody.
+    Standby {
+        /// Who held the lease when it was last read.
+        holder: Option<String>,
+        /// Why the last try failed, for the log and for conditions.
+        problem: Option<String>,
+    },
+    /// This process writes.
+    Leading {
+        /// Counts the times that this process became the leader.
+        term: u64,
+        /// When it stops unless it renews before; never, if it is alone.
+        until: Option<Instant>,
+        /// Why the last renewal failed, while there is still time for another one.
+        problem: Option<String>,
+    },
+}
+
+impl Leadership {
+    /// The term that is running now. The deadline counts even if nobody has noticed yet that it passed.
+    pub(crate) fn term(&self) -> Option<u64> {
+        match *self {
+            Self::Leading { term, until, .. } if until.is_none_or(|until| Instant::now() < until) => {
+                Some(term)
+            }
+            _ => None,
+        }
+    }
+
+    fn until(&self) -> Option<Instant> {
+        match *self {
+            Self::Leading { until, .. } => until,
+            Self::Standby { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for Leadership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Leading { term, problem: None, .. } => write!(f, "leads (term {term})"),
+            Self::Leading { term, problem: Some(problem), .. } => {
+                write!(f, "leads (term {term}): {problem}")
+            }
+            Self::Standby { holder: Some(holder), problem: None } => write!(f, "stands by for {holder}"),
+            Self::Standby { holder: None, problem: None } => f.write_str("stands by"),
+            Self::Standby { problem: Some(problem), .. } => write!(f, "stands by: {problem}"),
+        }
+    }
+}
+
+/// Waits until this process leads, and returns the term; nothing once the candidate is gone.
+pub(crate) async fn gained(leadership: &mut watch::Receiver<Leadership>) -> Option<u64> {
+    loop {
+        let term = leadership.borrow_and_update().term();
+        if term.is_some() {
+            return term;
+        }
+        leadership.changed().await.ok()?;
+    }
+}
+
+/// Waits until a term is over. Whoever writes must be dropped then: this returns at the renew deadline
+/// even if the candidate itself is stuck.
+pub(crate) async fn ended(leadership: &mut watch::Receiver<Leadership>, term: u64) {
+    loop {
+        let now = leadership.borrow_and_update().clone();
+        if now.term() != Some(term) {
+            return;
+        }
+        tokio::select! {
+            changed = leadership.changed() => if changed.is_err() { return },
+            () = at(now.until()) => {}
+        }
+    }
+}
+
+async fn at(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Starts candidates.
+pub(crate) struct Leader;
+
+impl Leader {
+    /// Becomes a candidate for the lease in `namespace`. Others see `identity`, the name of the Pod, with
+    /// a suffix that no other process has.
+    pub(crate) fn start(
+        client: Client,
+        namespace: &str,
+        identity: &str,
+        timings: Timings,
+    ) -> anyhow::Result<LeaderHandle> {
+        timings.check()?;
+        let (leadership, receiver) = watch::channel(Leadership::Standby { holder: None, problem: None });
+        let (stop, stopped) = oneshot::channel();
+        let identity = format!("{identity}_{:032x}", fastrand::u128(..));
+        let campaign = Campaign::new(client, namespace, identity, timings, leadership);
+        let mut task = JoinSet::new();
+        task.spawn(campaign.run(stopped));
+        Ok(LeaderHandle { receiver, stop: Stop::Campaign(stop), task })
+    }
+
+    /// Leads for ever: nobody else is there.
+    pub(crate) fn alone() -> LeaderHandle {
+        let (leadership, receiver) =
+            watch::channel(Leadership::Leading { term: 1, until: None, problem: None });
+        LeaderHandle { receiver, stop: Stop::Alone(leadership), task: JoinSet::new() }
+    }
+}
+
+/// A running candidate. Dropped without [`release`](Self::release) it goes silent, and the others wait for
+/// the lease to run out.
+pub(crate) struct LeaderHandle {
+    receiver: watch::Receiver<Leadership>,
+    stop: Stop,
+    task: JoinSet<()>,
+}
+
+enum Stop {
+    Campaign(oneshot::Sender<()>),
+    Alone(watch::Sender<Leadership>),
+}
+
+impl LeaderHandle {
+    /// What this process is now, and when that changes; see [`gained`] and [`ended`].
+    pub(crate) fn watch(&self) -> watch::Receiver<Leadership> {
+        self.receiver.clone()
+    }
+
+    /// Ends the candidacy, and gives the lease up so that a standby takes over at once. The caller must
+    /// have stopped writing. Takes seconds at most, also when the API server is away.
+    pub(crate) async fn release(mut self) {
+        match self.stop {
+            Stop::Campaign(stop) => {
+                if stop.send(()).is_ok() {
+                    // A task that panicked has released nothing, and the lease runs out.
+                    self.task.join_next().await;
+                }
+            }
+            Stop::Alone(leadership) => {
+                leadership.send_replace(Leadership::Standby { holder: None, problem: None });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+//! What candidates write into the Lease, and for how long what they read there counts.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+};
+use tokio::time::Instant;
+
+/// The lease as it was last read or written, and since when its content has been the same.
+///
+/// The times in it are of other clocks and are never compared with ours: a holder is alive for the
+/// duration it asked for after each change that we saw.
+#[derive(Debug)]
+pub(super) struct Observation {
+    pub(super) lease: Lease,
+    since: Instant,
+}
+
+impl Observation {
+    /// Only a changed record is a sign of life; changed labels are not.
+    pub(super) fn note(seen: &mut Option<Self>, lease: Lease, now: Instant) {
+        let since = match seen.take() {
+            Some(before) if before.lease.spec == lease.spec => before.since,
+            _ => now,
+        };
+        *seen = Some(Self { lease, since });
+    }
+
+    pub(super) fn holder(&self) -> Option<&str> {
+        holder(&self.lease)
+    }
+
+    /// When others may take the lease. `usual` is for records that do not say.
+    pub(super) fn expires(&self, usual: Duration) -> Instant {
+        let seconds = self.lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
+        let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
+        self.since + seconds.map_or(usual, Duration::from_secs)
+    }
+}
+
+/// Older clients write an empty name for nobody.
+pub(super) fn holder(lease: &Lease) -> Option<&str> {
+    lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
+}
+
+/// The lease with `identity` as its holder: renewed if that is so already, else acquired. Labels and the
+/// resource version, which guards against other writers, stay.
+pub(super) fn claimed(before: Lease, identity: &str, duration: Duration, now: Timestamp) -> Lease {
+    let renews = holder(&before) == Some(identity);
+    let is_new = before.metadata.resource_version.is_none();
+    let spec = before.spec.unwrap_or_default();
+    let (acquire_time, transitions) = if renews {
+        (spec.acquire_time.clone(), spec.lease_transitions)
+    } else {
+        let transitions = spec.lease_transitions.unwrap_or(0);
+        (None, Some(if is_new { 0 } else { transitions.saturating_add(1) }))
+    };
+    // Others count whole seconds: rather more than less.
+    let seconds = duration.as_secs() + u64::from(duration.subsec_nanos() > 0);
+    let spec = LeaseSpec {
+        holder_identity: Some(identity.to_owned()),
+        lease_duration_seconds: Some(i32::try_from(seconds).unwrap_or(i32::MAX)),
+        acquire_time: acquire_time.or(Some(MicroTime(now))),
+        renew_time: Some(MicroTime(now)),
+        lease_transitions: transitions,
+        ..spec
+    };
+    Lease { spec: Some(spec), ..before }
+}
+
+/// The lease without a holder, so that nobody has to wait.
+pub(super) fn released(before: Lease, now: Timestamp) -> Lease {
+    let spec = LeaseSpec {
+        holder_identity: None,
+        lease_duration_seconds: Some(1),
+        acquire_time: Some(MicroTime(now)),
+        renew_time: Some(MicroTime(now)),
+        ..before.spec.unwrap_or_default()
+    };
+    Lease { spec: Some(spec), ..before }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn parsed(lease: &Value) -> Lease {
+        serde_json::from_value(lease.clone()).unwrap()
+    }
+
+    #[test]
+    fn records_are_written_as_client_go_writes_them() {
+        let start: Timestamp = "2026-01-02T03:04:05Z".parse().unwrap();
+        let later: Timestamp = "2026-01-02T03:04:06.123456789Z".parse().unwrap();
+        let spec = |lease: &Lease| serde_json::to_value(lease).unwrap()["spec"].clone();
+        let first = claimed(Lease::default(), "a", Duration::from_millis(4500), start);
+        let expected = json!({
+            "holderIdentity": "a", "leaseDurationSeconds": 5, "leaseTransitions": 0,
+            "acquireTime": "2026-01-02T03:04:05.000000Z", "renewTime": "2026-01-02T03:04:05.000000Z",
+        });
+        assert_eq!(spec(&first), expected);
+
+        let mut stored = first;
+        stored.metadata.resource_version = Some("7".into());
+        stored.metadata.labels = Some([("team".to_owned(), "x".to_owned())].into());
+        let renewed = claimed(stored, "a", Duration::from_mins(1), later);
+        assert_eq!(renewed.metadata.resource_version.as_deref(), Some("7"));
+        assert!(renewed.metadata.labels.is_some());
+        let expected = json!({
+            "holderIdentity": "a", "leaseDurationSeconds": 60, "leaseTransitions": 0,
+            "acquireTime": "2026-01-02T03:04:05.000000Z", "renewTime": "2026-01-02T03:04:06.123456Z",
+        });
+        assert_eq!(spec(&renewed), expected);
+
+        let taken = claimed(renewed.clone(), "b", Duration::from_mins(1), later);
+        assert_eq!(spec(&taken)["leaseTransitions"], 1);
+        assert_eq!(spec(&taken)["acquireTime"], "2026-01-02T03:04:06.123456Z");
+
+        let released = released(taken, later);
+        assert_eq!(holder(&released), None);
+        assert_eq!(
+            (&spec(&released)["leaseDurationSeconds"], &spec(&released)["leaseTransitions"]),
+            (&json!(1), &json!(1))
+        );
+        let by_older_clients = parsed(&json!({ "metadata": {}, "spec": { "holderIdentity": "" } }));
+        assert_eq!(holder(&by_older_clients), None);
+    }
+
+    #[test]
+    fn only_changes_of_the_record_are_signs_of_life() {
+        let start = Instant::now();
+        let seconds = Duration::from_secs;
+        let with = |renew: &str, label: &str| {
+            parsed(&json!({
+                "metadata": { "resourceVersion": label, "labels": { "l": label } },
+                "spec": { "holderIdentity": "x", "leaseDurationSeconds": 9, "renewTime": renew },
+            }))
+        };
+        let mut seen = None;
+        Observation::note(&mut seen, with("2090-01-01T00:00:00Z", "1"), start);
+        assert_eq!(seen.as_ref().unwrap().expires(seconds(60)), start + seconds(9), "not by their clock");
+        Observation::note(&mut seen, with("2090-01-01T00:00:00Z", "2"), start + seconds(5));
+        assert_eq!(seen.as_ref().unwrap().expires(seconds(60)), start + seconds(9), "a label says nothing");
+        Observation::note(&mut seen, with("1990-01-01T00:00:00Z", "3"), start + seconds(6));
+        assert_eq!(seen.as_ref().unwrap().expires(seconds(60)), start + seconds(15));
+        let silent = parsed(&json!({ "metadata": {}, "spec": { "holderIdentity": "x" } }));
+        Observation::note(&mut seen, silent, start);
+        assert_eq!(seen.as_ref().unwrap().expires(seconds(60)), start + seconds(60));
+    }
+}

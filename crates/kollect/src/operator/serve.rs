@@ -1,0 +1,298 @@
+//! HTTP and HTTPS for webhooks, metrics and probes: certificates that are replaced while it runs, limits
+//! against clients that are slow or large, and an orderly end.
+
+mod certificates;
+mod guard;
+
+use std::{fmt, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use axum::{
+    Router,
+    body::{Body, HttpBody as _},
+    extract::{DefaultBodyLimit, Request},
+    middleware::{Next, from_fn},
+    response::IntoResponse,
+};
+pub(crate) use certificates::Tls;
+pub(crate) use guard::Guard;
+use http::StatusCode;
+use http_body_util::Limited;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto::Builder,
+    service::TowerToHyperService,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, oneshot, watch},
+    task::JoinSet,
+    time,
+};
+use tokio_rustls::TlsAcceptor;
+
+/// Before the next try when a connection could not be accepted, for want of file handles perhaps.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// Tokens are the largest headers that anybody sends.
+const LARGEST_HEAD: usize = 64 << 10;
+const MOST_HEADERS: usize = 64;
+const MOST_STREAMS: u32 = 64;
+
+/// Where to listen, and how.
+#[derive(Debug, Clone)]
+pub(crate) struct Endpoint {
+    /// The flag that gave the address, for errors.
+    pub(crate) flag: &'static str,
+    /// `:8443`, `127.0.0.1:8080` or `[::1]:8080`; without a host, on all addresses.
+    pub(crate) address: String,
+    pub(crate) tls: Tls,
+    /// Offers HTTP/2 to clients with TLS. It has had more ways to exhaust a server than HTTP/1.1.
+    pub(crate) http2: bool,
+    pub(crate) limits: Limits,
+}
+
+/// What one client may cost. In a cluster anybody may connect.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Connections at the same time; more have to wait.
+    pub(crate) connections: usize,
+    /// For the TLS handshake.
+    pub(crate) handshake: Duration,
+    /// For the head of a request, counted from the end of the one before.
+    pub(crate) head: Duration,
+    /// For the body of a request and the work that it causes.
+    pub(crate) request: Duration,
+    /// For a connection; one that is in use ends after the response.
+    pub(crate) age: Duration,
+    /// The largest body, in bytes. A review has the object twice, and the API server takes 3 MiB.
+    pub(crate) body: usize,
+    /// Between two looks at the certificate files.
+    pub(crate) reload: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 512,
+            handshake: Duration::from_secs(10),
+            head: Duration::from_mins(1),
+            request: Duration::from_secs(30),
+            age: Duration::from_mins(10),
+            body: 7 << 20,
+            reload: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What somebody who reads the log should know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Notice {
+    /// New connections get the new certificate.
+    CertificateReplaced(String),
+    /// The files changed to something that cannot be used; the old certificate is still served.
+    CertificateBroken(String),
+    /// A connection could not be accepted.
+    AcceptFailed(String),
+    /// Nobody could say whether a client may read.
+    ReviewFailed(String),
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::CertificateReplaced(file) => write!(f, "serve the new certificate of {file}"),
+            Self::CertificateBroken(cause) => write!(f, "keep the old certificate: {cause}"),
+            Self::AcceptFailed(cause) => write!(f, "accept a connection: {cause}"),
+            Self::ReviewFailed(cause) => write!(f, "review the rights of a client: {cause}"),
+        }
+    }
+}
+
+/// Takes notices; must return soon.
+pub(crate) type Report = Arc<dyn Fn(Notice) + Send + Sync>;
+
+/// A running server. Dropping it cuts all connections.
+pub(crate) struct Server {
+    /// Where it listens, with the port that was chosen for port 0.
+    pub(crate) address: SocketAddr,
+    stop: oneshot::Sender<Duration>,
+    task: JoinSet<usize>,
+}
+
+impl Server {
+    /// Listens, and answers from then on. Errors name the flag or the file.
+    pub(crate) async fn start(endpoint: Endpoint, router: Router, report: Report) -> anyhow::Result<Self> {
+        let Endpoint { flag, address, tls, http2, limits } = endpoint;
+        let secured = tls.load(http2)?;
+        let failed = || format!("listen on {address} ({flag})");
+        let listener = bind(&address).await.with_context(failed)?;
+        let address = listener.local_addr().with_context(failed)?;
+        let (acceptor, follow) = match secured {
+            Some((config, follow)) => (Some(TlsAcceptor::from(config)), follow),
+            None => (None, None),
+        };
+        let shared = Arc::new(Talk::new(acceptor, bounded(router, limits), limits));
+        let (stop, stopped) = oneshot::channel();
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            let reloads = async {
+                if let Some(follow) = follow {
+                    follow.run(limits.reload, report.clone()).await;
+                }
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                cut = accept(listener, shared, stopped, report.clone()) => cut,
+                () = reloads => 0,
+            }
+        });
+        Ok(Self { address, stop, task })
+    }
+
+    /// Accepts nothing more, lets running requests finish for as long as `patience`, and returns how many
+    /// connections had to be cut.
+    pub(crate) async fn shutdown(mut self, patience: Duration) -> usize {
+        if self.stop.send(patience).is_err() {
+            return 0;
+        }
+        self.task.join_next().await.and_then(Result::ok).unwrap_or(0)
+    }
+}
+
+/// Without a host: all addresses, of both families if the machine has both.
+async fn bind(address: &str) -> std::io::Result<TcpListener> {
+    if !address.starts_with(':') {
+        return TcpListener::bind(address).await;
+    }
+    match TcpListener::bind(format!("[::]{address}")).await {
+        Err(error) if error.kind() != std::io::ErrorKind::AddrInUse => {
+            TcpListener::bind(format!("0.0.0.0{address}")).await
+        }
+        bound => bound,
+    }
+}
+
+fn bounded(router: Router, limits: Limits) -> Router {
+    let bound = move |request: Request, next: Next| async move {
+        let announced = usize::try_from(request.body().size_hint().lower()).unwrap_or(usize::MAX);
+        if announced > limits.body {
+            return (StatusCode::PAYLOAD_TOO_LARGE, "the body is too large\n").into_response();
+        }
+        let request = request.map(|body| Body::new(Limited::new(body, limits.body)));
+        match time::timeout(limits.request, next.run(request)).await {
+            Ok(response) => response,
+            Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the request took too long\n").into_response(),
+        }
+    };
+    // The limit above holds for all who read the body, and not only for those who ask.
+    router.layer(DefaultBodyLimit::disable()).layer(from_fn(bound))
+}
+
+/// Ends when it is told to, and returns how many connections it cut then.
+async fn accept(
+    listener: TcpListener,
+    talk: Arc<Talk>,
+    mut stop: oneshot::Receiver<Duration>,
+    report: Report,
+) -> usize {
+    let slots = Arc::new(Semaphore::new(talk.limits.connections));
+    let (closing, _) = watch::channel(());
+    let mut connections = JoinSet::new();
+    let patience = loop {
+        let next = async {
+            let slot = slots.clone().acquire_owned().await;
+            (slot, listener.accept().await)
+        };
+        tokio::select! {
+            patience = &mut stop => break patience.unwrap_or_default(),
+            Some(_) = connections.join_next() => {}
+            (slot, accepted) = next => match accepted {
+                Ok((stream, _)) => {
+                    let (talk, closing) = (talk.clone(), closing.subscribe());
+                    connections.spawn(async move {
+                        talk.serve(stream, closing).await;
+                        drop(slot);
+                    });
+                }
+                Err(error) => {
+                    report(Notice::AcceptFailed(error.to_string()));
+                    time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    };
+    drop(listener);
+    closing.send_replace(());
+    time::timeout(patience, async { while connections.join_next().await.is_some() {} }).await.ok();
+    let cut = connections.len();
+    connections.shutdown().await;
+    cut
+}
+
+/// What all connections share.
+struct Talk {
+    acceptor: Option<TlsAcceptor>,
+    router: Router,
+    http1: Builder<TokioExecutor>,
+    http2: Builder<TokioExecutor>,
+    limits: Limits,
+}
+
+impl Talk {
+    fn new(acceptor: Option<TlsAcceptor>, router: Router, limits: Limits) -> Self {
+        let mut http1 = Builder::new(TokioExecutor::new()).http1_only();
+        http1
+            .http1()
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.head)
+            .max_buf_size(LARGEST_HEAD)
+            .max_headers(MOST_HEADERS);
+        let mut http2 = Builder::new(TokioExecutor::new()).http2_only();
+        http2
+            .http2()
+            .timer(TokioTimer::new())
+            .keep_alive_interval(limits.head)
+            .max_concurrent_streams(MOST_STREAMS)
+            .max_header_list_size(u32::try_from(LARGEST_HEAD).unwrap_or(u32::MAX));
+        Self { acceptor, router, http1, http2, limits }
+    }
+
+    async fn serve(&self, stream: TcpStream, mut closing: watch::Receiver<()>) {
+        // Without it small responses may wait for others; if it cannot be had they do.
+        stream.set_nodelay(true).ok();
+        let Some(acceptor) = &self.acceptor else {
+            return self.talk(&self.http1, stream, closing).await;
+        };
+        let handshake = tokio::select! {
+            handshake = time::timeout(self.limits.handshake, acceptor.accept(stream)) => handshake,
+            _ = closing.changed() => return,
+        };
+        // Clients that do not trust us, port scanners, and those that were too slow.
+        let Ok(Ok(stream)) = handshake else { return };
+        let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+        self.talk(if is_http2 { &self.http2 } else { &self.http1 }, stream, closing).await;
+    }
+
+    async fn talk(
+        &self,
+        http: &Builder<TokioExecutor>,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        mut closing: watch::Receiver<()>,
+    ) {
+        let service = TowerToHyperService::new(self.router.clone());
+        let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
+        // How a connection failed is for the client to see.
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            _ = closing.changed() => {}
+            () = time::sleep(self.limits.age) => {}
+        }
+        connection.as_mut().graceful_shutdown();
+        // A client that does not read its response must not stay for ever.
+        time::timeout(self.limits.request, connection).await.ok();
+    }
+}
+
+#[cfg(test)]
+mod tests;

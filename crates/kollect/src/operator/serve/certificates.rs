@@ -1,0 +1,155 @@
+//! The certificate that is served, and its successors.
+//!
+//! Kubernetes replaces mounted Secrets by swapping a symbolic link, some of them over network file
+//! systems: the files are compared by content every few seconds, which sees every kind of replacement.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use anyhow::{Context, anyhow};
+use rustls::{
+    ServerConfig,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    server::{ClientHello, ResolvesServerCert},
+    sign::CertifiedKey,
+};
+use tokio::{task::spawn_blocking, time};
+
+use super::{Notice, Report};
+
+/// How a server proves who it is.
+#[derive(Debug, Clone)]
+pub(crate) enum Tls {
+    /// Plain HTTP.
+    Off,
+    /// PEM files in a directory, which may be replaced at any time.
+    Files {
+        dir: PathBuf,
+        /// Usually `tls.crt`: the certificate and those that lead to the authority.
+        cert: String,
+        /// Usually `tls.key`.
+        key: String,
+    },
+    /// A fresh certificate that nobody can check: encrypted, for clients that skip the check.
+    SelfSigned,
+}
+
+impl Tls {
+    /// The configuration, and what keeps its certificate fresh.
+    pub(super) fn load(&self, http2: bool) -> anyhow::Result<Option<(Arc<ServerConfig>, Option<Follow>)>> {
+        let (key, source) = match self {
+            Self::Off => return Ok(None),
+            Self::SelfSigned => (self_signed().context("make a self-signed certificate")?, None),
+            Self::Files { dir, cert, key } => {
+                let files = Files { certificate: dir.join(cert), key: dir.join(key) };
+                let loaded = files.read()?;
+                (files.parse(&loaded)?, Some((files, loaded)))
+            }
+        };
+        let current = Arc::new(Current(RwLock::new(Arc::new(key))));
+        let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .context("set up TLS")?
+            .with_no_client_auth()
+            .with_cert_resolver(current.clone());
+        config.alpn_protocols =
+            if http2 { vec![b"h2".into(), b"http/1.1".into()] } else { vec![b"http/1.1".into()] };
+        let follow = source.map(|(files, loaded)| Follow { files: Arc::new(files), loaded, current });
+        Ok(Some((Arc::new(config), follow)))
+    }
+}
+
+fn self_signed() -> anyhow::Result<CertifiedKey> {
+    let names = ["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
+    let made = rcgen::generate_simple_self_signed(names)?;
+    let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).map_err(|error| anyhow!(error))?;
+    Ok(CertifiedKey::from_der(vec![made.cert.der().clone()], key, &ring::default_provider())?)
+}
+
+/// The certificate for connections that begin now.
+#[derive(Debug)]
+struct Current(RwLock<Arc<CertifiedKey>>);
+
+impl ResolvesServerCert for Current {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.read().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+}
+
+struct Files {
+    certificate: PathBuf,
+    key: PathBuf,
+}
+
+/// What was in the two files.
+#[derive(PartialEq, Eq)]
+struct Contents {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+}
+
+impl Files {
+    fn read(&self) -> anyhow::Result<Contents> {
+        let read = |file: &Path| fs::read(file).with_context(|| format!("read {}", file.display()));
+        Ok(Contents { certificate: read(&self.certificate)?, key: read(&self.key)? })
+    }
+
+    /// Only a key that fits the certificate will do.
+    fn parse(&self, contents: &Contents) -> anyhow::Result<CertifiedKey> {
+        let file = self.certificate.display();
+        let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&contents.certificate).collect();
+        let chain = chain.with_context(|| format!("{file} is not PEM"))?;
+        if chain.is_empty() {
+            return Err(anyhow!("{file} contains no certificate"));
+        }
+        let key = PrivateKeyDer::from_pem_slice(&contents.key)
+            .with_context(|| format!("{} contains no private key", self.key.display()))?;
+        CertifiedKey::from_der(chain, key, &ring::default_provider())
+            .with_context(|| format!("{file} and {} are no usable pair", self.key.display()))
+    }
+}
+
+/// Serves new files when they come.
+pub(super) struct Follow {
+    files: Arc<Files>,
+    loaded: Contents,
+    current: Arc<Current>,
+}
+
+impl Follow {
+    /// Never ends.
+    pub(super) async fn run(mut self, every: Duration, report: Report) {
+        let mut last = None;
+        let mut told = None;
+        loop {
+            time::sleep(every).await;
+            let problem = self.look(&report).await.err().map(|error| format!("{error:#}"));
+            // Half of a replacement is over by the next look; only what lasts is news.
+            if let Some(problem) = problem.as_ref().filter(|_| problem == last && problem != told) {
+                report(Notice::CertificateBroken(problem.clone()));
+                told = Some(problem.clone());
+            }
+            if problem.is_none() {
+                told = None;
+            }
+            last = problem;
+        }
+    }
+
+    async fn look(&mut self, report: &Report) -> anyhow::Result<()> {
+        let files = self.files.clone();
+        let found = spawn_blocking(move || files.read()).await.context("read the certificate files")??;
+        if found != self.loaded {
+            let key = Arc::new(self.files.parse(&found)?);
+            *self.current.0.write().unwrap_or_else(PoisonError::into_inner) = key;
+            self.loaded = found;
+            report(Notice::CertificateReplaced(self.files.certificate.display().to_string()));
+        }
+        Ok(())
+    }
+}

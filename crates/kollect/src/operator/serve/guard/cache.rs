@@ -1,0 +1,49 @@
+//! A few answers, each for a short time. Full, it forgets what was not asked for the longest.
+
+use std::collections::HashMap;
+
+use tokio::time::Instant;
+
+type Key = [u8; 32];
+
+pub(super) struct Cache<T> {
+    entries: HashMap<Key, Entry<T>>,
+    capacity: usize,
+}
+
+struct Entry<T> {
+    value: T,
+    expires: Instant,
+    used: Instant,
+}
+
+impl<T: Copy> Cache<T> {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self { entries: HashMap::new(), capacity }
+    }
+
+    pub(super) fn get(&mut self, key: &Key, now: Instant) -> Option<T> {
+        let entry = self.entries.get_mut(key).filter(|entry| now < entry.expires)?;
+        entry.used = now;
+        Some(entry.value)
+    }
+
+    /// Looks at all entries when it is full; a review costs more.
+    pub(super) fn put(&mut self, key: Key, value: T, now: Instant, expires: Instant) {
+        if self.entries.len() >= self.capacity {
+            self.entries.retain(|_, entry| now < entry.expires);
+        }
+        if self.entries.len() >= self.capacity
+            && let Some(oldest) = self.entries.iter().min_by_key(|(_, entry)| entry.used)
+        {
+            let oldest = *oldest.0;
+            self.entries.remove(&oldest);
+        }
+        self.entries.insert(key, Entry { value, expires, used: now });
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+}

@@ -1,0 +1,240 @@
+//! Servers on real sockets, with clients that trust one authority, are slow, or leave.
+
+pub(super) mod client;
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{Router, body::Bytes, routing};
+use client::{Authority, Connection, LIMIT, Mount, Notices, credulous, endpoint, eventually, files};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::{
+    net::TcpStream,
+    sync::Notify,
+    time::{self, Instant},
+};
+
+use super::{Endpoint, Limits, Notice, Server, Tls};
+
+fn greeting() -> Router {
+    Router::new()
+        .route("/", routing::get(|| async { "hello" }))
+        .route("/size", routing::post(|body: Bytes| async move { body.len().to_string() }))
+}
+
+async fn start(endpoint: Endpoint) -> Server {
+    Server::start(endpoint, greeting(), Notices::default().report()).await.unwrap()
+}
+
+fn limited(change: impl FnOnce(&mut Limits)) -> Endpoint {
+    let mut endpoint = endpoint(Tls::Off);
+    change(&mut endpoint.limits);
+    endpoint
+}
+
+#[tokio::test]
+async fn a_swapped_certificate_is_served_to_new_connections_and_old_ones_go_on() {
+    let authority = Authority::new();
+    let (first, second) = (authority.issue(), authority.issue());
+    let mut mount = Mount::new(&first);
+    let notices = Notices::default();
+    let server = Server::start(endpoint(mount.tls()), greeting(), notices.report()).await.unwrap();
+    let mut old = Connection::secure(server.address, authority.trusting()).await.unwrap();
+    assert_eq!(old.certificate(), first.der);
+    assert_eq!(old.get("/", "").await.body, "hello");
+
+    mount.swap(&second.certificate, &second.key);
+    assert!(matches!(notices.until(1).await, Notice::CertificateReplaced(_)));
+    assert_eq!(old.get("/", "").await.body, "hello");
+    let mut new = Connection::secure(server.address, authority.trusting()).await.unwrap();
+    assert_eq!(new.certificate(), second.der);
+    assert_eq!(new.get("/", "").await.body, "hello");
+    let stranger = Authority::new().trusting();
+    assert!(Connection::secure(server.address, stranger).await.is_err(), "the check is a check");
+}
+
+#[tokio::test]
+async fn a_broken_certificate_is_reported_once_and_the_old_one_stays() {
+    let authority = Authority::new();
+    let (first, second) = (authority.issue(), authority.issue());
+    let mut mount = Mount::new(&first);
+    let notices = Notices::default();
+    let server = Server::start(endpoint(mount.tls()), greeting(), notices.report()).await.unwrap();
+    let seen =
+        || async { Connection::secure(server.address, authority.trusting()).await.unwrap().certificate() };
+
+    mount.swap("not a certificate", &second.key);
+    let Notice::CertificateBroken(cause) = notices.until(1).await else { panic!("{:?}", notices.all()) };
+    assert!(cause.contains("tls.crt contains no certificate"), "{cause}");
+    assert_eq!(seen().await, first.der);
+    mount.swap(&second.certificate, &first.key);
+    let Notice::CertificateBroken(cause) = notices.until(2).await else { panic!("{:?}", notices.all()) };
+    assert!(cause.contains("no usable pair"), "{cause}");
+    assert!(!cause.contains("BEGIN"), "{cause}");
+    assert_eq!(seen().await, first.der);
+    mount.swap(&second.certificate, &second.key);
+    assert!(matches!(notices.until(3).await, Notice::CertificateReplaced(_)), "{:?}", notices.all());
+    assert_eq!(seen().await, second.der);
+}
+
+#[tokio::test]
+async fn errors_at_the_start_name_the_file_or_the_flag() {
+    let failure = |endpoint: Endpoint| async {
+        let server = Server::start(endpoint, greeting(), Notices::default().report()).await;
+        format!("{:#}", server.err().expect("an error"))
+    };
+    let empty = tempfile::tempdir().unwrap();
+    let missing = failure(endpoint(files(empty.path().into()))).await;
+    assert!(missing.contains("tls.crt"), "{missing}");
+    let running = start(endpoint(Tls::Off)).await;
+    for address in [running.address.to_string(), "nonsense".to_owned()] {
+        let taken = failure(Endpoint { address: address.clone(), ..endpoint(Tls::Off) }).await;
+        assert!(taken.contains(&format!("listen on {address} (--test-bind-address)")), "{taken}");
+    }
+}
+
+#[tokio::test]
+async fn an_address_without_a_host_is_every_address() {
+    let server = start(Endpoint { address: ":0".into(), ..endpoint(Tls::Off) }).await;
+    let address = ([127, 0, 0, 1], server.address.port()).into();
+    assert_eq!(Connection::plain(address).await.get("/", "").await.body, "hello");
+}
+
+#[tokio::test]
+async fn a_self_signed_server_speaks_http_1_unless_http_2_is_enabled() {
+    let offers = |protocols: &[&str]| {
+        let mut config = credulous();
+        config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+        config
+    };
+    let server = start(endpoint(Tls::SelfSigned)).await;
+    let mut both = Connection::secure(server.address, offers(&["h2", "http/1.1"])).await.unwrap();
+    assert_eq!(both.protocol(), Some(&b"http/1.1"[..]));
+    assert_eq!(both.get("/", "").await.body, "hello");
+    assert!(Connection::secure(server.address, offers(&["h2"])).await.is_err());
+    let trusts_nobody_it_does_not_know = Authority::new().trusting();
+    assert!(Connection::secure(server.address, trusts_nobody_it_does_not_know).await.is_err());
+
+    let server = start(Endpoint { http2: true, ..endpoint(Tls::SelfSigned) }).await;
+    let both = Connection::secure(server.address, offers(&["h2", "http/1.1"])).await.unwrap();
+    assert_eq!(both.protocol(), Some(&b"h2"[..]));
+    let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(both.stream));
+    let (mut sender, connection) = handshake.await.unwrap();
+    tokio::spawn(connection);
+    let request = http::Request::get("https://localhost/").body(axum::body::Body::empty()).unwrap();
+    assert_eq!(sender.send_request(request).await.unwrap().status(), 200);
+    let mut older = Connection::secure(server.address, offers(&[])).await.unwrap();
+    assert_eq!(older.get("/", "").await.body, "hello");
+}
+
+#[tokio::test]
+async fn a_shutdown_finishes_running_requests_and_closes_the_others() {
+    let (entered, proceed) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (enter, wait) = (entered.clone(), proceed.clone());
+    let slow = routing::get(|| async move {
+        enter.notify_one();
+        wait.notified().await;
+        "done"
+    });
+    let router = greeting().route("/slow", slow);
+    let server = Server::start(endpoint(Tls::SelfSigned), router, Notices::default().report()).await.unwrap();
+    let address = server.address;
+    let mut idle = Connection::secure(address, credulous()).await.unwrap();
+    idle.get("/", "").await;
+    let mut running = Connection::secure(address, credulous()).await.unwrap();
+    running.send("GET /slow HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    entered.notified().await;
+
+    let shutdown = tokio::spawn(server.shutdown(LIMIT));
+    assert_eq!(idle.answer().await, None, "whoever waits for nothing is not waited for");
+    assert!(TcpStream::connect(address).await.is_err());
+    assert!(!shutdown.is_finished());
+    proceed.notify_one();
+    assert_eq!(running.answer().await.unwrap().body, "done");
+    assert_eq!(shutdown.await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_shutdown_cuts_what_is_not_finished_at_its_deadline() {
+    let entered = Arc::new(Notify::new());
+    let enter = entered.clone();
+    let stuck = routing::get(|| async move {
+        enter.notify_one();
+        std::future::pending::<&str>().await
+    });
+    let router = Router::new().route("/", stuck);
+    let server = Server::start(endpoint(Tls::Off), router, Notices::default().report()).await.unwrap();
+    let mut running = Connection::plain(server.address).await;
+    running.send("GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    entered.notified().await;
+    let started = Instant::now();
+    let cut = time::timeout(LIMIT, server.shutdown(Duration::from_millis(200))).await.unwrap();
+    assert_eq!(cut, 1);
+    assert!(started.elapsed() >= Duration::from_millis(200));
+    assert_eq!(running.answer().await, None);
+}
+
+#[tokio::test]
+async fn slow_clients_lose_their_connection() {
+    let short = Duration::from_millis(200);
+    let server = start(limited(|limits| limits.head = short)).await;
+    let mut trickling = Connection::plain(server.address).await;
+    trickling.send("GET / HTTP/1.1\r\nX-Slow: ").await;
+    assert_ne!(trickling.answer().await.map(|answer| answer.status), Some(200));
+    let mut silent = Connection::plain(server.address).await;
+    assert_eq!(silent.get("/", "").await.status, 200);
+    assert_eq!(silent.answer().await, None, "after a request it is no different");
+
+    let server = start(limited(|limits| limits.request = short)).await;
+    let mut withholding = Connection::plain(server.address).await;
+    withholding.send("POST /size HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nab").await;
+    assert_eq!(withholding.answer().await.unwrap().status, 503);
+
+    let mut secure = endpoint(Tls::SelfSigned);
+    secure.limits.handshake = short;
+    let server = start(secure).await;
+    let mut mute = Connection::plain(server.address).await;
+    assert_eq!(mute.answer().await, None);
+
+    let server = start(limited(|limits| limits.age = short)).await;
+    let mut old = Connection::plain(server.address).await;
+    assert_eq!(old.get("/", "").await.status, 200);
+    assert_eq!(old.answer().await, None, "nobody stays for ever");
+}
+
+#[tokio::test]
+async fn large_requests_are_refused() {
+    let server = start(limited(|limits| limits.body = 3 << 20)).await;
+    let post = |length: usize| format!("POST /size HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n");
+    let mut connection = Connection::plain(server.address).await;
+    let fits = 3 << 20;
+    connection.send(&format!("{}{}", post(fits), "x".repeat(fits))).await;
+    assert_eq!(connection.answer().await.unwrap().body, fits.to_string());
+    connection.send(&post(fits + 1)).await;
+    assert_eq!(connection.answer().await.unwrap().status, 413, "before a byte of it was sent");
+
+    // Without a length it is noticed on the way.
+    let mut chunked = Connection::plain(server.address).await;
+    let chunk = format!("{:x}\r\n{}\r\n", fits + 1, "x".repeat(fits + 1));
+    chunked.send("POST /size HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n").await;
+    chunked.send(&chunk).await;
+    assert_eq!(chunked.answer().await.unwrap().status, 413);
+
+    let mut wordy = Connection::plain(server.address).await;
+    wordy.send(&format!("GET / HTTP/1.1\r\nHost: x\r\nX-Long: {}", "x".repeat(100 << 10))).await;
+    assert_eq!(wordy.answer().await.unwrap().status, 431);
+}
+
+#[tokio::test]
+async fn connections_above_the_limit_wait_for_a_free_place() {
+    let server = start(limited(|limits| limits.connections = 1)).await;
+    let mut first = Connection::plain(server.address).await;
+    assert_eq!(first.get("/", "").await.status, 200);
+    let mut second = Connection::plain(server.address).await;
+    second.send("GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    let waiting = tokio::spawn(async move { second.answer().await.unwrap().status });
+    assert_eq!(first.get("/", "").await.status, 200);
+    assert!(!waiting.is_finished());
+    drop(first);
+    eventually("the answer", || waiting.is_finished()).await;
+    assert_eq!(waiting.await.unwrap(), 200);
+}
