@@ -6,7 +6,7 @@
 //! so that a day of failures costs memory for the rows that changed, not for the changes.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fmt,
     sync::Arc,
     time::Duration,
@@ -77,6 +77,31 @@ impl Outcome {
 /// Somebody must change something first; until then it is tried again now and then.
 pub(crate) const TERMINAL_PAUSE: Duration = Duration::from_mins(5);
 
+/// Which rows of its targets an inventory holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Choice {
+    /// Of these namespaces only; `None`: of all, and of cluster-scoped objects.
+    pub namespaces: Option<BTreeSet<Arc<str>>>,
+    /// Of several rows of one object that of the target with the smallest name.
+    pub one_row_per_object: bool,
+}
+
+impl Choice {
+    fn takes(&self, key: &RowKey) -> bool {
+        self.namespaces.as_ref().is_none_or(|names| names.contains(&key.namespace))
+    }
+
+    /// Leaves what the inventory holds.
+    pub fn apply(&self, snapshot: &mut Snapshot) {
+        snapshot.rows.retain(|key, _| self.takes(key));
+        if self.one_row_per_object {
+            // Rows are in the order of their targets.
+            let mut seen = HashSet::new();
+            snapshot.rows.retain(|key, _| seen.insert((key.namespace.clone(), key.uid.clone())));
+        }
+    }
+}
+
 /// Opens a sink, as often as it takes. A change of the sink's spec or Secrets makes another one.
 #[async_trait]
 pub trait Open: Send + Sync {
@@ -99,6 +124,8 @@ pub struct Binding {
     pub cadence: Cadence,
     /// What is known about targets that do not belong to the inventory.
     pub rest: Sight,
+    /// Which of their rows belong to it.
+    pub choice: Choice,
     /// Largest part of a document, in bytes.
     pub part_bytes: usize,
     /// What was sent last, for sinks that cannot be read back.
@@ -260,7 +287,7 @@ impl State {
         if !Arc::ptr_eq(&binding.sink, &self.binding.sink) || binding.claimant != self.binding.claimant {
             (self.sink, self.sure) = (None, false);
         }
-        if binding.targets != self.binding.targets {
+        if binding.targets != self.binding.targets || binding.choice != self.binding.choice {
             self.changes = rows.changes(&binding.targets);
             self.sure = false;
         }
@@ -342,7 +369,9 @@ impl State {
         let binding = self.binding.clone();
         let seen = rows.sights(&binding.targets);
         // What can be seen again may have left rows behind that nobody could remove before.
-        let compare = self.compare || seen != self.seen;
+        // Which of several rows of one object counts can be told only from all of them.
+        let doubled = binding.choice.one_row_per_object && !self.changes.is_empty();
+        let compare = self.compare || seen != self.seen || doubled;
         if !compare && self.changes.is_empty() {
             return Ok(());
         }
@@ -377,8 +406,9 @@ impl State {
     ) -> Result<(), SinkError> {
         let binding = self.binding.clone();
         let unwritten: BTreeSet<RowKey> = self.changes.take().into_iter().map(|change| change.key).collect();
-        let snapshot = rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
+        let mut snapshot = rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
         self.changes.rebase(&snapshot);
+        binding.choice.apply(&mut snapshot);
         let baseline = sink.baseline(&binding.inventory).await?;
         let delta = difference(&baseline, &snapshot);
         let drifted = if self.sure && seen == self.seen {
@@ -405,7 +435,9 @@ impl State {
         tell: &impl Fn(Told<'_>),
     ) -> Result<(), SinkError> {
         let revision = rows.revision(&self.binding.targets);
-        let delta = delta_of(self.changes.take());
+        let changes = self.changes.take();
+        let changes = changes.into_iter().filter(|change| self.binding.choice.takes(&change.key));
+        let delta = delta_of(changes);
         if delta.is_empty() {
             return Ok(());
         }
@@ -427,8 +459,9 @@ impl State {
         tell: &impl Fn(Told<'_>),
     ) -> Result<(), SinkError> {
         self.changes.take();
-        let snapshot = rows.snapshot_of_seen(&self.binding.targets, self.binding.rest.clone());
+        let mut snapshot = rows.snapshot_of_seen(&self.binding.targets, self.binding.rest.clone());
         self.changes.rebase(&snapshot);
+        self.binding.choice.apply(&mut snapshot);
         let complete = seen.iter().filter(|(_, sight)| is_complete(sight, &self.binding.rest));
         let complete = complete.map(|(place, _)| place);
         self.once_complete.extend(complete.cloned());
@@ -522,7 +555,7 @@ fn is_complete(sight: &Sight, rest: &Sight) -> bool {
     *sight == Sight::Everything || (matches!(sight, Sight::Within(_)) && sight == rest)
 }
 
-fn delta_of(changes: Vec<Change>) -> Delta {
+fn delta_of(changes: impl Iterator<Item = Change>) -> Delta {
     let mut delta = Delta::default();
     for Change { key, before, after } in changes {
         match (before, after) {

@@ -34,7 +34,7 @@ use kollect_model::{
 use kollect_sinks::{Files, Network};
 use kube::ResourceExt;
 
-pub(crate) use inventories::{BoundSink, InventoryName, ResolvedInventory};
+pub(crate) use inventories::{BoundSink, InventoryName, ResolvedInventory, RowsWanted};
 pub(crate) use targets::ResolvedTarget;
 
 /// Namespace (empty for cluster kinds) and name.

@@ -202,6 +202,7 @@ pub(crate) fn binding(sink: &Memory) -> Binding {
         targets: vec![target()],
         cadence: Cadence { min_change: Duration::ZERO, audit: Some(Duration::from_mins(10)) },
         rest: Sight::Everything,
+        choice: Choice::default(),
         part_bytes: PART_BYTES,
         last_checksum: None,
         requested: None,
@@ -689,4 +690,45 @@ async fn what_could_be_seen_is_noted() {
     let seen = [((target(), Arc::from("apps"), Arc::from("Deployment")), within.clone())].into();
     assert_eq!(coverage(&seen, &within), "complete", "the run looks nowhere else");
     assert_eq!(coverage(&seen, &Sight::Everything), "blind: Deployment.apps of team/pods but in a");
+}
+
+#[tokio::test(start_paused = true)]
+async fn w16_of_several_rows_of_an_object_the_first_target_counts() {
+    let mut world = filled().await;
+    world.binding.choice.one_row_per_object = true;
+    let twin = |name: &str, value: usize| {
+        let row = row("Pod", 1, value);
+        let target = TargetId { namespace: Some("team".into()), name: name.into() };
+        let key = RowKey { target, ..row.key };
+        Row::new(key, row.version, row.name, row.attributes)
+    };
+    let targets = ["another", "zebra"].map(|name| twin(name, 1).key.target);
+    let rows = targets.each_ref().map(|target| world.writer.rows(target, &gvk("Pod")));
+    rows.iter().for_each(|rows| rows.set_sight(Sight::Everything));
+    rows[1].upsert(twin("zebra", 1), Origin::default());
+    world.binding.targets.extend(targets.clone());
+    world.wanted.send_replace(Some(Arc::new(world.binding.clone())));
+    time::sleep(Duration::from_secs(1)).await;
+    let pods = |world: &World| -> Vec<String> {
+        let held = world.holds();
+        held.keys().filter(|key| &*key.kind == "Pod").map(|key| key.target.name.to_string()).collect()
+    };
+    assert_eq!(pods(&world), ["pods"]);
+    // Whoever comes first in the order of names wins, whenever it came; the next one steps in.
+    rows[0].upsert(twin("another", 1), Origin::default());
+    time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(pods(&world), ["another"]);
+    rows[0].remove("Pod1");
+    world.kinds["Pod"].remove("Pod1");
+    time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(pods(&world), ["zebra"]);
+    // Namespaces that do not belong to the inventory.
+    world.binding.choice.namespaces = Some(["b".into()].into());
+    world.wanted.send_replace(Some(Arc::new(world.binding.clone())));
+    time::sleep(Duration::from_secs(1)).await;
+    assert!(world.holds().is_empty());
+    world.put("Node", 5, 5);
+    time::sleep(Duration::from_secs(1)).await;
+    assert!(world.holds().is_empty());
+    world.halt(true).await;
 }

@@ -11,6 +11,7 @@ use kollect_engine::{
     deliver::{BindingName, Deliveries, Wanted},
     export::{Binding, Open},
     schedule::Breaker,
+    select::Namespaces,
     store::Sight,
 };
 use kollect_model::{
@@ -33,6 +34,8 @@ pub(crate) struct Bindings {
     /// Id of this cluster.
     cluster: String,
     rest: Sight,
+    /// What is known about namespaces.
+    pub(crate) namespaces: Option<Arc<Namespaces>>,
     /// The last definition of each binding that could be opened.
     good: BTreeMap<BindingName, Good>,
     /// One per sink object, for as long as somebody uses it.
@@ -68,7 +71,7 @@ impl Open for Planned {
 impl Bindings {
     pub(crate) fn new(sinks: Sinks, rules: Arc<Rules>, cluster: String, rest: Sight) -> Self {
         let (good, breakers, cleaning) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Self { sinks, rules, cluster, rest, good, breakers, cleaning }
+        Self { sinks, rules, cluster, rest, namespaces: None, good, breakers, cleaning }
     }
 
     /// All that the operator looks at.
@@ -130,7 +133,9 @@ impl Bindings {
         sink: &BoundSink,
         last_checksum: impl Fn() -> Option<String>,
     ) {
-        let Ok(plan) = &sink.plan else { return };
+        let (Ok(plan), Some(choice)) = (&sink.plan, inventory.rows.among(self.namespaces.as_deref())) else {
+            return;
+        };
         let policy = self.rules.sink_policy(&sink.key.0);
         let breaker = self.breakers.entry((sink.family, sink.key.clone())).or_default().clone();
         let known = self.good.get(binding);
@@ -149,6 +154,7 @@ impl Bindings {
             targets: inventory.targets.clone(),
             cadence: sink.cadence,
             rest: self.rest.clone(),
+            choice,
             part_bytes: sink.part_bytes,
             last_checksum: known
                 .map_or_else(last_checksum, |known| known.wanted.binding.last_checksum.clone()),
@@ -163,6 +169,24 @@ impl Bindings {
         if known.as_ref().is_none_or(|known| !same(known)) {
             let wanted = Wanted { binding: Arc::new(candidate), destination, suspended: false };
             self.good.insert(binding.clone(), Good { plan: plan.clone(), wanted });
+        }
+    }
+
+    /// Cleans a sink that an inventory no longer names, unless that is being done already.
+    pub(crate) fn clean_left(
+        &mut self,
+        name: &InventoryName,
+        metadata: &ObjectMeta,
+        sink: &BoundSink,
+        deliveries: &mut Deliveries,
+    ) {
+        let binding = binding_name(name, &sink.name);
+        if !self.cleaning.contains(&binding) {
+            self.want(&binding, name, metadata, &ResolvedInventory::default(), sink, || None);
+            if let Some(good) = self.good.remove(&binding) {
+                deliveries.clean(&binding, good.wanted);
+                self.cleaning.insert(binding);
+            }
         }
     }
 
@@ -204,6 +228,7 @@ fn same(a: &Binding, b: &Binding) -> bool {
         && a.targets == b.targets
         && a.cadence == b.cadence
         && a.rest == b.rest
+        && a.choice == b.choice
         && a.part_bytes == b.part_bytes
         && a.requested == b.requested
         && Arc::ptr_eq(&a.sink, &b.sink)

@@ -17,7 +17,11 @@ use kollect_engine::{
     watch::WatchSource,
 };
 use kollect_model::{
-    crd::{connection_test::ConnectionTestStatus, inventory::ClusterInventoryStatus, sinks::SinkStatus},
+    crd::{
+        connection_test::ConnectionTestStatus,
+        inventory::{ClusterInventoryStatus, SinkExport},
+        sinks::SinkStatus,
+    },
     row::TargetId,
 };
 use kollect_sinks::Sinks;
@@ -201,7 +205,7 @@ impl Operator {
         if !leading || !self.secrets.knows_all(&wanted) {
             return;
         }
-        self.deliver(&known, &resolved).await;
+        self.deliver(&known, &world, &resolved).await;
         self.probe(&known, &world);
         self.due = self.tell(&known, &world, &resolved).await;
     }
@@ -242,26 +246,36 @@ impl Operator {
         }
     }
 
-    async fn deliver(&mut self, known: &Known, resolved: &Resolved) {
+    /// References that were removed while nobody looked are known from the status.
+    fn clean_left(&mut self, known: &Known, world: &World, resolved: &Resolved) {
+        let Some(deliveries) = &mut self.deliveries else { return };
+        for (name, inventory) in &resolved.inventories {
+            let Some(metadata) = metadata(known, name).filter(|m| m.deletion_timestamp.is_none()) else {
+                continue;
+            };
+            for export in exports(known, name) {
+                let binding = binding_name(name, &export.name);
+                let named = inventory.sinks.iter().any(|sink| sink.name == export.name);
+                if named || !inventory.faults.is_empty() || self.running.contains(&binding) {
+                    continue;
+                }
+                let namespace = export.namespace.as_deref().or(name.namespace.as_deref()).unwrap_or_default();
+                if let Some(sink) = world.left_sink(&export.name, namespace, &self.rules) {
+                    self.bindings.clean_left(name, metadata, &sink, deliveries);
+                }
+            }
+        }
+    }
+
+    async fn deliver(&mut self, known: &Known, world: &World, resolved: &Resolved) {
         let (rows, board) = (self.rows.clone(), self.board.clone());
         let deliveries = self
             .deliveries
             .get_or_insert_with(|| Deliveries::new(rows, move |name, told| board.hear(name, &told)));
         let metadata = |name: &InventoryName| metadata(known, name);
-        let exports =
-            |name: &InventoryName, sink: &str| -> Option<kollect_model::crd::inventory::SinkExport> {
-                let exports = match &name.namespace {
-                    Some(namespace) => {
-                        let key = (namespace.clone(), name.name.clone());
-                        &known.inventories().get(&key)?.status.as_ref()?.sink_exports
-                    }
-                    None => {
-                        let key = (String::new(), name.name.clone());
-                        &known.cluster_inventories().get(&key)?.status.as_ref()?.inventory.sink_exports
-                    }
-                };
-                exports.iter().find(|export| export.name == sink).cloned()
-            };
+        let exports = |name: &InventoryName, sink: &str| {
+            exports(known, name).iter().find(|export| export.name == sink).cloned()
+        };
         for (name, inventory) in &resolved.inventories {
             for sink in &inventory.sinks {
                 let binding = binding_name(name, &sink.name);
@@ -276,7 +290,10 @@ impl Operator {
             }
         }
         let checksum = |name: &InventoryName, sink: &str| exports(name, sink)?.last_checksum;
+        self.bindings.namespaces = self.collector.namespaces().borrow().clone();
         self.bindings.deliver(resolved, metadata, checksum, deliveries);
+        self.clean_left(known, world, resolved);
+        let Some(deliveries) = &mut self.deliveries else { return };
         for (name, inventory) in &resolved.inventories {
             let Some(metadata) = metadata(name) else { continue };
             let kind = inventory_kind(name);
@@ -477,6 +494,21 @@ fn metadata<'a>(known: &'a Known, name: &InventoryName) -> Option<&'a ObjectMeta
             known.cluster_inventories().get(&key).map(|inventory| &inventory.metadata)
         }
     }
+}
+
+/// What the status of an inventory says about its sinks.
+fn exports<'a>(known: &'a Known, name: &InventoryName) -> &'a [SinkExport] {
+    let exports = match &name.namespace {
+        Some(namespace) => {
+            let inventory = known.inventories().get(&(namespace.clone(), name.name.clone()));
+            inventory.and_then(|i| i.status.as_ref()).map(|status| &status.sink_exports)
+        }
+        None => {
+            let inventory = known.cluster_inventories().get(&(String::new(), name.name.clone()));
+            inventory.and_then(|i| i.status.as_ref()).map(|status| &status.inventory.sink_exports)
+        }
+    };
+    exports.map_or(&[], Vec::as_slice)
 }
 
 fn inventory_kind(name: &InventoryName) -> &'static str {

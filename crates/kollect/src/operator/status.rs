@@ -18,7 +18,7 @@ use kollect_engine::{
 use kollect_model::{
     SpecError,
     crd::{
-        inventory::{InventoryStatus, SinkExport},
+        inventory::{InventoryStatus, MAX_SINK_REFS, SinkExport},
         profile::ProfileStatus,
         shapes::{Condition, Gvk},
         target::{CoverageStatus, TargetStatus},
@@ -239,24 +239,45 @@ impl View<'_> {
         name: &InventoryName,
         resolved: &ResolvedInventory,
     ) -> InventoryStatus {
-        let exports: Vec<SinkExport> = resolved
+        let mut exports: Vec<SinkExport> = resolved
             .sinks
             .iter()
             .map(|sink| self.sink_export(metadata, before, name, resolved, sink))
             .collect();
+        let left = before.sink_exports.iter().filter(|export| {
+            !resolved.sinks.iter().any(|sink| sink.name == export.name)
+                && !self.board.of(&binding_name(name, &export.name)).cleaned
+        });
+        let left: Vec<SinkExport> = left.map(|export| self.left_export(metadata, export)).collect();
         let mut conditions = Conditions::after(&before.conditions, metadata.generation, self.now);
         self.judge_inventory(name, resolved, &exports, &mut conditions);
         let rows: usize = resolved.targets.iter().map(|target| self.rows.count(target)).sum();
         let synced = exports.iter().all(is_synced) && !exports.is_empty();
         let revision = i64::try_from(self.rows.revision(&resolved.targets)).ok();
+        let last_export_time = exports.iter().filter_map(|export| export.last_export_time.clone()).max();
+        // As many as the schema allows.
+        exports.extend(left);
+        exports.truncate(MAX_SINK_REFS);
         InventoryStatus {
             conditions: conditions.done(),
             observed_generation: metadata.generation,
             observed_revision: if synced { revision } else { before.observed_revision },
             item_count: count(rows),
-            last_export_time: exports.iter().filter_map(|export| export.last_export_time.clone()).max(),
+            last_export_time,
             sink_exports: exports,
         }
+    }
+
+    /// A sink that is no longer named, and still holds rows.
+    fn left_export(&self, metadata: &ObjectMeta, export: &SinkExport) -> SinkExport {
+        let mut conditions = Conditions::after(&export.conditions, metadata.generation, self.now);
+        conditions.set(
+            "Synced",
+            false,
+            "Cleaning",
+            "the sink is no longer named; its rows are being removed",
+        );
+        SinkExport { conditions: conditions.done(), ..export.clone() }
     }
 
     fn judge_inventory(

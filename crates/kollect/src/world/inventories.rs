@@ -2,7 +2,11 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-use kollect_engine::schedule::{Cadence, Intervals};
+use kollect_engine::{
+    export::Choice,
+    schedule::{Cadence, Intervals},
+    select::Namespaces,
+};
 use kollect_model::{
     SpecError,
     batch::{CLUSTER_NAMESPACE, InventoryId, PART_BYTES},
@@ -47,12 +51,42 @@ impl fmt::Display for InventoryName {
 pub(crate) struct ResolvedInventory {
     /// Its targets; those that are suspended or wrong as well, because their rows stay.
     pub(crate) targets: Vec<TargetId>,
+    /// Which of their rows.
+    pub(crate) rows: RowsWanted,
     pub(crate) sinks: Vec<BoundSink>,
     pub(crate) suspended: bool,
     /// What is wrong with the inventory itself.
     pub(crate) faults: Vec<Fault>,
     /// What deserves a look.
     pub(crate) notes: Vec<String>,
+}
+
+/// Which rows of its targets an inventory wants.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RowsWanted {
+    namespaces: Vec<String>,
+    selector: Option<LabelSelector>,
+    one_row_per_object: bool,
+}
+
+impl RowsWanted {
+    /// What that means for the namespaces that exist; `None` while their labels are not known.
+    pub(crate) fn among(&self, known: Option<&Namespaces>) -> Option<Choice> {
+        let named = |name: &str| self.namespaces.is_empty() || self.namespaces.iter().any(|n| n == name);
+        let namespaces = match &self.selector {
+            None if self.namespaces.is_empty() => None,
+            None => Some(self.namespaces.iter().map(|name| name.as_str().into()).collect()),
+            Some(selector) => {
+                let known = known.filter(|known| known.complete)?;
+                let matching = known
+                    .known
+                    .iter()
+                    .filter(|(name, metadata)| named(name) && selector.matches(&metadata.labels));
+                Some(matching.map(|(name, _)| name.clone()).collect())
+            }
+        };
+        Some(Choice { namespaces, one_row_per_object: self.one_row_per_object })
+    }
 }
 
 /// A sink that an inventory names.
@@ -143,14 +177,11 @@ impl World {
                 ceilings: self.cluster_scopes(),
             };
             let (name, mut inventory) = self.resolve_inventory(asked, rules, targets);
-            if spec.namespace_selector.is_some()
-                || !spec.namespaces.is_empty()
-                || spec.dedupe != Dedupe::default()
-            {
-                let field = "spec.namespaceSelector, spec.namespaces, spec.dedupe";
-                let error = SpecError::absent(field, "are not available in this build: remove them");
-                inventory.faults.push(Fault::new(INVALID_SPEC, error));
-            }
+            inventory.rows = RowsWanted {
+                namespaces: spec.namespaces.clone(),
+                selector: spec.namespace_selector.clone(),
+                one_row_per_object: spec.dedupe == Dedupe::ByResourceUid,
+            };
             resolved.insert(name, inventory);
         }
         resolved
@@ -231,6 +262,24 @@ impl World {
             part_bytes: part_bytes.and_then(|bytes| bytes.try_into().ok()).unwrap_or(PART_BYTES),
             plan,
         }
+    }
+
+    /// A sink that an inventory has written to and no longer names, if it still exists.
+    pub(crate) fn left_sink(&self, written: &str, namespace: &str, rules: &Rules) -> Option<BoundSink> {
+        let (family, name) = written.split_once('/')?;
+        let families = [Family::Snapshot, Family::Database, Family::Event];
+        let family = families.into_iter().find(|known| known.to_string() == family)?;
+        let key = (namespace.to_owned(), name.to_owned());
+        let spec = self.sinks.get(&(family, key.clone()))?;
+        Some(BoundSink {
+            name: written.to_owned(),
+            family,
+            cluster: spec.common().cluster.clone().unwrap_or_default(),
+            cadence: Cadence::of([Intervals::default(); 3], None, Duration::ZERO),
+            part_bytes: PART_BYTES,
+            plan: self.plan_sink(spec, namespace, rules),
+            key,
+        })
     }
 
     /// How to open a sink, as far as objects tell; `field` is what names it.

@@ -3,7 +3,9 @@
 use kollect_model::{batch::CLUSTER_NAMESPACE, row::TargetId};
 
 use super::{BoundSink, Inventory, Manifests, Work};
-use crate::world::{self, Family, Fault, InventoryName, Name, Resolved, ResolvedInventory, ResolvedTarget};
+use crate::world::{
+    self, Family, Fault, InventoryName, Name, Resolved, ResolvedInventory, ResolvedTarget, RowsWanted,
+};
 
 impl Manifests {
     /// Puts the work together and notes every problem.
@@ -88,7 +90,7 @@ impl Manifests {
             return None;
         }
         let InventoryName { namespace, name } = name;
-        Some(Inventory { namespace, name, targets: inventory.targets, sinks })
+        Some(Inventory { namespace, name, targets: inventory.targets, rows: inventory.rows, sinks })
     }
 
     /// What is wrong with the reference is wrong with the inventory; what is wrong with the sink matters
@@ -120,6 +122,7 @@ impl Manifests {
                 namespace: id.namespace.as_deref().map(Into::into),
                 name: id.name.to_string(),
                 targets: vec![id.clone()],
+                rows: RowsWanted::default(),
                 sinks: Vec::new(),
             });
         }
