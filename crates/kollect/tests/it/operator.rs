@@ -73,7 +73,7 @@ impl World {
         let child = Command::new(env!("CARGO_BIN_EXE_kollect"))
             .args(["operator", "--kubeconfig", self.plane.kubeconfig().to_str().unwrap()])
             .args(["--watch-namespaces", &self.namespace, "--allow-sink-cidrs", "127.0.0.0/8,::1/128"])
-            .args(["--log-level", "kollect=debug"])
+            .args(["--log-level", "kollect=debug", "--health-probe-bind-address", "127.0.0.1:0"])
             .args(args)
             .stdout(Stdio::null())
             .stderr(file)
@@ -346,4 +346,133 @@ fn connection_tests_run_once_and_expire() {
         let gone = world.plane.kubectl(&["get", "-n", &world.namespace, "kollectconnectiontest/none"]);
         gone.is_err().then_some(()).ok_or("it is still there".into())
     });
+}
+
+#[test]
+fn w61_a_reference_that_was_removed_while_nobody_looked_is_cleaned() {
+    let mut world = World::new("forgotten");
+    world.map("a", "1");
+    world.install();
+    world.start(&[]);
+    world.becomes("kollectinventory/all", "Synced", "True Exported");
+    world.operator.as_mut().unwrap().kill();
+    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": [] }));
+    world.start(&[]);
+    world.holds(&[]);
+    eventually("the status forgets the sink", || {
+        let exports = world.get("kollectinventory/all")["status"]["sinkExports"].clone();
+        exports.as_array().is_none_or(Vec::is_empty).then_some(()).ok_or(exports.to_string())
+    });
+}
+
+#[test]
+fn another_destination_is_filled_before_the_old_one_is_cleaned() {
+    let mut world = World::new("moving");
+    world.map("a", "1");
+    world.install();
+    world.start(&[]);
+    world.holds(&["a=1"]);
+    let old = world.table();
+    let mut sink = world.sink();
+    sink["postgres"]["table"] = json!(format!("{old}_new"));
+    world.kollect("KollectDatabaseSink", "portal", sink);
+    eventually("the new table is filled and the old one empty", || {
+        let count =
+            |table: &str| world.postgres.psql(&format!("SELECT count(*) FROM {table}")).unwrap_or_default();
+        let counts = (count(&format!("{old}_new")), count(&old));
+        (counts == ("1\n".into(), "0\n".into())).then_some(()).ok_or(format!("{counts:?}"))
+    });
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+}
+
+#[test]
+fn a_standby_takes_over_and_the_old_leader_stops_writing() {
+    let mut world = World::new("leading");
+    let namespace = world.namespace.clone();
+    let elect = [
+        "--leader-elect",
+        "--leader-election-namespace",
+        &namespace,
+        "--leader-elect-lease-duration=4s",
+        "--leader-elect-renew-deadline=2s",
+        "--leader-elect-retry-period=500ms",
+    ];
+    world.map("a", "1");
+    world.install();
+    world.start(&elect);
+    world.holds(&["a=1"]);
+    let mut first = world.operator.take().unwrap();
+    world.start(&elect);
+    // Frozen past its lease, then thawed: the standby has taken over and nothing is written twice.
+    let signal = |name: &str, operator: &Operator| {
+        assert!(
+            Command::new("kill").args([name, &operator.child.id().to_string()]).status().unwrap().success()
+        );
+    };
+    signal("-STOP", &first);
+    let epoch = format!("SELECT epoch FROM kollect_bindings WHERE inventory_table = '{}'", world.table());
+    let before = world.postgres.psql(&epoch).unwrap();
+    eventually("the standby leads", || {
+        let now = world.postgres.psql(&epoch).unwrap();
+        (now != before).then_some(()).ok_or(now)
+    });
+    world.map("b", "2");
+    world.holds(&["a=1", "b=2"]);
+    signal("-CONT", &first);
+    world.map("c", "3");
+    world.holds(&["a=1", "b=2", "c=3"]);
+    // The one that leads goes; the other one leads again.
+    world.operator.as_mut().unwrap().kill();
+    world.map("d", "4");
+    world.holds(&["a=1", "b=2", "c=3", "d=4"]);
+    first.kill();
+}
+
+#[test]
+fn two_clusters_with_one_name_do_not_share_a_table() {
+    let mut world = World::new("owned");
+    world.map("a", "1");
+    world.install();
+    world.start(&[]);
+    world.becomes("kollectinventory/all", "Synced", "True Exported");
+    world.stop();
+    // Somebody else's: another id, and rows that are not ours.
+    let table = world.table();
+    world
+        .postgres
+        .psql(&format!("UPDATE kollect_bindings SET owner = 'another' WHERE inventory_table = '{table}'"))
+        .unwrap();
+    world.map("b", "2");
+    world.start(&[]);
+    world.becomes("kollectinventory/all", "Degraded", "True ExportTerminal");
+    assert_eq!(world.rows(), ["a=1"]);
+    let message = world.get("kollectinventory/all")["status"]["sinkExports"][0]["lastError"].clone();
+    assert!(message.as_str().unwrap().contains("spec.cluster"), "{message}");
+    world
+        .plane
+        .kubectl(&[
+            "annotate",
+            "-n",
+            &world.namespace,
+            "kollectinventory/all",
+            "kollect.dev/take-over=another",
+        ])
+        .unwrap();
+    world.holds(&["a=1", "b=2"]);
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+}
+
+#[test]
+fn drift_is_repaired_when_somebody_asks() {
+    let mut world = World::new("drifting");
+    world.map("a", "1");
+    world.install();
+    world.start(&[]);
+    world.becomes("kollectinventory/all", "Synced", "True Exported");
+    world.postgres.psql(&format!("DELETE FROM {}", world.table())).unwrap();
+    world
+        .plane
+        .kubectl(&["annotate", "-n", &world.namespace, "kollectinventory/all", "kollect.dev/requestedAt=now"])
+        .unwrap();
+    world.holds(&["a=1"]);
 }
