@@ -611,6 +611,12 @@ fn sink_status(
     verdict: Option<Result<Duration, String>>,
     now: Timestamp,
 ) -> SinkStatus {
+    let SinkStatus { observed_generation, conditions, .. } = &sink.status;
+    let unheard = faults.is_none() && verdict.is_none();
+    let tested = sink.spec.common().connection_test != Some(false);
+    if unheard && tested && status::stands(&sink.metadata, *observed_generation, conditions) {
+        return sink.status.clone();
+    }
     let mut conditions = Conditions::after(&sink.status.conditions, sink.metadata.generation, now);
     if sink.spec.common().tls.as_ref().is_some_and(|tls| tls.insecure_skip_verify) {
         conditions.set("TLSInsecure", true, "InsecureSkipVerify", "any server is trusted");

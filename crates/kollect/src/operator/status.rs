@@ -89,6 +89,12 @@ impl View<'_> {
         resolved: &ResolvedTarget,
         rules: usize,
     ) -> TargetStatus {
+        let sights = self.rows.sights(std::slice::from_ref(id));
+        let listing = sights.is_empty() || sights.values().any(|sight| *sight == Sight::Pending);
+        let collected = resolved.target.is_some();
+        if collected && listing && stands(metadata, before.observed_generation, &before.conditions) {
+            return before.clone();
+        }
         let mut conditions = Conditions::after(&before.conditions, metadata.generation, self.now);
         let rows: Option<i64> = count(self.rows.count(id));
         let (failures, failure) = self.rows.failures(id);
@@ -239,6 +245,15 @@ impl View<'_> {
         name: &InventoryName,
         resolved: &ResolvedInventory,
     ) -> InventoryStatus {
+        let unheard = |sink: &BoundSink| {
+            let progress = self.board.of(&binding_name(name, &sink.name));
+            let silent = !progress.confirmed && progress.failure.is_none() && progress.held_back.is_none();
+            sink.plan.is_ok() && silent
+        };
+        let waiting = !resolved.suspended && resolved.faults.is_empty() && resolved.sinks.iter().any(unheard);
+        if waiting && stands(metadata, before.observed_generation, &before.conditions) {
+            return before.clone();
+        }
         let mut exports: Vec<SinkExport> = resolved
             .sinks
             .iter()
@@ -417,6 +432,12 @@ impl View<'_> {
             conditions: conditions.done(),
         }
     }
+}
+
+/// Whether what an object says is about what it is now. It stands until something else is known, so
+/// that a restart changes nothing that has not changed.
+pub(crate) fn stands(metadata: &ObjectMeta, observed: Option<i64>, conditions: &[Condition]) -> bool {
+    observed == metadata.generation && observed.is_some() && !conditions.is_empty()
 }
 
 /// The word of the documentation for a place that may not be listed.
