@@ -21,6 +21,7 @@ mod progress;
 mod reconcile;
 mod secrets;
 mod serve;
+mod shards;
 mod status;
 mod write;
 

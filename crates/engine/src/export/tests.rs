@@ -405,7 +405,7 @@ async fn a_kind_that_joins_later_does_not_hold_up_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn changes_wait_for_the_interval_and_become_one_write() {
+async fn w47_w53_changes_wait_for_the_interval_and_become_one_write() {
     let mut world = World::new(Duration::from_secs(10));
     ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
     world.start();
@@ -423,7 +423,7 @@ async fn changes_wait_for_the_interval_and_become_one_write() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sink_that_is_down_for_long_costs_one_write_afterwards() {
+async fn w58_a_sink_that_is_down_for_long_costs_one_write_afterwards() {
     let world = filled().await;
     let before = world.writes();
     world.memory.with(|held| held.faults = vec![Fault::Before; 100]);
@@ -731,4 +731,22 @@ async fn w16_of_several_rows_of_an_object_the_first_target_counts() {
     time::sleep(Duration::from_secs(1)).await;
     assert!(world.holds().is_empty());
     world.halt(true).await;
+}
+
+#[tokio::test]
+async fn w49_one_digest_whatever_the_order() {
+    let (one, other) = (World::new(Duration::ZERO), World::new(Duration::ZERO));
+    for uid in 0..20 {
+        one.put("Pod", uid, uid);
+        other.put("Pod", 19 - uid, 7);
+        other.put("Pod", 19 - uid, 19 - uid);
+    }
+    let digest = |world: &World| world.rows.digest(&[target()]);
+    assert_eq!(digest(&one), digest(&other));
+    one.kinds["Pod"].remove("Pod3");
+    assert_ne!(digest(&one), digest(&other));
+    one.put("Pod", 3, 3);
+    assert_eq!(digest(&one), digest(&other));
+    one.writer.remove_target(&target());
+    assert_eq!(digest(&one), 0);
 }

@@ -19,7 +19,7 @@ use kollect_engine::{
 use kollect_model::{
     crd::{
         connection_test::ConnectionTestStatus,
-        inventory::{ClusterInventoryStatus, SinkExport},
+        inventory::{ClusterInventoryStatus, InventoryStatus, SinkExport},
         sinks::SinkStatus,
     },
     row::TargetId,
@@ -44,6 +44,7 @@ use super::{
     probe::{Probed, Probes},
     progress::Board,
     secrets::Secrets,
+    shards::Shards,
     status::{self, View},
     write::{Desired, StatusWriter, api},
 };
@@ -82,6 +83,7 @@ pub(crate) struct Operator {
     due: Option<Instant>,
     leadership: watch::Receiver<Leadership>,
     health: Health,
+    shards: Shards,
 }
 
 /// What the operator is made from.
@@ -120,6 +122,7 @@ impl Operator {
             due: None,
             leadership,
             health,
+            shards: Shards::default(),
         }
     }
 
@@ -360,7 +363,7 @@ impl Operator {
         let mut desired = Vec::new();
         profiles(known, resolved, view.now, &mut desired);
         targets(known, resolved, &view, &mut desired);
-        inventories(known, resolved, &view, &mut desired);
+        inventories(known, resolved, &view, &mut self.shards, &mut desired);
         self.sinks(known, world, view.now, &mut desired);
         let tests = self.connection_tests(known, world, view.now, &mut desired);
         let written = self.writer.write(desired).await;
@@ -581,7 +584,14 @@ fn targets(known: &Known, resolved: &Resolved, view: &View<'_>, desired: &mut Ve
     }
 }
 
-fn inventories(known: &Known, resolved: &Resolved, view: &View<'_>, desired: &mut Vec<Desired>) {
+fn inventories(
+    known: &Known,
+    resolved: &Resolved,
+    view: &View<'_>,
+    shards: &mut Shards,
+    desired: &mut Vec<Desired>,
+) {
+    shards.retain(|name| resolved.inventories.contains_key(name));
     for (name, outcome) in &resolved.inventories {
         let key = (name.namespace.clone().unwrap_or_default(), name.name.clone());
         if let Some(inventory) = name.namespace.as_ref().and_then(|_| known.inventories().get(&key)) {
@@ -593,10 +603,15 @@ fn inventories(known: &Known, resolved: &Resolved, view: &View<'_>, desired: &mu
         } else if let Some(inventory) = known.cluster_inventories().get(&key) {
             let before = inventory.status.clone().unwrap_or_default();
             let own = view.inventory(&inventory.metadata, &before.inventory, name, outcome);
+            let choice = outcome.rows.among(view.namespaces.as_deref());
+            let namespace_shards =
+                choice.map(|choice| shards.of(name, view.rows, &outcome.targets, choice)).unwrap_or_default();
+            let rows = namespace_shards.iter().filter_map(|shard| shard.item_count).sum();
             let after = ClusterInventoryStatus {
-                inventory: own,
+                inventory: InventoryStatus { item_count: Some(rows), ..own },
                 target_count: outcome.targets.len().try_into().ok(),
-                ..before.clone()
+                namespace_shard_count: namespace_shards.len().try_into().ok(),
+                namespace_shards,
             };
             push(desired, "KollectClusterInventory", &key, &inventory.metadata, &before, &after, |s| {
                 s.inventory.conditions.clone()
