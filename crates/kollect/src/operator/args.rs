@@ -22,16 +22,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
     /// Look at these namespaces only, separated by commas; default: all.
-    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = namespace_name)]
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = listed_namespace)]
     watch_namespaces: Vec<String>,
     /// Need nothing but a Role in the namespaces of --watch-namespaces.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
     tenant_mode: bool,
     /// Namespaces of targets that include none by name.
-    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = namespace_name)]
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = listed_namespace)]
     default_included_namespaces: Vec<String>,
     /// Namespaces that every target excludes.
-    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = namespace_name)]
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = listed_namespace)]
     default_excluded_namespaces: Vec<String>,
     /// More keys whose values are redacted, separated by commas.
     #[arg(long, value_name = "KEY,…", value_delimiter = ',')]
@@ -119,6 +119,16 @@ fn namespace_name(text: &str) -> Result<String, String> {
     known.ok_or_else(|| "must be the name of a namespace: lower-case letters, digits and -".into())
 }
 
+/// Charts pass empty lists as they are.
+fn listed_namespace(text: &str) -> Result<String, String> {
+    if text.is_empty() { Ok(String::new()) } else { namespace_name(text) }
+}
+
+/// The names of a list.
+fn names(list: &[String]) -> Vec<String> {
+    list.iter().filter(|name| !name.is_empty()).cloned().collect()
+}
+
 fn namespace_pair(text: &str) -> Result<(String, String), String> {
     let pair = text.split_once('=').filter(|(a, b)| is_namespace_name(a) && is_namespace_name(b));
     let known = pair.map(|(sink, secret)| (sink.to_owned(), secret.to_owned()));
@@ -149,7 +159,7 @@ impl Args {
     /// Namespaces that are looked at; `None`: all.
     pub(crate) fn within(&self) -> Option<BTreeSet<Arc<str>>> {
         let names: BTreeSet<Arc<str>> =
-            self.watch_namespaces.iter().map(|name| name.as_str().into()).collect();
+            names(&self.watch_namespaces).iter().map(|name| name.as_str().into()).collect();
         (!names.is_empty()).then_some(names)
     }
 
@@ -164,14 +174,14 @@ impl Args {
 
     /// What the flags decide for all objects.
     pub(crate) fn rules(&self) -> anyhow::Result<Rules> {
-        if self.tenant_mode && self.watch_namespaces.is_empty() {
+        if self.tenant_mode && self.within().is_none() {
             bail!("--tenant-mode needs --watch-namespaces: a Role counts in its namespace only");
         }
         Ok(Rules {
             policy: Policy { scrub_keys: self.scrub_keys.clone(), ..Policy::default() },
             defaults: NamespaceDefaults {
-                included: self.default_included_namespaces.clone(),
-                excluded: self.default_excluded_namespaces.clone(),
+                included: names(&self.default_included_namespaces),
+                excluded: names(&self.default_excluded_namespaces),
             },
             secret_namespaces: Some(self.allow_secret_namespaces.iter().cloned().collect()),
             network: Network::Guarded {

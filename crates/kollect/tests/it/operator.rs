@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kollect_testbed::{ControlPlane, Postgres};
+use kollect_testbed::{ControlPlane, Postgres, Proxy};
 use serde_json::{Value, json};
 
 use crate::program::root;
@@ -54,6 +54,10 @@ struct World {
     plane: &'static ControlPlane,
     postgres: &'static Postgres,
     namespace: String,
+    /// Whether the operator looks everywhere.
+    unrestricted: bool,
+    /// Of the operator; else that of the control plane.
+    kubeconfig: Option<PathBuf>,
     /// Ends before its log is gone.
     operator: Option<Operator>,
     dir: tempfile::TempDir,
@@ -61,18 +65,24 @@ struct World {
 
 impl World {
     fn new(name: &str) -> Self {
-        let (plane, postgres) = (plane(), Postgres::shared());
+        Self::on(plane(), name)
+    }
+
+    fn on(plane: &'static ControlPlane, name: &str) -> Self {
+        let postgres = Postgres::shared();
         let namespace = plane.namespace(name).unwrap();
         let dir = tempfile::tempdir().unwrap();
-        Self { plane, postgres, namespace, operator: None, dir }
+        Self { plane, postgres, namespace, unrestricted: false, kubeconfig: None, operator: None, dir }
     }
 
     fn start(&mut self, args: &[&str]) {
         let log = self.dir.path().join("operator.log");
         let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_kollect"))
-            .args(["operator", "--kubeconfig", self.plane.kubeconfig().to_str().unwrap()])
-            .args(["--watch-namespaces", &self.namespace, "--allow-sink-cidrs", "127.0.0.0/8,::1/128"])
+            .args(["operator", "--kubeconfig"])
+            .arg(self.kubeconfig.as_deref().unwrap_or(self.plane.kubeconfig()))
+            .args(["--watch-namespaces", if self.unrestricted { "" } else { &self.namespace }])
+            .args(["--allow-sink-cidrs", "127.0.0.0/8,::1/128"])
             .args(["--log-level", "kollect=debug", "--health-probe-bind-address", "127.0.0.1:0"])
             .args(args)
             .stdout(Stdio::null())
@@ -475,4 +485,122 @@ fn drift_is_repaired_when_somebody_asks() {
         .kubectl(&["annotate", "-n", &world.namespace, "kollectinventory/all", "kollect.dev/requestedAt=now"])
         .unwrap();
     world.holds(&["a=1"]);
+}
+
+/// A control plane of its own: cluster kinds are seen by every operator that looks everywhere.
+fn own_plane() -> &'static ControlPlane {
+    let plane = Box::leak(Box::new(ControlPlane::start().unwrap()));
+    let crds = root().join("config/crd/bases");
+    plane.kubectl(&["apply", "--server-side", "-f", crds.to_str().unwrap()]).unwrap();
+    let kinds = "crd/kollectclusterinventories.kollect.dev";
+    plane.kubectl(&["wait", "--for=condition=Established", "--timeout=30s", kinds]).unwrap();
+    plane
+}
+
+#[test]
+fn w13_w14_w16_w54_cluster_inventories_roll_up_cluster_targets_and_nothing_else() {
+    let plane = own_plane();
+    let mut world = World::on(plane, "platform");
+    let cluster = |kind: &str, name: &str, spec: Value| {
+        let object = json!({
+            "apiVersion": "kollect.dev/v1alpha1", "kind": kind, "metadata": { "name": name }, "spec": spec,
+        });
+        plane.apply(&object.to_string()).unwrap();
+    };
+    for namespace in ["shop-a", "shop-b", "other"] {
+        plane.kubectl(&["create", "namespace", namespace]).unwrap();
+        let label = if namespace == "other" { "tier=back" } else { "tier=front" };
+        plane.kubectl(&["label", "namespace", namespace, label, "all=yes"]).unwrap();
+        let map = json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": { "name": format!("map-{namespace}"), "namespace": namespace, "labels": { "app": "shop" } },
+            "data": { "value": "1" },
+        });
+        plane.apply(&map.to_string()).unwrap();
+    }
+    world.install();
+    let rule = json!([{ "gvk": { "version": "v1", "kind": "ConfigMap" }, "matchLabels": { "app": "shop" } }]);
+    let target = |name: &str| {
+        cluster(
+            "KollectClusterTarget",
+            name,
+            json!({
+                "profileRef": { "name": "maps", "namespace": world.namespace },
+                "namespaceSelector": { "matchLabels": { "all": "yes" } }, "resourceRules": rule,
+            }),
+        );
+    };
+    // The same name as the team's target: nobody mixes them up.
+    target("maps");
+    target("twice");
+    cluster(
+        "KollectClusterInventory",
+        "rollup",
+        json!({
+            "databaseSinkRefs": [{ "name": "portal", "namespace": world.namespace }],
+            "namespaceSelector": { "matchLabels": { "tier": "front" } }, "dedupe": "byResourceUID",
+        }),
+    );
+    world.unrestricted = true;
+    world.start(&[]);
+    let rows = |inventory: &str| {
+        let sql = format!(
+            "SELECT target_name || ' ' || name FROM {} WHERE inventory_name = '{inventory}' ORDER BY 1",
+            world.table()
+        );
+        world.postgres.psql(&sql).unwrap_or_default()
+    };
+    let becomes = |inventory: &str, expected: &str| {
+        eventually(&format!("{inventory} holds {expected}"), || {
+            let found = rows(inventory);
+            (found == expected).then_some(()).ok_or(found)
+        });
+    };
+    becomes("rollup", "maps map-shop-a\nmaps map-shop-b\n");
+    eventually("shards", || {
+        let text = plane.kubectl(&["get", "kollectclusterinventory/rollup", "-o", "json"]).unwrap();
+        let status = serde_json::from_str::<Value>(&text).unwrap()["status"].clone();
+        let shards = status["namespaceShards"].as_array().cloned().unwrap_or_default();
+        let names: Vec<&str> = shards.iter().filter_map(|shard| shard["namespace"].as_str()).collect();
+        let good = names == ["shop-a", "shop-b"] && status["itemCount"] == 2 && status["targetCount"] == 2;
+        good.then_some(()).ok_or(status.to_string())
+    });
+    assert_eq!(rows("all"), "", "rows of cluster targets are not the team's");
+    // A label decides, and a broken target stops nobody.
+    plane.kubectl(&["label", "namespace", "other", "tier=front", "--overwrite"]).unwrap();
+    becomes("rollup", "maps map-other\nmaps map-shop-a\nmaps map-shop-b\n");
+    cluster(
+        "KollectClusterTarget",
+        "broken",
+        json!({
+            "profileRef": { "name": "none", "namespace": world.namespace },
+            "namespaceSelector": { "matchLabels": { "all": "yes" } },
+        }),
+    );
+    plane.kubectl(&["delete", "configmap", "-n", "shop-b", "map-shop-b"]).unwrap();
+    becomes("rollup", "maps map-other\nmaps map-shop-a\n");
+    plane.kubectl(&["delete", "kollectclustertarget", "maps"]).unwrap();
+    becomes("rollup", "twice map-other\ntwice map-shop-a\n");
+    plane.kubectl(&["delete", "kollectclusterinventory", "rollup", "--timeout=30s"]).unwrap();
+    becomes("rollup", "");
+}
+
+#[test]
+fn the_api_server_goes_away_and_comes_back() {
+    let mut world = World::new("away");
+    let proxy = Proxy::start(world.plane).unwrap();
+    world.kubeconfig = Some(proxy.kubeconfig(world.plane.kubeconfig()).unwrap());
+    world.map("a", "1");
+    world.install();
+    world.start(&[]);
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    proxy.refuse(true);
+    world.map("b", "2");
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(world.rows(), ["a=1"], "what nobody saw is neither written nor removed");
+    // What happened meanwhile comes as a state, not as an event.
+    world.plane.kubectl(&["delete", "configmap", "-n", &world.namespace, "a"]).unwrap();
+    proxy.refuse(false);
+    world.holds(&["b=2"]);
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
 }
