@@ -604,3 +604,57 @@ fn the_api_server_goes_away_and_comes_back() {
     world.holds(&["b=2"]);
     world.becomes("kollectinventory/all", "Ready", "True Exported");
 }
+
+#[test]
+fn w39_a_sink_reads_secrets_of_its_own_namespace() {
+    let mut world = World::new("secretive");
+    let elsewhere = world.plane.namespace("vault").unwrap();
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "portal", "namespace": elsewhere },
+        "stringData": { "dsn": world.postgres.dsn() },
+    });
+    world.plane.apply(&secret.to_string()).unwrap();
+    world.map("a", "1");
+    world.install();
+    let mut sink = world.sink();
+    sink["postgres"]["databaseRef"]["namespace"] = json!(elsewhere);
+    world.kollect("KollectDatabaseSink", "portal", sink);
+    world.start(&[]);
+    world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "False SecretResolveFailed");
+    world.becomes("kollectinventory/all", "Degraded", "True SecretResolveFailed");
+    assert_eq!(world.rows(), ["no table"]);
+    world.stop();
+    world.start(&["--allow-secret-namespaces", &format!("{}={elsewhere}", world.namespace)]);
+    world.holds(&["a=1"]);
+}
+
+#[test]
+fn w66_an_object_that_cannot_be_read_degrades_its_target_until_it_can() {
+    let mut world = World::new("unreadable");
+    world.map("a", "1");
+    world.install();
+    world.kollect(
+        "KollectProfile",
+        "maps",
+        json!({
+            "targetGVK": { "version": "v1", "kind": "ConfigMap" },
+            "attributes": [{ "name": "value", "path": "cel:string(int(object.data.value) + 0)" }],
+        }),
+    );
+    world.start(&[]);
+    world.holds(&["a=1"]);
+    world.map("b", "no number");
+    world.becomes("kollecttarget/maps", "Degraded", "True ExtractionFailed");
+    let status = world.get("kollecttarget/maps")["status"].clone();
+    assert_eq!(
+        (&status["extractionFailures"], &status["collectedCount"]),
+        (&json!(1), &json!(1)),
+        "{status}"
+    );
+    world.becomes("kollecttarget/maps", "Ready", "False ExtractionFailed");
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    world.map("b", "2");
+    world.holds(&["a=1", "b=2"]);
+    world.becomes("kollecttarget/maps", "Ready", "True Collecting");
+    assert_eq!(world.condition("kollecttarget/maps", "Degraded"), "");
+}
