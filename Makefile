@@ -32,6 +32,11 @@ bench: tools ## Measure; prints ratios
 bench-scale: servers ## 100,000 objects on a real control plane: time, memory, churn (N=10000 for the quick form)
 	N=$(or $(N),100000) cargo bench -p kollect --bench scale
 
+.PHONY: bench-delivery
+bench-delivery: tools ## Rows to real sinks: writes, latency, memory, restarts (N=10000 for the quick form)
+	@scripts/tools postgres
+	N=$(or $(N),100000) cargo bench -p kollect-sinks --bench delivery
+
 .PHONY: soak
 soak: servers ## The real-server tests again and again: N=20 by default
 	for round in $$(seq $(or $(N),20)); do echo "round $$round"; cargo test --quiet -p kollect -p kollect-testbed; done

@@ -3,6 +3,7 @@
 
 mod available;
 mod conformance;
+mod delivery;
 mod postgres;
 mod postgres_access;
 mod postgres_sessions;
