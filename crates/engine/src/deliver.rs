@@ -200,11 +200,12 @@ impl Deliveries {
             if let Some(task) = old.task {
                 finish(task).await;
             }
+            let moved = successor.is_some();
             if let Some(mut filled) = successor {
                 // A successor that is gone was itself replaced; it has seen to its own.
                 filled.wait_for(|filled| *filled).await.ok();
             }
-            clean_until_done(&old.wanted.binding, |told| tell(&name, told)).await;
+            clean_until_done(&old.wanted.binding, moved, |told| tell(&name, told)).await;
         });
         self.cleaning.push((place, Task(task)));
     }
@@ -260,18 +261,18 @@ async fn supervise(
 }
 
 /// Removes what a binding wrote, however long it takes.
-async fn clean_until_done(binding: &Binding, tell: impl Fn(Told<'_>)) {
+async fn clean_until_done(binding: &Binding, moved: bool, tell: impl Fn(Told<'_>)) {
     let mut backoff = Backoff::default();
     loop {
         let Err(error) = clean(binding).await else {
-            tell(Told::Cleaned);
+            tell(Told::Cleaned { moved });
             return;
         };
         let pause: Duration = match error.class() {
             ErrorClass::Transient => backoff.next(fastrand::f64()),
             ErrorClass::Terminal | ErrorClass::Forbidden => TERMINAL_PAUSE,
         };
-        tell(Told::Failed { error: &error, pause: Some(pause) });
+        tell(Told::NotCleaned { error: &error, pause, moved });
         time::sleep(pause).await;
     }
 }

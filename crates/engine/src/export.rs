@@ -141,8 +141,20 @@ pub enum Told<'a> {
         /// What cannot be seen.
         coverage: &'a str,
     },
-    /// Nothing of the inventory is left in the sink.
-    Cleaned,
+    /// Nothing of the inventory is left where it was written.
+    Cleaned {
+        /// It is written somewhere else now.
+        moved: bool,
+    },
+    /// What was written could not be removed; it is tried again after a pause.
+    NotCleaned {
+        /// Why.
+        error: &'a SinkError,
+        /// How long.
+        pause: Duration,
+        /// It is written somewhere else now.
+        moved: bool,
+    },
 }
 
 /// How a wait ended.

@@ -3,6 +3,7 @@
 pub(crate) mod collect;
 mod deliver;
 mod input;
+pub(crate) use input::asked_to_stop;
 mod manifests;
 mod print;
 mod progress;

@@ -84,6 +84,19 @@ impl ClusterSource {
         Self::connect_with(kubeconfig, context, Timing::default()).await
     }
 
+    /// Connects with a kubeconfig file, or as the service account of the pod.
+    pub(crate) async fn connect_in_cluster(kubeconfig: Option<&Path>) -> anyhow::Result<Self> {
+        match (kubeconfig, Config::incluster()) {
+            (None, Ok(config)) => Self::with_config(config, "the service account", Timing::default()).await,
+            _ => Self::connect(kubeconfig, None).await,
+        }
+    }
+
+    /// The client that all requests go through.
+    pub(crate) fn client(&self) -> Client {
+        self.shared.client.clone()
+    }
+
     async fn connect_with(
         kubeconfig: Option<&Path>,
         context: Option<&str>,
@@ -99,11 +112,14 @@ impl ClusterSource {
         let config = Config::from_custom_kubeconfig(kubeconfig, &options)
             .await
             .with_context(|| format!("find the cluster of context {name} in the kubeconfig"))?;
+        Self::with_config(config, &format!("context {name}"), timing).await
+    }
+
+    async fn with_config(config: Config, who: &str, timing: Timing) -> anyhow::Result<Self> {
         let server = config.cluster_url.to_string();
         let anonymous = anonymous_identity(&config);
-        let client =
-            Client::try_from(config).with_context(|| format!("set up the client of context {name}"))?;
-        let unreachable = || format!("reach the cluster at {server} (context {name})");
+        let client = Client::try_from(config).with_context(|| format!("set up the client of {who}"))?;
+        let unreachable = || format!("reach the cluster at {server} ({who})");
         let version = time::timeout(PATIENCE, client.apiserver_version()).await;
         version.context("no answer").with_context(unreachable)?.map_err(plain).with_context(unreachable)?;
         let namespaces = Api::<Namespace>::all(client.clone());

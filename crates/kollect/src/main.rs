@@ -1,8 +1,10 @@
 //! The `kollect` program: process setup and subcommands.
 
+mod causes;
 mod cli;
 mod cluster;
 mod files;
+mod operator;
 mod world;
 
 use std::process::ExitCode;
@@ -23,6 +25,8 @@ enum Command {
     Collect(Box<cli::collect::Args>),
     /// Follow objects and print every row that changes: nothing is installed anywhere.
     Watch(Box<cli::watch::Args>),
+    /// Keep the inventories of a cluster up to date: what runs in the cluster.
+    Operator(Box<operator::Args>),
     /// Print the custom resource definitions of the eleven kinds.
     Crds(cli::CrdsArgs),
 }
@@ -37,6 +41,7 @@ fn main() -> ExitCode {
     match args.command {
         Command::Collect(args) => cli::collect::run(*args),
         Command::Watch(args) => cli::watch::run(&args),
+        Command::Operator(args) => operator::run(*args),
         Command::Crds(args) => cli::crds(&args),
     }
 }

@@ -10,6 +10,7 @@ mod targets;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    path::PathBuf,
     sync::Arc,
 };
 
@@ -30,6 +31,7 @@ use kollect_model::{
     row::TargetId,
     sink::SinkSpec,
 };
+use kollect_sinks::{Files, Network};
 use kube::ResourceExt;
 
 pub(crate) use inventories::{BoundSink, InventoryName, ResolvedInventory};
@@ -102,6 +104,34 @@ pub(crate) struct Rules {
     pub(crate) defaults: NamespaceDefaults,
     /// Pairs of a sink's namespace and a Secret's namespace that may be combined. `None`: any pair.
     pub(crate) secret_namespaces: Option<BTreeSet<(String, String)>>,
+    /// Where sinks may connect to.
+    pub(crate) network: Network,
+    /// Where sinks may keep files.
+    pub(crate) files: FileRoot,
+}
+
+/// Where sinks may keep files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum FileRoot {
+    /// Wherever the user may.
+    #[default]
+    Anywhere,
+    /// Below a directory, each namespace in its own.
+    Directory(PathBuf),
+    /// Nowhere.
+    Refused,
+}
+
+impl Rules {
+    /// What sinks of a namespace may touch.
+    pub(crate) fn sink_policy(&self, namespace: &str) -> kollect_sinks::Policy {
+        let files = match &self.files {
+            FileRoot::Anywhere => Files::Anywhere,
+            FileRoot::Directory(root) => Files::Below(root.join(namespace)),
+            FileRoot::Refused => Files::Refused,
+        };
+        kollect_sinks::Policy { network: self.network.clone(), files }
+    }
 }
 
 /// Something wrong with an object, with the word that its status shows.

@@ -6,9 +6,13 @@
 pub mod batch;
 pub mod claim;
 pub mod crd;
+pub mod envelope;
+pub mod event;
+pub mod json_text;
 pub mod row;
 pub mod schema;
 pub mod sink;
 mod spec_error;
+pub mod yaml;
 
 pub use spec_error::SpecError;

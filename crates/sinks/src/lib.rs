@@ -11,16 +11,24 @@ use kollect_model::{
 };
 use serde_json::{Value, json};
 
-#[cfg(not(any(feature = "postgres", feature = "sqlite")))]
+#[cfg(not(any(feature = "filesystem", feature = "nats", feature = "postgres", feature = "sqlite")))]
 compile_error!("select at least one sink, such as --features sqlite");
 
 mod dial;
+#[cfg(feature = "filesystem")]
+pub mod filesystem;
+#[cfg(feature = "filesystem")]
+pub mod layout;
+#[cfg(feature = "nats")]
+pub mod nats;
 mod policy;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod secrets;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(any(feature = "nats", feature = "postgres"))]
+mod tls;
 
 pub use dial::{Cidr, Network};
 pub use policy::{Files, Policy};
@@ -35,17 +43,30 @@ pub enum Plan {
     /// A PostgreSQL table.
     #[cfg(feature = "postgres")]
     Postgres(postgres::Config),
+    /// A directory.
+    #[cfg(feature = "filesystem")]
+    Filesystem(filesystem::Config),
+    /// Subjects of a NATS stream.
+    #[cfg(feature = "nats")]
+    Nats(nats::Config),
 }
 
 impl Plan {
     /// The plan with what it needs from the Secrets that the spec names.
-    #[cfg_attr(not(feature = "postgres"), expect(unused_variables, reason = "SQLite has no secrets"))]
+    #[cfg_attr(
+        not(any(feature = "nats", feature = "postgres")),
+        expect(unused_variables, reason = "files have no secrets")
+    )]
     pub fn with_secrets(self, secrets: &Secrets) -> Result<Self, Vec<SpecError>> {
         match self {
             #[cfg(feature = "sqlite")]
             Self::Sqlite(config) => Ok(Self::Sqlite(config)),
             #[cfg(feature = "postgres")]
             Self::Postgres(config) => config.with_secrets(secrets).map(Self::Postgres),
+            #[cfg(feature = "filesystem")]
+            Self::Filesystem(config) => Ok(Self::Filesystem(config)),
+            #[cfg(feature = "nats")]
+            Self::Nats(config) => config.with_secrets(secrets).map(Self::Nats),
         }
     }
 
@@ -56,17 +77,28 @@ impl Plan {
             Self::Sqlite(config) => config.check(&policy.files),
             #[cfg(feature = "postgres")]
             Self::Postgres(config) => config.check(&policy.network),
+            #[cfg(feature = "filesystem")]
+            Self::Filesystem(config) => config.check(&policy.files),
+            #[cfg(feature = "nats")]
+            Self::Nats(config) => config.check(&policy.network),
         }
     }
 
     /// Where rows go, without credentials and options: equal for two sinks that would write one place.
-    #[cfg_attr(not(feature = "sqlite"), expect(unused_variables, reason = "only files depend on it"))]
+    #[cfg_attr(
+        not(any(feature = "filesystem", feature = "sqlite")),
+        expect(unused_variables, reason = "only files depend on it")
+    )]
     pub fn destination(&self, policy: &Policy) -> String {
         match self {
             #[cfg(feature = "sqlite")]
             Self::Sqlite(config) => config.place(&policy.files),
             #[cfg(feature = "postgres")]
             Self::Postgres(config) => config.place(),
+            #[cfg(feature = "filesystem")]
+            Self::Filesystem(config) => config.place(&policy.files),
+            #[cfg(feature = "nats")]
+            Self::Nats(config) => config.place(),
         }
     }
 }
@@ -79,8 +111,11 @@ pub fn plan(spec: &SinkSpec) -> Result<Plan, Vec<SpecError>> {
             | SnapshotSinkType::Gitlab
             | SnapshotSinkType::S3
             | SnapshotSinkType::Gcs
-            | SnapshotSinkType::Azureblob
-            | SnapshotSinkType::Filesystem => Err(not_available(json!(spec.type_))),
+            | SnapshotSinkType::Azureblob => Err(not_available(json!(spec.type_))),
+            #[cfg(feature = "filesystem")]
+            SnapshotSinkType::Filesystem => filesystem::Config::plan(spec).map(Plan::Filesystem),
+            #[cfg(not(feature = "filesystem"))]
+            SnapshotSinkType::Filesystem => Err(not_available(json!(spec.type_))),
         },
         SinkSpec::Database(spec) => match spec.type_ {
             #[cfg(feature = "sqlite")]
@@ -94,7 +129,11 @@ pub fn plan(spec: &SinkSpec) -> Result<Plan, Vec<SpecError>> {
             DatabaseSinkType::Bigquery | DatabaseSinkType::Mongodb => Err(not_available(json!(spec.type_))),
         },
         SinkSpec::Event(spec) => match spec.type_ {
-            EventSinkType::Nats | EventSinkType::Kafka => Err(not_available(json!(spec.type_))),
+            #[cfg(feature = "nats")]
+            EventSinkType::Nats => nats::Config::plan(spec).map(Plan::Nats),
+            #[cfg(not(feature = "nats"))]
+            EventSinkType::Nats => Err(not_available(json!(spec.type_))),
+            EventSinkType::Kafka => Err(not_available(json!(spec.type_))),
         },
     }
 }
@@ -107,10 +146,12 @@ pub fn plan_destination(text: &str) -> Result<Plan, String> {
         Some(("sqlite", file)) => sqlite::Config::file(file).map(Plan::Sqlite),
         #[cfg(feature = "postgres")]
         Some(("postgres" | "postgresql", _)) => postgres::Config::destination(text).map(Plan::Postgres),
+        #[cfg(feature = "filesystem")]
+        Some(("dir", directory)) => filesystem::Config::destination(directory).map(Plan::Filesystem),
         Some((scheme, rest)) if !rest.is_empty() => {
-            Err(format!("{scheme} is not available in this build; write {DESTINATIONS}"))
+            Err(format!("{scheme} is not available in this build; write {}", destinations()))
         }
-        _ => Err(format!("is not a destination; write {DESTINATIONS}")),
+        _ => Err(format!("is not a destination; write {}", destinations())),
     }
 }
 
@@ -153,6 +194,10 @@ impl Sinks {
                 let opened = postgres::PostgresSink::open(config.clone(), &policy.network, &self.postgres);
                 Ok(Box::new(opened.await?))
             }
+            #[cfg(feature = "filesystem")]
+            Plan::Filesystem(config) => Ok(Box::new(filesystem::open(config.clone(), &policy.files).await?)),
+            #[cfg(feature = "nats")]
+            Plan::Nats(config) => nats::open(config, &policy.network).await,
         }
     }
 }
@@ -166,25 +211,30 @@ fn not_available(type_: Value) -> Vec<SpecError> {
     vec![SpecError::new(
         "spec.type",
         &type_,
-        format!("is not available in this build; available: {AVAILABLE}"),
+        format!("is not available in this build; available: {}", available()),
     )]
 }
 
-const AVAILABLE: &str = if cfg!(all(feature = "postgres", feature = "sqlite")) {
-    "postgres, sqlite"
-} else if cfg!(feature = "postgres") {
-    "postgres"
-} else {
-    "sqlite"
-};
+/// The types of this build, and how a command line names each that it can.
+const TYPES: &[(&str, &str)] = &[
+    #[cfg(feature = "filesystem")]
+    ("filesystem", "dir:DIRECTORY"),
+    #[cfg(feature = "nats")]
+    ("nats", ""),
+    #[cfg(feature = "postgres")]
+    ("postgres", "postgres://USER@HOST/DATABASE"),
+    #[cfg(feature = "sqlite")]
+    ("sqlite", "sqlite:FILE"),
+];
 
-const DESTINATIONS: &str = if cfg!(all(feature = "postgres", feature = "sqlite")) {
-    "sqlite:FILE or postgres://USER@HOST/DATABASE"
-} else if cfg!(feature = "postgres") {
-    "postgres://USER@HOST/DATABASE"
-} else {
-    "sqlite:FILE"
-};
+fn available() -> String {
+    TYPES.iter().map(|(type_, _)| *type_).collect::<Vec<_>>().join(", ")
+}
+
+fn destinations() -> String {
+    let named = TYPES.iter().rev().map(|(_, destination)| *destination).filter(|text| !text.is_empty());
+    named.collect::<Vec<_>>().join(" or ")
+}
 
 #[cfg(test)]
 mod tests {

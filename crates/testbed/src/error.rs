@@ -21,7 +21,7 @@ pub enum Error {
     },
     /// No `go` on `PATH`, or one that is too old.
     #[error(
-        "Go {needed} or newer is needed to build the control plane ({found}); install it from your \
+        "Go {needed} or newer is needed to build the servers ({found}); install it from your \
          package manager or https://go.dev/dl and put it on PATH"
     )]
     GoMissing {

@@ -1,8 +1,8 @@
 //! Real servers for tests, the demo and benches.
 //!
 //! [`ControlPlane`] is etcd, kube-apiserver and kube-controller-manager, built once from their Go
-//! modules; [`Proxy`] is a network in front of it that breaks on demand; [`Postgres`] is the server
-//! that the machine has installed. Each starts on free loopback ports in its own [`Scratch`]
+//! modules; [`Proxy`] is a network in front of it that breaks on demand; [`Nats`] is a NATS server with
+//! JetStream, built likewise; [`Postgres`] is the server that the machine has installed. Each starts on free loopback ports in its own [`Scratch`]
 //! directory, and everything is gone when its handle is dropped or this process ends in any way,
 //! SIGKILL included (see [`guard`]).
 //!
@@ -12,6 +12,7 @@ pub mod control_plane;
 pub mod demo;
 mod error;
 pub mod guard;
+pub mod nats;
 mod ports;
 pub mod postgres;
 pub mod programs;
@@ -20,6 +21,7 @@ pub mod proxy;
 pub use control_plane::{ControlPlane, Rule};
 pub use error::Error;
 pub use guard::{Scratch, Server, Stop};
+pub use nats::Nats;
 pub use ports::free_port;
 pub use postgres::Postgres;
 pub use programs::Programs;

@@ -8,12 +8,12 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
-use kollect_testbed::{ControlPlane, Error, Programs, demo};
+use kollect_testbed::{ControlPlane, Error, Programs, demo, programs};
 
 const USAGE: &str = "\
 usage: kollect-testbed COMMAND
 
-  build  find or build the programs of the control plane
+  build  find or build the control plane and the NATS server
   up     start a control plane and keep it until Ctrl-C or the end of standard input
   demo   show what the given kollect program does, on a control plane of its own
 ";
@@ -43,7 +43,8 @@ fn main() -> ExitCode {
 fn build() -> Result<(), Error> {
     let programs = Programs::find_or_build()?;
     let Programs { kube_apiserver, kube_controller_manager, kubectl, etcd } = programs;
-    for program in [kube_apiserver, kube_controller_manager, kubectl, etcd] {
+    let nats = programs::nats_server()?;
+    for program in [kube_apiserver, kube_controller_manager, kubectl, etcd, nats] {
         print(&format!("{}\n", program.display()))?;
     }
     Ok(())

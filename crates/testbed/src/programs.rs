@@ -1,10 +1,10 @@
-//! Where the Go programs of the control plane are.
+//! Where the Go programs are: the control plane and the NATS server.
 //!
-//! [`Programs::find_or_build`] is called by [`crate::ControlPlane::start`] and by
+//! [`Programs::find_or_build`] and [`nats_server`] are called by whoever starts them and by
 //! `kollect-testbed build`. Programs live in a cache directory whose layout names their versions:
 //! `$KOLLECT_TESTBED_CACHE`, else `$XDG_CACHE_HOME/kollect-testbed`, else
-//! `$HOME/.cache/kollect-testbed`. `servers/go.mod` is the only place that says which versions; a
-//! program in the cache is complete, because builds are renamed into place.
+//! `$HOME/.cache/kollect-testbed`. The files `go.mod` below `servers` are the only places that say which
+//! versions; a program in the cache is complete, because builds are renamed into place.
 
 mod build;
 
@@ -16,7 +16,23 @@ use std::path::{Path, PathBuf};
 
 use crate::Error;
 
-const GO_MOD: &str = include_str!("../servers/go.mod");
+/// A Go module of ours that pins what is built: a directory with `go.mod` and `go.sum`.
+#[derive(Debug, Clone, Copy)]
+struct Pins {
+    go_mod: &'static str,
+    directory: &'static str,
+}
+
+/// This crate is always built from its repository.
+const CONTROL_PLANE: Pins = Pins {
+    go_mod: include_str!("../servers/go.mod"),
+    directory: concat!(env!("CARGO_MANIFEST_DIR"), "/servers"),
+};
+
+const STREAMS: Pins = Pins {
+    go_mod: include_str!("../servers/nats/go.mod"),
+    directory: concat!(env!("CARGO_MANIFEST_DIR"), "/servers/nats"),
+};
 
 /// Paths of the programs, all present.
 #[derive(Debug, Clone)]
@@ -35,6 +51,7 @@ pub struct Programs {
 #[derive(Debug, Clone, Copy)]
 struct Bundle {
     name: &'static str,
+    pins: Pins,
     module: &'static str,
     /// File name and Go package of each program.
     programs: &'static [(&'static str, &'static str)],
@@ -44,6 +61,7 @@ struct Bundle {
 
 const KUBERNETES: Bundle = Bundle {
     name: "kubernetes",
+    pins: CONTROL_PLANE,
     module: "k8s.io/kubernetes",
     programs: &[
         ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
@@ -55,20 +73,32 @@ const KUBERNETES: Bundle = Bundle {
 
 const ETCD: Bundle = Bundle {
     name: "etcd",
+    pins: CONTROL_PLANE,
     module: "go.etcd.io/etcd/server/v3",
     programs: &[("etcd", "go.etcd.io/etcd/server/v3")],
     minutes: 1,
 };
 
+const NATS: Bundle = Bundle {
+    name: "nats",
+    pins: STREAMS,
+    module: "github.com/nats-io/nats-server/v2",
+    programs: &[("nats-server", "github.com/nats-io/nats-server/v2")],
+    minutes: 1,
+};
+
+/// The NATS server from the cache; built first if it is missing.
+pub fn nats_server() -> Result<PathBuf, Error> {
+    let cache = cache()?;
+    build::build_missing(&[NATS], &cache)?;
+    Ok(NATS.directory(&cache).join("nats-server"))
+}
+
 impl Programs {
     /// The programs from the cache; those that are missing are built first, which takes minutes and
     /// is reported on standard error.
     pub fn find_or_build() -> Result<Self, Error> {
-        let cache = cache_directory(|name| std::env::var_os(name)).ok_or_else(|| Error::Io {
-            action: "choose a cache directory".to_owned(),
-            source: io::Error::new(io::ErrorKind::NotFound, "HOME is not set"),
-        })?;
-        Self::find_or_build_in(&cache)
+        Self::find_or_build_in(&cache()?)
     }
 
     fn find_or_build_in(cache: &Path) -> Result<Self, Error> {
@@ -86,7 +116,7 @@ impl Programs {
 impl Bundle {
     /// The version that `go.mod` pins, such as `v1.36.3`.
     fn version(self) -> &'static str {
-        go_mod_value(self.module).expect("servers/go.mod requires every bundle's module")
+        self.pins.value(self.module).expect("go.mod requires every bundle's module")
     }
 
     fn directory(self, cache: &Path) -> PathBuf {
@@ -99,11 +129,20 @@ impl Bundle {
     }
 }
 
-/// The second word of the line of `go.mod` whose first word is `key`.
-fn go_mod_value(key: &str) -> Option<&'static str> {
-    GO_MOD.lines().find_map(|line| {
-        let mut words = line.split_whitespace();
-        if words.next() == Some(key) { words.next() } else { None }
+impl Pins {
+    /// What `go.mod` says behind `key`.
+    fn value(self, key: &str) -> Option<&'static str> {
+        self.go_mod.lines().find_map(|line| {
+            let mut words = line.split_whitespace().skip_while(|word| *word == "require");
+            if words.next() == Some(key) { words.next() } else { None }
+        })
+    }
+}
+
+fn cache() -> Result<PathBuf, Error> {
+    cache_directory(|name| std::env::var_os(name)).ok_or_else(|| Error::Io {
+        action: "choose a cache directory".to_owned(),
+        source: io::Error::new(io::ErrorKind::NotFound, "HOME is not set"),
     })
 }
 
@@ -125,10 +164,10 @@ mod tests {
 
     #[test]
     fn versions_come_from_go_mod() {
-        for bundle in [KUBERNETES, ETCD] {
+        for bundle in [KUBERNETES, ETCD, NATS] {
             assert!(bundle.version().starts_with('v'), "{bundle:?}");
+            assert!(bundle.pins.value("go").is_some());
         }
-        assert!(go_mod_value("go").is_some());
     }
 
     #[test]

@@ -27,7 +27,9 @@ impl World {
         let deliveries = Deliveries::new(rows, move |name, told| {
             let word = match told {
                 Told::Compared(_) => "compared",
-                Told::Cleaned => "cleaned",
+                Told::Cleaned { moved: false } => "cleaned",
+                Told::Cleaned { moved: true } => "moved",
+                Told::NotCleaned { .. } => "not cleaned",
                 Told::Failed { .. } => "failed",
                 _ => return,
             };
@@ -98,7 +100,7 @@ async fn a_new_place_is_filled_before_the_old_one_is_cleaned() {
     assert_eq!((held(&old), held(&new)), (0, 1));
     let told = world.told();
     let position = |what: &str| told.iter().rposition(|told| told == what).unwrap();
-    assert!(position("one compared") < position("one cleaned"), "{told:?}");
+    assert!(position("one compared") < position("one moved"), "{told:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -150,7 +152,7 @@ async fn what_is_wanted_again_is_not_cleaned_any_more() {
     sink.with(|held| held.faults = vec![Fault::Before; 1000]);
     world.wanted.clear();
     world.set().await;
-    assert_eq!(world.told().last().unwrap(), "one failed");
+    assert_eq!(world.told().last().unwrap(), "one not cleaned");
     world.want("two", "a", &sink);
     world.deliveries.set(world.wanted.clone());
     sink.with(|held| held.faults.clear());

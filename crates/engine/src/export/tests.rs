@@ -219,7 +219,7 @@ fn in_short(told: &Told<'_>) -> String {
         Told::Failed { error, .. } => format!("failed {:?}", error.reason),
         Told::Waiting { .. } => "waiting".into(),
         Told::HeldBack { coverage } => format!("held back, {coverage}"),
-        Told::Cleaned => "cleaned".into(),
+        Told::Cleaned { .. } | Told::NotCleaned { .. } => unreachable!("nobody cleans here"),
     }
 }
 

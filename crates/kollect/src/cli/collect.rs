@@ -27,12 +27,12 @@ use tokio::time;
 
 use super::{
     deliver::{Bound, Destination, Out, unwritten},
-    input::{BLIND, INTERRUPTED, Input, Problems, asked_to_stop, finish, refuse, start, told_once},
+    input::{BLIND, INTERRUPTED, Input, Problems, asked_to_stop, finish, refuse, start},
     manifests::{Inventory, Work},
     print::{self, Output},
     progress,
 };
-use crate::files::FileSource;
+use crate::{causes::told_once, files::FileSource};
 
 /// Arguments of `kollect collect`.
 #[derive(clap::Args)]

@@ -16,15 +16,14 @@ use kollect_model::{
 };
 use kollect_sinks::{Plan, Policy, Sinks, destination_name, plan_destination};
 
-use super::{
-    input::told_once,
-    manifests::{BoundSink, Inventory},
-};
+use super::manifests::{BoundSink, Inventory};
+use crate::causes::told_once;
 
 /// A sink on the command line.
 #[derive(clap::Args)]
 pub(crate) struct Out {
-    /// Write to this sink instead of those of the manifests: sqlite:FILE or postgres://USER@HOST/DATABASE.
+    /// Write to this sink instead of those of the manifests: sqlite:FILE, dir:DIRECTORY or
+    /// postgres://USER@HOST/DATABASE.
     #[arg(long = "out", id = "out", value_name = "DESTINATION", conflicts_with = "output")]
     destination: Option<String>,
     /// Name of the cluster in --out, so that several clusters can share it.
@@ -197,7 +196,8 @@ fn line(told: &Told<'_>) -> Option<String> {
             Some(format!("the sink keeps failing; tried again in {} s", pause.as_secs().max(1)))
         }
         Told::HeldBack { coverage } => Some(format!("nothing is sent while rows may be missing: {coverage}")),
-        Told::Cleaned => Some("cleaned".to_owned()),
+        Told::Cleaned { .. } => Some("cleaned".to_owned()),
+        Told::NotCleaned { error, .. } => Some(format!("not cleaned: {}", told_once(*error))),
     }
 }
 

@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    error::Error,
     future::Future,
     path::PathBuf,
     process::ExitCode,
@@ -25,7 +24,7 @@ use kollect_model::{
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::manifests::{self, Work};
-use crate::{cluster::ClusterSource, world::Rules};
+use crate::{causes::told_once, cluster::ClusterSource, world::Rules};
 
 /// The input is wrong; nothing was collected.
 const BAD_INPUT: u8 = 2;
@@ -82,7 +81,7 @@ impl Input {
             excluded: self.default_excluded_namespaces.clone(),
         };
         // Whoever runs the command line can read all of the files anyway.
-        let rules = Rules { policy, defaults, secret_namespaces: None };
+        let rules = Rules { policy, defaults, ..Rules::default() };
         let work = manifests::load(&self.manifests, &rules)?;
         work.notes.iter().for_each(|note| eprintln!("note: {note}"));
         Ok(work)
@@ -139,20 +138,6 @@ pub(crate) async fn asked_to_stop() {
     let Ok(mut signals) = signals else { return std::future::pending().await };
     let waits = signals.iter_mut().map(|signal| Box::pin(signal.recv()));
     futures::future::select_all(waits).await;
-}
-
-/// The chain of causes. Some libraries repeat a cause in the text of its effect; it is told once.
-pub(crate) fn told_once(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            text = format!("{text}: {next}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// How many namespaces are named one by one.

@@ -7,8 +7,7 @@ use std::{
 };
 
 use clap::ValueEnum;
-use kollect_model::row::Row;
-use serde::Serialize;
+use kollect_model::{row::Row, yaml};
 use serde_json::{Map, Value};
 
 /// How rows are printed.
@@ -33,44 +32,11 @@ pub(crate) fn rows(out: &mut impl Write, rows: &[Arc<Row>], output: Output) -> i
             serde_json::to_writer(&mut *out, &**row)?;
             writeln!(out)
         }),
-        Output::Yaml => {
-            let items: Vec<Item<'_>> = rows.iter().map(|row| Item::of(row)).collect();
-            let text = serde_saphyr::to_string(&items).map_err(io::Error::other)?;
-            out.write_all(text.as_bytes())
-        }
+        Output::Yaml if rows.is_empty() => writeln!(out, "[]"),
+        Output::Yaml => rows
+            .iter()
+            .try_for_each(|row| out.write_all(yaml::list_item(&serde_json::to_string(&**row)?).as_bytes())),
         Output::Csv => csv(out, rows),
-    }
-}
-
-/// A row with its attributes as values: YAML knows no raw JSON.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Item<'a> {
-    target_namespace: &'a str,
-    target_name: &'a str,
-    namespace: &'a str,
-    name: &'a str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    group: &'a str,
-    version: &'a str,
-    kind: &'a str,
-    uid: &'a str,
-    attributes: Map<String, Value>,
-}
-
-impl<'a> Item<'a> {
-    fn of(row: &'a Row) -> Self {
-        Self {
-            target_namespace: row.target_namespace(),
-            target_name: &row.key.target.name,
-            namespace: &row.key.namespace,
-            name: &row.name,
-            group: &row.key.group,
-            version: &row.version,
-            kind: &row.key.kind,
-            uid: &row.key.uid,
-            attributes: attributes(row),
-        }
     }
 }
 

@@ -259,11 +259,15 @@ impl World {
         let wrong = |errors: Vec<SpecError>| -> Vec<Fault> {
             errors.into_iter().map(|error| Fault::new(INVALID_SPEC, error)).collect()
         };
+        let policy = rules.sink_policy(namespace);
         let plan = kollect_sinks::plan(spec).map_err(wrong)?;
+        plan.check(&policy).map_err(wrong)?;
         let secrets = self.secrets_of(spec, namespace, rules)?;
-        plan.with_secrets(&secrets).map_err(|errors| {
-            errors.into_iter().map(|error| Fault::new("SecretResolveFailed", error)).collect()
-        })
+        let plan = plan.with_secrets(&secrets).map_err(|errors| {
+            errors.into_iter().map(|error| Fault::new("SecretResolveFailed", error)).collect::<Vec<_>>()
+        })?;
+        plan.check(&policy).map_err(wrong)?;
+        Ok(plan)
     }
 
     /// What the Secrets of a sink hold, if all of them can be read.

@@ -4,7 +4,9 @@
 mod collect;
 mod crds;
 mod documentation;
+mod files;
 mod input;
+mod operator;
 mod postgres;
 mod program;
 mod scale;

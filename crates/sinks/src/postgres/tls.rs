@@ -11,21 +11,16 @@ use std::{
 };
 
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
-    client::{
-        WebPkiServerVerifier,
-        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-        verify_server_name,
-    },
-    crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject as _},
-    server::ParsedCertificate,
-    sign::{CertifiedKey, SingleCertAndKey},
+    ClientConfig,
+    pki_types::{CertificateDer, ServerName},
+    sign::CertifiedKey,
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect};
 
 use super::{binding, dsn::SslMode};
+use crate::tls::{Check, client_config};
+pub(super) use crate::tls::{certificates, identity};
 
 /// Why no trusted connection came about.
 #[derive(Debug, thiserror::Error)]
@@ -53,25 +48,6 @@ impl From<io::Error> for TlsError {
     }
 }
 
-/// Certificates of a PEM text; none is an error, because it would trust nobody.
-pub(super) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    match found {
-        Ok(found) if !found.is_empty() => Ok(found),
-        _ => Err("holds no certificate; write PEM that begins with -----BEGIN CERTIFICATE-----".into()),
-    }
-}
-
-/// A client certificate with its key, from PEM.
-pub(super) fn identity(certificate: &[u8], key: &[u8]) -> Result<CertifiedKey, String> {
-    let chain = certificates(certificate)?;
-    let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
-        "holds no private key; write PEM that begins with -----BEGIN PRIVATE KEY-----".to_owned()
-    })?;
-    CertifiedKey::from_der(chain, key, &ring::default_provider())
-        .map_err(|_| "has a key of another certificate, or of an unknown kind".to_owned())
-}
-
 /// The client side of TLS. `trusted`: `None` for the roots of the machine.
 pub(super) fn client(
     mode: SslMode,
@@ -79,120 +55,15 @@ pub(super) fn client(
     trust_anybody: bool,
     identity: Option<CertifiedKey>,
 ) -> Result<Connector, String> {
-    let provider = Arc::new(ring::default_provider());
-    // As in libpq: certificates that are given are used, even by modes that could do without.
-    let check = !trust_anybody && (mode >= SslMode::VerifyCa || trusted.is_some());
-    let chain = if check { Some(Chain::new(trusted, mode == SslMode::VerifyFull, &provider)?) } else { None };
-    let verifier = Arc::new(Verifier { chain, provider: provider.clone() });
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| error.to_string())?
-        .dangerous()
-        .with_custom_certificate_verifier(verifier);
-    let config = match identity {
-        Some(identity) => config.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity))),
-        None => config.with_no_client_auth(),
+    let check = match mode {
+        _ if trust_anybody => Check::Nothing,
+        SslMode::VerifyFull => Check::ChainAndName,
+        SslMode::VerifyCa => Check::Chain,
+        // As in libpq: certificates that are given are used, even by modes that could do without.
+        _ if trusted.is_some() => Check::Chain,
+        _ => Check::Nothing,
     };
-    Ok(Connector(Arc::new(config)))
-}
-
-/// Which chains are good.
-#[derive(Debug)]
-struct Chain {
-    web: Arc<WebPkiServerVerifier>,
-    /// Certificates that were given by hand: a server may show one of them itself.
-    given: Vec<CertificateDer<'static>>,
-    check_name: bool,
-}
-
-impl Chain {
-    fn new(
-        trusted: Option<Vec<CertificateDer<'static>>>,
-        check_name: bool,
-        provider: &Arc<CryptoProvider>,
-    ) -> Result<Self, String> {
-        let given = trusted.clone().unwrap_or_default();
-        let mut roots = RootCertStore::empty();
-        // Some machines carry roots that nobody can read; the others still count.
-        roots.add_parsable_certificates(
-            trusted.unwrap_or_else(|| rustls_native_certs::load_native_certs().certs),
-        );
-        let web = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone())
-            .build()
-            .map_err(|error| format!("no certificate can be trusted: {error}"))?;
-        Ok(Self { web, given, check_name })
-    }
-
-    fn verify(
-        &self,
-        shown: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        name: &ServerName<'_>,
-        ocsp: &[u8],
-        now: UnixTime,
-    ) -> Result<(), rustls::Error> {
-        // `openssl req -x509` makes such certificates, and libpq takes them; webpki says that a CA
-        // cannot be a server.
-        if self.given.iter().any(|given| given == shown) {
-            if self.check_name {
-                verify_server_name(&ParsedCertificate::try_from(shown)?, name)?;
-            }
-            return Ok(());
-        }
-        match self.web.verify_server_cert(shown, intermediates, name, ocsp, now) {
-            Err(rustls::Error::InvalidCertificate(
-                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
-            )) if !self.check_name => Ok(()),
-            verified => verified.map(|_| ()),
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Verifier {
-    /// `None`: any certificate will do.
-    chain: Option<Chain>,
-    provider: Arc<CryptoProvider>,
-}
-
-impl ServerCertVerifier for Verifier {
-    fn verify_server_cert(
-        &self,
-        shown: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        name: &ServerName<'_>,
-        ocsp: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        if let Some(chain) = &self.chain {
-            chain.verify(shown, intermediates, name, ocsp, now)?;
-        }
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls12_signature(message, certificate, signature, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        verify_tls13_signature(message, certificate, signature, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
+    Ok(Connector(Arc::new(client_config(check, trusted, None, identity)?)))
 }
 
 /// What the driver asks for TLS.

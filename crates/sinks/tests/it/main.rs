@@ -4,6 +4,8 @@
 mod available;
 mod conformance;
 mod delivery;
+mod filesystem;
+mod nats;
 mod postgres;
 mod postgres_access;
 mod postgres_sessions;

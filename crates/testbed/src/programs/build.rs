@@ -13,11 +13,9 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::{Bundle, go_mod_value};
+use super::{Bundle, Pins};
 use crate::{Error, Scratch, Server, Stop};
 
-/// The Go module with `go.mod` and `go.sum`; this crate is always built from its repository.
-const SERVERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/servers");
 const REPORT_EVERY: Duration = Duration::from_secs(15);
 const POLL: Duration = Duration::from_millis(100);
 
@@ -26,7 +24,9 @@ pub(super) fn build_missing(bundles: &[Bundle], cache: &Path) -> Result<(), Erro
     if bundles.iter().all(|bundle| bundle.is_complete(cache)) {
         return Ok(());
     }
-    check_go(OsStr::new("go"))?;
+    for bundle in bundles {
+        check_go(OsStr::new("go"), bundle.pins)?;
+    }
     fs::create_dir_all(cache).map_err(Error::io(format!("create {}", cache.display())))?;
     let _lock = lock(&cache.join("lock"))?;
     for bundle in bundles {
@@ -53,13 +53,13 @@ fn lock(path: &Path) -> Result<File, Error> {
 }
 
 /// Fails with advice if `go` is not there or too old for `go.mod`.
-fn check_go(go: &OsStr) -> Result<(), Error> {
-    let needed = go_mod_value("go").expect("servers/go.mod has a go line");
+fn check_go(go: &OsStr, pins: Pins) -> Result<(), Error> {
+    let needed = pins.value("go").expect("go.mod has a go line");
     let missing = |found: String| Error::GoMissing { needed: needed.to_owned(), found };
     // Asked inside the module, so that a Go which fetches newer toolchains by itself counts as new.
     let output = Command::new(go)
         .args(["env", "GOVERSION"])
-        .current_dir(SERVERS)
+        .current_dir(pins.directory)
         .env("GOWORK", "off")
         .output()
         .map_err(|_| missing("there is no `go` on PATH".to_owned()))?;
@@ -119,7 +119,7 @@ fn go_build(bundle: Bundle, staging: &Path) -> Command {
     };
     command
         .args(bundle.programs.iter().map(|(_, package)| package))
-        .current_dir(SERVERS)
+        .current_dir(bundle.pins.directory)
         .env("CGO_ENABLED", "0")
         .env("GOWORK", "off");
     command
@@ -168,9 +168,10 @@ mod tests {
 
     #[test]
     fn missing_go_says_what_to_install() {
-        let error = check_go(OsStr::new("/nonexistent/go")).unwrap_err().to_string();
+        let error =
+            check_go(OsStr::new("/nonexistent/go"), super::super::CONTROL_PLANE).unwrap_err().to_string();
         assert!(error.starts_with("Go 1."), "{error}");
-        assert!(error.contains("or newer is needed to build the control plane"), "{error}");
+        assert!(error.contains("or newer is needed to build the servers"), "{error}");
         assert!(error.contains("https://go.dev/dl"), "{error}");
     }
 

@@ -1,0 +1,118 @@
+//! `kollect operator`: what runs in the cluster.
+//!
+//! ```text
+//! objects, Secrets ──▶ world ──▶ Collector (targets) ──▶ rows ──▶ Deliveries (bindings) ──▶ sinks
+//!                        │                                            │
+//!                        └──────────────▶ statuses, events ◀──────────┘
+//! ```
+//!
+//! One loop looks at everything whenever something has changed, and hands over what is wanted now; the
+//! engine turns the difference into work. Nothing is kept that cannot be seen again after a restart.
+
+mod args;
+mod bindings;
+mod conditions;
+mod finalize;
+mod objects;
+mod probe;
+mod progress;
+mod reconcile;
+mod secrets;
+mod status;
+mod write;
+
+pub(crate) use args::Args;
+
+use std::{process::ExitCode, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use kollect_engine::{
+    collect::{Collector, Problem, Settings, rest},
+    store::store,
+    watch::WatchSource,
+};
+use reconcile::Operator;
+use tokio::time;
+use tracing::{debug, info, warn};
+
+use crate::{causes::told_once, cluster::ClusterSource};
+
+/// `kollect operator`
+pub(crate) fn run(args: Args) -> ExitCode {
+    args.start_logs();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    match runtime.context("start the runtime").and_then(|runtime| runtime.block_on(operate(args))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(error = told_once(error.as_ref()), "cannot run");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn operate(args: Args) -> anyhow::Result<()> {
+    let rules = Arc::new(args.rules()?);
+    args.warn_about_retired_flags();
+    let source = connect(&args).await?;
+    let kinds = tokio::spawn(source.clone().follow_kinds());
+    let settings =
+        Settings { within: args.within(), resync: args.informer_resync_period(), ..Settings::default() };
+    let (writer, rows) = store();
+    let watch_source: Arc<dyn WatchSource> = source.clone();
+    let collector = Collector::start(watch_source.clone(), writer, settings.clone(), report);
+    let rest = rest(&*watch_source, &settings);
+    let mut operator = Operator::new(source, watch_source, rules, collector, rows, rest, args.within());
+    info!(version = env!("CARGO_PKG_VERSION"), cluster = operator.cluster(), "started");
+    tokio::select! {
+        () = operator.run() => {}
+        () = crate::cli::asked_to_stop() => {}
+    }
+    info!("stopping; running writes may finish");
+    let grace = Duration::from_secs(args.shutdown_grace_period);
+    tokio::select! {
+        stopped = time::timeout(grace, operator.stop()) => {
+            if stopped.is_err() {
+                warn!("stopped before all writes were done");
+            }
+        }
+        () = crate::cli::asked_to_stop() => warn!("stopped at once"),
+    }
+    kinds.abort();
+    Ok(())
+}
+
+/// Connects, however long it takes: an operator that starts before its API server waits for it.
+async fn connect(args: &Args) -> anyhow::Result<Arc<ClusterSource>> {
+    let mut pause = Duration::from_secs(1);
+    loop {
+        match ClusterSource::connect_in_cluster(args.kubeconfig.as_deref()).await {
+            Ok(source) => return Ok(Arc::new(source)),
+            Err(error) => warn!(error = told_once(error.as_ref()), "cannot reach the cluster; trying again"),
+        }
+        tokio::select! {
+            () = time::sleep(pause) => pause = (pause * 2).min(Duration::from_secs(30)),
+            () = crate::cli::asked_to_stop() => anyhow::bail!("stopped before the cluster answered"),
+        }
+    }
+}
+
+/// What cannot be seen shows in statuses; single objects are for those who look closely.
+fn report(problem: Problem) {
+    match problem {
+        Problem::Crashed { gvk } => {
+            warn!(%gvk, "collecting a kind crashed and was started again; this is a bug");
+        }
+        Problem::Undecided { target, gvk } => {
+            info!(%target, %gvk, "which objects are selected depends on namespaces that cannot be listed");
+        }
+        Problem::Blind { place, blindness } => {
+            debug!(gvk = %place.gvk, namespace = place.namespace.as_deref(), reason = %blindness.reason, message = blindness.message, "blind");
+        }
+        Problem::TypeMismatch { target, object, attributes } => {
+            debug!(%target, object, ?attributes, "attributes are not of the declared type");
+        }
+        Problem::Unreadable { target, object, error } => {
+            debug!(%target, object, error = told_once(&error), "an object cannot be read");
+        }
+    }
+}

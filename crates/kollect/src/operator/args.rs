@@ -1,0 +1,218 @@
+//! Flags of the operator. Those of the Go implementation are all accepted; what no longer has a meaning
+//! is told once, with what replaced it.
+
+use std::{collections::BTreeSet, io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::bail;
+use kollect_engine::{extract::Policy, select::NamespaceDefaults};
+use kollect_model::crd::shapes::{GoDuration, is_namespace_name};
+use kollect_sinks::{Cidr, Network};
+use tracing::warn;
+use tracing_subscriber::EnvFilter;
+
+use crate::world::{FileRoot, Rules};
+
+/// Arguments of `kollect operator`.
+#[derive(clap::Args)]
+#[allow(clippy::struct_excessive_bools, reason = "flags are what they are")]
+pub(crate) struct Args {
+    /// Kubeconfig file; default: the service account of the pod, then $KUBECONFIG.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Look at these namespaces only, separated by commas; default: all.
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = namespace_name)]
+    watch_namespaces: Vec<String>,
+    /// Need nothing but a Role in the namespaces of --watch-namespaces.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
+    tenant_mode: bool,
+    /// Namespaces of targets that include none by name.
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = namespace_name)]
+    default_included_namespaces: Vec<String>,
+    /// Namespaces that every target excludes.
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = namespace_name)]
+    default_excluded_namespaces: Vec<String>,
+    /// More keys whose values are redacted, separated by commas.
+    #[arg(long, value_name = "KEY,…", value_delimiter = ',')]
+    scrub_keys: Vec<String>,
+    /// Let sinks connect to private addresses (RFC 1918, unique local).
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
+    allow_private_sinks: bool,
+    /// Let sinks connect to these address ranges, whatever they are.
+    #[arg(long, value_name = "CIDR,…", value_delimiter = ',')]
+    allow_sink_cidrs: Vec<Cidr>,
+    /// Directory below which sinks may keep files, each namespace in its own; default: no files.
+    #[arg(long, value_name = "DIR")]
+    file_sink_root: Option<PathBuf>,
+    /// Let sinks of a namespace read Secrets of another: SINK-NAMESPACE=SECRET-NAMESPACE, separated by commas.
+    #[arg(long, value_name = "PAIR,…", value_delimiter = ',', value_parser = namespace_pair)]
+    allow_secret_namespaces: Vec<(String, String)>,
+    /// How often everything is compared with a fresh list.
+    #[arg(long, value_name = "DURATION", default_value = "12h", value_parser = duration)]
+    informer_resync_period: Duration,
+    /// Seconds that running writes get to finish.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    pub(crate) shutdown_grace_period: u64,
+    /// What is logged: error, warn, info, debug, or a filter such as kollect=debug.
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log_level: String,
+    /// How it is logged. Default: json, or text on a terminal.
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    log_format: Option<LogFormat>,
+    #[command(flatten)]
+    retired: Retired,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum LogFormat {
+    Json,
+    Text,
+}
+
+/// Flags that steer what no longer exists.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Accepted, without effect")]
+struct Retired {
+    #[arg(long, hide = true)]
+    max_export_bytes: Option<u64>,
+    #[arg(long, hide = true)]
+    max_concurrent_reconciles_target: Option<u32>,
+    #[arg(long, hide = true)]
+    max_concurrent_reconciles_inventory: Option<u32>,
+    #[arg(long, hide = true)]
+    max_concurrent_reconciles_cluster_target: Option<u32>,
+    #[arg(long, hide = true)]
+    max_concurrent_reconciles_cluster_inventory: Option<u32>,
+    #[arg(long, hide = true)]
+    reconcile_rate_limit: Option<String>,
+    #[arg(long, hide = true)]
+    target_count_resync: Option<String>,
+    #[arg(long, hide = true)]
+    collect_dispatch_workers: Option<u32>,
+    #[arg(long, hide = true)]
+    collect_dispatch_queue_size: Option<u32>,
+    #[arg(long, hide = true)]
+    collect_dispatch_enqueue_wait: Option<String>,
+}
+
+fn namespace_name(text: &str) -> Result<String, String> {
+    let known = is_namespace_name(text).then(|| text.to_owned());
+    known.ok_or_else(|| "must be the name of a namespace: lower-case letters, digits and -".into())
+}
+
+fn namespace_pair(text: &str) -> Result<(String, String), String> {
+    let pair = text.split_once('=').filter(|(a, b)| is_namespace_name(a) && is_namespace_name(b));
+    let known = pair.map(|(sink, secret)| (sink.to_owned(), secret.to_owned()));
+    known.ok_or_else(|| "must be SINK-NAMESPACE=SECRET-NAMESPACE, such as team-a=shared".into())
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let known = GoDuration::parse(text).map(|duration| duration.0);
+    known.ok_or_else(|| "must be a duration such as 30s, 5m or 12h".into())
+}
+
+impl Args {
+    /// Logs go to standard error from here on.
+    pub(crate) fn start_logs(&self) {
+        let filter = EnvFilter::try_new(&self.log_level).unwrap_or_else(|_| EnvFilter::new("info"));
+        let terminal = std::io::stderr().is_terminal();
+        let format = self.log_format.unwrap_or(if terminal { LogFormat::Text } else { LogFormat::Json });
+        let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        let started = match format {
+            LogFormat::Json => logs.json().flatten_event(true).with_current_span(false).try_init(),
+            LogFormat::Text => logs.with_ansi(terminal).with_target(false).try_init(),
+        };
+        if started.is_err() {
+            eprintln!("error: logs were started twice");
+        }
+    }
+
+    /// Namespaces that are looked at; `None`: all.
+    pub(crate) fn within(&self) -> Option<BTreeSet<Arc<str>>> {
+        let names: BTreeSet<Arc<str>> =
+            self.watch_namespaces.iter().map(|name| name.as_str().into()).collect();
+        (!names.is_empty()).then_some(names)
+    }
+
+    pub(crate) fn informer_resync_period(&self) -> Duration {
+        // Zero means the default, as it always has.
+        if self.informer_resync_period.is_zero() {
+            Duration::from_hours(12)
+        } else {
+            self.informer_resync_period
+        }
+    }
+
+    /// What the flags decide for all objects.
+    pub(crate) fn rules(&self) -> anyhow::Result<Rules> {
+        if self.tenant_mode && self.watch_namespaces.is_empty() {
+            bail!("--tenant-mode needs --watch-namespaces: a Role counts in its namespace only");
+        }
+        Ok(Rules {
+            policy: Policy { scrub_keys: self.scrub_keys.clone(), ..Policy::default() },
+            defaults: NamespaceDefaults {
+                included: self.default_included_namespaces.clone(),
+                excluded: self.default_excluded_namespaces.clone(),
+            },
+            secret_namespaces: Some(self.allow_secret_namespaces.iter().cloned().collect()),
+            network: Network::Guarded {
+                allow_private: self.allow_private_sinks,
+                allowed: self.allow_sink_cidrs.clone(),
+            },
+            files: self.file_sink_root.clone().map_or(FileRoot::Refused, FileRoot::Directory),
+        })
+    }
+
+    /// Says what replaced flags that were given and do nothing.
+    pub(crate) fn warn_about_retired_flags(&self) {
+        let Retired {
+            max_export_bytes,
+            max_concurrent_reconciles_target,
+            max_concurrent_reconciles_inventory,
+            max_concurrent_reconciles_cluster_target,
+            max_concurrent_reconciles_cluster_inventory,
+            reconcile_rate_limit,
+            target_count_resync,
+            collect_dispatch_workers,
+            collect_dispatch_queue_size,
+            collect_dispatch_enqueue_wait,
+        } = &self.retired;
+        let concurrency = "everything is concurrent already";
+        let queue = "a watch waits for its reader, and nothing is queued";
+        for (flag, given, instead) in [
+            (
+                "--max-export-bytes",
+                max_export_bytes.is_some(),
+                "inventories have no size limit; spec.maxExportBytes cuts documents into parts",
+            ),
+            ("--max-concurrent-reconciles-target", max_concurrent_reconciles_target.is_some(), concurrency),
+            (
+                "--max-concurrent-reconciles-inventory",
+                max_concurrent_reconciles_inventory.is_some(),
+                concurrency,
+            ),
+            (
+                "--max-concurrent-reconciles-cluster-target",
+                max_concurrent_reconciles_cluster_target.is_some(),
+                concurrency,
+            ),
+            (
+                "--max-concurrent-reconciles-cluster-inventory",
+                max_concurrent_reconciles_cluster_inventory.is_some(),
+                concurrency,
+            ),
+            ("--reconcile-rate-limit", reconcile_rate_limit.is_some(), "sinks have their own pauses"),
+            ("--target-count-resync", target_count_resync.is_some(), "counts are live"),
+            (
+                "--collect-dispatch-workers",
+                collect_dispatch_workers.is_some(),
+                "each kind has a task of its own",
+            ),
+            ("--collect-dispatch-queue-size", collect_dispatch_queue_size.is_some(), queue),
+            ("--collect-dispatch-enqueue-wait", collect_dispatch_enqueue_wait.is_some(), queue),
+        ] {
+            if given {
+                warn!(flag, instead, "the flag has no effect");
+            }
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! From inventories to bindings: what is wanted, what stays as it is, and what is cleaned up.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use async_trait::async_trait;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kollect_engine::{
+    deliver::{BindingName, Deliveries, Wanted},
+    export::{Binding, Open},
+    schedule::Breaker,
+    store::Sight,
+};
+use kollect_model::{
+    claim::{Claimant, TakeOver, Writer},
+    sink::{Sink, SinkError},
+};
+use kollect_sinks::{Plan, Policy, Sinks};
+
+use crate::world::{BoundSink, Family, InventoryName, Name, Resolved, ResolvedInventory, Rules};
+
+/// Annotation: the sinks of the inventory are compared when it changes.
+pub(crate) const REQUESTED_AT: &str = "kollect.dev/requestedAt";
+/// Annotation: id of the cluster whose rows this inventory takes over.
+const TAKE_OVER: &str = "kollect.dev/take-over";
+
+/// The bindings of all inventories.
+pub(crate) struct Bindings {
+    sinks: Sinks,
+    rules: Arc<Rules>,
+    /// Id of this cluster.
+    cluster: String,
+    rest: Sight,
+    /// The last definition of each binding that could be opened.
+    good: BTreeMap<BindingName, Good>,
+    /// One per sink object, for as long as somebody uses it.
+    breakers: BTreeMap<(Family, Name), Arc<Breaker>>,
+    /// Bindings of deleted inventories that were handed over to be cleaned.
+    cleaning: BTreeSet<BindingName>,
+}
+
+struct Good {
+    plan: Plan,
+    wanted: Wanted,
+}
+
+/// The name of a binding.
+pub(crate) fn binding_name(inventory: &InventoryName, sink: &str) -> BindingName {
+    format!("{inventory} {sink}").into()
+}
+
+/// Opens a sink as its plan says.
+pub(crate) struct Planned {
+    pub(crate) sinks: Sinks,
+    pub(crate) plan: Plan,
+    pub(crate) policy: Policy,
+}
+
+#[async_trait]
+impl Open for Planned {
+    async fn open(&self) -> Result<Box<dyn Sink>, SinkError> {
+        self.sinks.open(&self.plan, &self.policy).await
+    }
+}
+
+impl Bindings {
+    pub(crate) fn new(sinks: Sinks, rules: Arc<Rules>, cluster: String, rest: Sight) -> Self {
+        let (good, breakers, cleaning) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        Self { sinks, rules, cluster, rest, good, breakers, cleaning }
+    }
+
+    /// All that the operator looks at.
+    pub(crate) fn rest(&self) -> &Sight {
+        &self.rest
+    }
+
+    /// Hands over what is wanted now. `metadata` finds the object of an inventory.
+    pub(crate) fn deliver<'a>(
+        &mut self,
+        resolved: &Resolved,
+        metadata: impl Fn(&InventoryName) -> Option<&'a ObjectMeta>,
+        last_checksum: impl Fn(&InventoryName, &str) -> Option<String>,
+        deliveries: &mut Deliveries,
+    ) {
+        let mut wanted = BTreeMap::new();
+        let mut used = BTreeSet::new();
+        for (name, inventory) in &resolved.inventories {
+            let Some(metadata) = metadata(name).filter(|metadata| metadata.deletion_timestamp.is_none())
+            else {
+                continue;
+            };
+            for sink in &inventory.sinks {
+                used.insert((sink.family, sink.key.clone()));
+                let binding = binding_name(name, &sink.name);
+                let checksum = || last_checksum(name, &sink.name);
+                self.want(&binding, name, metadata, inventory, sink, checksum);
+            }
+            // What is wrong stops writing, and leaves what is there.
+            let usable = inventory.faults.is_empty() && !inventory.suspended;
+            let prefix = format!("{name} ");
+            let listed = |binding: &BindingName| {
+                !inventory.faults.is_empty()
+                    || inventory.sinks.iter().any(|sink| *binding_name(name, &sink.name) == **binding)
+            };
+            for (binding, good) in self.good.iter().filter(|(binding, _)| binding.starts_with(&prefix)) {
+                if listed(binding) {
+                    let plan =
+                        inventory.sinks.iter().find(|sink| *binding_name(name, &sink.name) == **binding);
+                    let open = plan.is_some_and(|sink| sink.plan.is_ok());
+                    let suspended = !usable || !open;
+                    wanted.insert(binding.clone(), Wanted { suspended, ..good.wanted.clone() });
+                }
+            }
+        }
+        self.breakers.retain(|sink, _| used.contains(sink));
+        self.good.retain(|binding, _| wanted.contains_key(binding));
+        self.cleaning.retain(|binding| !wanted.contains_key(binding));
+        deliveries.set(wanted);
+    }
+
+    /// Keeps the definition of a binding, the same value as before if nothing has changed.
+    fn want(
+        &mut self,
+        binding: &BindingName,
+        name: &InventoryName,
+        metadata: &ObjectMeta,
+        inventory: &ResolvedInventory,
+        sink: &BoundSink,
+        last_checksum: impl Fn() -> Option<String>,
+    ) {
+        let Ok(plan) = &sink.plan else { return };
+        let policy = self.rules.sink_policy(&sink.key.0);
+        let breaker = self.breakers.entry((sink.family, sink.key.clone())).or_default().clone();
+        let known = self.good.get(binding);
+        let opener: Arc<dyn Open> = match known.filter(|known| known.plan == *plan) {
+            Some(known) => known.wanted.binding.sink.clone(),
+            None => {
+                Arc::new(Planned { sinks: self.sinks.clone(), plan: plan.clone(), policy: policy.clone() })
+            }
+        };
+        let annotation = |key: &str| metadata.annotations.as_ref().and_then(|all| all.get(key)).cloned();
+        let take_over = annotation(TAKE_OVER).map_or(TakeOver::Never, TakeOver::From);
+        let candidate = Binding {
+            inventory: name.in_cluster(&sink.cluster),
+            generation: metadata.generation.unwrap_or(0),
+            claimant: Claimant { owner: Some(self.cluster.clone()), writer: Writer::Operator, take_over },
+            targets: inventory.targets.clone(),
+            cadence: sink.cadence,
+            rest: self.rest.clone(),
+            part_bytes: sink.part_bytes,
+            last_checksum: known
+                .map_or_else(last_checksum, |known| known.wanted.binding.last_checksum.clone()),
+            requested: annotation(REQUESTED_AT),
+            sink: opener,
+            breaker,
+        };
+        let destination = plan.destination(&policy).into();
+        let same = |known: &&Good| {
+            same(&known.wanted.binding, &candidate) && known.wanted.destination == destination
+        };
+        if known.as_ref().is_none_or(|known| !same(known)) {
+            let wanted = Wanted { binding: Arc::new(candidate), destination, suspended: false };
+            self.good.insert(binding.clone(), Good { plan: plan.clone(), wanted });
+        }
+    }
+
+    /// Cleans the sinks of a deleted inventory that nobody runs any more, such as after a restart. Answers
+    /// the bindings that are being cleaned, and those of which nobody knows how.
+    pub(crate) fn clean(
+        &mut self,
+        name: &InventoryName,
+        metadata: &ObjectMeta,
+        inventory: &ResolvedInventory,
+        running: &BTreeSet<BindingName>,
+        deliveries: &mut Deliveries,
+    ) -> (Vec<BindingName>, Vec<BindingName>) {
+        let (mut cleaned, mut lost) = (Vec::new(), Vec::new());
+        for sink in &inventory.sinks {
+            let binding = binding_name(name, &sink.name);
+            if !self.cleaning.contains(&binding) && !running.contains(&binding) {
+                self.want(&binding, name, metadata, inventory, sink, || None);
+                match self.good.remove(&binding) {
+                    Some(good) => deliveries.clean(&binding, good.wanted),
+                    None => {
+                        lost.push(binding);
+                        continue;
+                    }
+                }
+            }
+            self.cleaning.insert(binding.clone());
+            cleaned.push(binding);
+        }
+        (cleaned, lost)
+    }
+}
+
+/// Whether nothing has changed that a binding would notice.
+fn same(a: &Binding, b: &Binding) -> bool {
+    a.inventory == b.inventory
+        && a.generation == b.generation
+        && a.claimant == b.claimant
+        && a.targets == b.targets
+        && a.cadence == b.cadence
+        && a.rest == b.rest
+        && a.part_bytes == b.part_bytes
+        && a.requested == b.requested
+        && Arc::ptr_eq(&a.sink, &b.sink)
+}

@@ -1,0 +1,77 @@
+//! Conditions of a status: a change of state moves its time, nothing else does.
+
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+use kollect_model::crd::shapes::{Condition, ConditionStatus};
+
+/// The conditions of a status that is being made. Those that are not set are gone afterwards.
+pub(crate) struct Conditions<'a> {
+    before: &'a [Condition],
+    generation: Option<i64>,
+    now: Timestamp,
+    set: Vec<Condition>,
+}
+
+/// Longer messages help nobody, and the API server refuses much longer ones.
+const LONGEST_MESSAGE: usize = 1024;
+
+impl<'a> Conditions<'a> {
+    /// Begins with what the object says now.
+    pub(crate) fn after(before: &'a [Condition], generation: Option<i64>, now: Timestamp) -> Self {
+        Self { before, generation, now, set: Vec::new() }
+    }
+
+    /// Sets a condition.
+    pub(crate) fn set(&mut self, type_: &str, holds: bool, reason: &str, message: impl Into<String>) {
+        let status = if holds { ConditionStatus::True } else { ConditionStatus::False };
+        let before = self.before.iter().find(|before| before.type_ == type_ && before.status == status);
+        let last_transition_time =
+            before.map_or_else(|| Time(self.now), |before| before.last_transition_time.clone());
+        let message: String = message.into();
+        self.set.push(Condition {
+            type_: type_.to_owned(),
+            status,
+            reason: reason.to_owned(),
+            message: message.chars().take(LONGEST_MESSAGE).collect(),
+            last_transition_time,
+            observed_generation: self.generation,
+        });
+    }
+
+    /// The object is as it should be.
+    pub(crate) fn ready(&mut self, reason: &str, message: impl Into<String>) {
+        self.set("Ready", true, reason, message);
+    }
+
+    /// Something is on its way.
+    pub(crate) fn progressing(&mut self, reason: &str, message: impl Into<String>) {
+        let message = message.into();
+        self.set("Ready", false, reason, message.clone());
+        self.set("Reconciling", true, reason, message);
+    }
+
+    /// Something is wrong, and Ready says so too. Stalled: nothing will happen until somebody does something.
+    pub(crate) fn degraded(&mut self, reason: &str, message: impl Into<String>, stalled: bool) {
+        let message = message.into();
+        self.set("Ready", false, reason, message.clone());
+        self.set("Degraded", true, reason, message.clone());
+        if stalled {
+            self.set("Stalled", true, reason, message);
+        }
+    }
+
+    /// In the order of their types.
+    pub(crate) fn done(mut self) -> Vec<Condition> {
+        self.set.sort_by(|a, b| a.type_.cmp(&b.type_));
+        self.set
+    }
+}
+
+/// Whether two lists of conditions say the same, whenever they began to.
+pub(crate) fn transitions<'a>(before: &'a [Condition], after: &'a [Condition]) -> Vec<&'a Condition> {
+    let known = |condition: &&Condition| {
+        !before.iter().any(|b| {
+            b.type_ == condition.type_ && b.status == condition.status && b.reason == condition.reason
+        })
+    };
+    after.iter().filter(known).collect()
+}

@@ -1,0 +1,388 @@
+//! Kollect's own objects in the cluster, followed: what decisions depend on.
+//!
+//! They come through the same [`WatchSource`] as everything that is collected, so that lists, gaps and
+//! permissions are treated alike. What cannot be seen stays as it was.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures::StreamExt;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kollect_engine::watch::{Event, Query, WatchSource};
+use kollect_model::{
+    crd::{
+        GROUP, KollectClusterInventory, KollectClusterScope, KollectClusterTarget, KollectConnectionTest,
+        KollectDatabaseSink, KollectEventSink, KollectInventory, KollectProfile, KollectScope,
+        KollectSnapshotSink, KollectTarget, VERSION, shapes::Gvk, sinks::SinkStatus,
+    },
+    sink::SinkSpec,
+};
+use serde::de::DeserializeOwned;
+use tokio::{sync::watch, task::JoinHandle, time};
+use tracing::{info, warn};
+
+use crate::world::{Family, Name, World};
+
+/// How often a question that was answered with no is asked again.
+const REVIEW: Duration = Duration::from_secs(30);
+
+/// A sink of any family.
+#[derive(Clone, Debug)]
+pub(crate) struct SinkObject {
+    pub(crate) metadata: ObjectMeta,
+    pub(crate) spec: Arc<SinkSpec>,
+    pub(crate) status: SinkStatus,
+}
+
+/// The objects of one kind.
+#[derive(Clone)]
+struct Kind<T> {
+    objects: BTreeMap<Name, Arc<T>>,
+    versions: BTreeMap<Name, u64>,
+}
+
+impl<T> Default for Kind<T> {
+    fn default() -> Self {
+        Self { objects: BTreeMap::new(), versions: BTreeMap::new() }
+    }
+}
+
+/// Everything that is known now.
+#[derive(Clone, Default)]
+pub(crate) struct Known {
+    profiles: Kind<KollectProfile>,
+    targets: Kind<KollectTarget>,
+    cluster_targets: Kind<KollectClusterTarget>,
+    inventories: Kind<KollectInventory>,
+    cluster_inventories: Kind<KollectClusterInventory>,
+    snapshot_sinks: Kind<SinkObject>,
+    database_sinks: Kind<SinkObject>,
+    event_sinks: Kind<SinkObject>,
+    scopes: Kind<KollectScope>,
+    cluster_scopes: Kind<KollectClusterScope>,
+    connection_tests: Kind<KollectConnectionTest>,
+    refused: BTreeSet<(String, Name)>,
+    /// Watches that have neither listed nor failed yet.
+    pending: BTreeSet<Query>,
+    /// Why kinds cannot be seen.
+    blind: BTreeMap<Query, String>,
+}
+
+impl Known {
+    pub(crate) fn profiles(&self) -> &BTreeMap<Name, Arc<KollectProfile>> {
+        &self.profiles.objects
+    }
+
+    pub(crate) fn targets(&self) -> &BTreeMap<Name, Arc<KollectTarget>> {
+        &self.targets.objects
+    }
+
+    pub(crate) fn cluster_targets(&self) -> &BTreeMap<Name, Arc<KollectClusterTarget>> {
+        &self.cluster_targets.objects
+    }
+
+    pub(crate) fn inventories(&self) -> &BTreeMap<Name, Arc<KollectInventory>> {
+        &self.inventories.objects
+    }
+
+    pub(crate) fn cluster_inventories(&self) -> &BTreeMap<Name, Arc<KollectClusterInventory>> {
+        &self.cluster_inventories.objects
+    }
+
+    pub(crate) fn connection_tests(&self) -> &BTreeMap<Name, Arc<KollectConnectionTest>> {
+        &self.connection_tests.objects
+    }
+
+    pub(crate) fn sinks(&self) -> impl Iterator<Item = ((Family, Name), &Arc<SinkObject>)> {
+        let families = [
+            (Family::Snapshot, &self.snapshot_sinks),
+            (Family::Database, &self.database_sinks),
+            (Family::Event, &self.event_sinks),
+        ];
+        families.into_iter().flat_map(|(family, kind)| {
+            kind.objects.iter().map(move |(name, sink)| ((family, name.clone()), sink))
+        })
+    }
+
+    /// What decisions depend on. Targets and inventories that are being deleted do not count any more.
+    pub(crate) fn world(&self) -> World {
+        let stays = |metadata: &ObjectMeta| metadata.deletion_timestamp.is_none();
+        let staying = |(name, target): (&Name, &Arc<KollectTarget>)| {
+            stays(&target.metadata).then(|| (name.clone(), target.clone()))
+        };
+        World {
+            profiles: self.profiles.objects.clone(),
+            targets: self.targets.objects.iter().filter_map(staying).collect(),
+            cluster_targets: self
+                .cluster_targets
+                .objects
+                .iter()
+                .filter(|(_, target)| stays(&target.metadata))
+                .map(|(name, target)| (name.clone(), target.clone()))
+                .collect(),
+            inventories: self.inventories.objects.clone(),
+            cluster_inventories: self.cluster_inventories.objects.clone(),
+            sinks: self.sinks().map(|(key, sink)| (key, sink.spec.clone())).collect(),
+            scopes: self.scopes.objects.clone(),
+            cluster_scopes: self.cluster_scopes.objects.clone(),
+            secrets: BTreeMap::new(),
+            refused: self.refused.clone(),
+        }
+    }
+}
+
+/// Follows all kinds for as long as it lives.
+pub(crate) struct Objects {
+    known: Arc<Mutex<Known>>,
+    changed: watch::Sender<u64>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Drop for Objects {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl Objects {
+    /// Follows the kinds in these namespaces only, and no cluster kinds; `None`: everywhere.
+    pub(crate) fn follow(source: &Arc<dyn WatchSource>, namespaces: Option<&BTreeSet<Arc<str>>>) -> Self {
+        let mut objects =
+            Self { known: Arc::default(), changed: watch::Sender::default(), tasks: Vec::new() };
+        let places: Vec<Option<Arc<str>>> = match namespaces {
+            Some(names) => names.iter().cloned().map(Some).collect(),
+            None => vec![None],
+        };
+        for place in &places {
+            objects.add(source, place.as_ref(), "KollectProfile", |k| &mut k.profiles, |object| object);
+            objects.add(source, place.as_ref(), "KollectTarget", |k| &mut k.targets, |object| object);
+            objects.add(source, place.as_ref(), "KollectInventory", |k| &mut k.inventories, |object| object);
+            objects.add(source, place.as_ref(), "KollectScope", |k| &mut k.scopes, |object| object);
+            objects.add(
+                source,
+                place.as_ref(),
+                "KollectConnectionTest",
+                |k| &mut k.connection_tests,
+                |object| object,
+            );
+            objects.add(
+                source,
+                place.as_ref(),
+                "KollectSnapshotSink",
+                |k| &mut k.snapshot_sinks,
+                |sink| {
+                    let KollectSnapshotSink { metadata, spec, status } = sink;
+                    let spec = Arc::new(SinkSpec::Snapshot(spec));
+                    SinkObject { metadata, spec, status: status.unwrap_or_default() }
+                },
+            );
+            objects.add(
+                source,
+                place.as_ref(),
+                "KollectDatabaseSink",
+                |k| &mut k.database_sinks,
+                |sink| {
+                    let KollectDatabaseSink { metadata, spec, status } = sink;
+                    let spec = Arc::new(SinkSpec::Database(spec));
+                    SinkObject { metadata, spec, status: status.unwrap_or_default() }
+                },
+            );
+            objects.add(
+                source,
+                place.as_ref(),
+                "KollectEventSink",
+                |k| &mut k.event_sinks,
+                |sink| {
+                    let KollectEventSink { metadata, spec, status } = sink;
+                    let spec = Arc::new(SinkSpec::Event(spec));
+                    SinkObject { metadata, spec, status: status.unwrap_or_default() }
+                },
+            );
+        }
+        if namespaces.is_none() {
+            objects.add(source, None, "KollectClusterTarget", |k| &mut k.cluster_targets, |object| object);
+            objects.add(
+                source,
+                None,
+                "KollectClusterInventory",
+                |k| &mut k.cluster_inventories,
+                |object| object,
+            );
+            objects.add(source, None, "KollectClusterScope", |k| &mut k.cluster_scopes, |object| object);
+        }
+        objects
+    }
+
+    /// What is known now.
+    pub(crate) fn known(&self) -> Known {
+        lock(&self.known).clone()
+    }
+
+    /// Changes whenever an object does.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// Returns when every kind has been listed, or is known to be out of sight.
+    pub(crate) async fn settled(&self) {
+        let mut changes = self.changes();
+        while !lock(&self.known).pending.is_empty() {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn add<K, T>(
+        &mut self,
+        source: &Arc<dyn WatchSource>,
+        place: Option<&Arc<str>>,
+        kind: &'static str,
+        part: fn(&mut Known) -> &mut Kind<T>,
+        make: fn(K) -> T,
+    ) where
+        K: DeserializeOwned + Send + 'static,
+        T: Send + Sync + 'static,
+    {
+        let gvk = Gvk { group: GROUP.into(), version: VERSION.into(), kind: kind.into() };
+        let query = Query { namespace: place.cloned(), ..Query::all(gvk) };
+        lock(&self.known).pending.insert(query.clone());
+        let follower = Follower {
+            query,
+            known: self.known.clone(),
+            changed: self.changed.clone(),
+            part,
+            make,
+            listing: None,
+        };
+        self.tasks.push(tokio::spawn(follower.follow(source.clone())));
+    }
+}
+
+fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Follows one kind in one place.
+struct Follower<K, T> {
+    query: Query,
+    known: Arc<Mutex<Known>>,
+    changed: watch::Sender<u64>,
+    part: fn(&mut Known) -> &mut Kind<T>,
+    make: fn(K) -> T,
+    /// Objects that a running list has shown.
+    listing: Option<BTreeSet<Name>>,
+}
+
+impl<K: DeserializeOwned, T> Follower<K, T> {
+    async fn follow(mut self, source: Arc<dyn WatchSource>) {
+        loop {
+            let mut events = source.watch(self.query.clone());
+            while let Some(event) = events.next().await {
+                self.hear(event);
+            }
+            // Only a permission or a definition can help, and both come without a word.
+            time::sleep(REVIEW).await;
+        }
+    }
+
+    fn hear(&mut self, event: Event) {
+        match event {
+            Event::Listing { .. } => self.listing = Some(BTreeSet::new()),
+            Event::Apply(object) => {
+                let name = (object.metadata.namespace.to_string(), object.metadata.name.to_string());
+                if let Some(listing) = &mut self.listing {
+                    listing.insert(name.clone());
+                }
+                self.apply(name, object.metadata.version, object.raw.get());
+            }
+            Event::Delete(metadata) => {
+                let name = (metadata.namespace.to_string(), metadata.name.to_string());
+                if let Some(listing) = &mut self.listing {
+                    listing.remove(&name);
+                }
+                self.change(|known, part| part(known).remove(&name));
+            }
+            Event::Synced { .. } => {
+                let shown = self.listing.take().unwrap_or_default();
+                let namespace = self.query.namespace.clone();
+                let here = move |name: &Name| namespace.as_ref().is_none_or(|own| *name.0 == **own);
+                self.change(|known, part| {
+                    let kind = part(known);
+                    kind.objects.retain(|name, _| shown.contains(name) || !here(name));
+                    kind.versions.retain(|name, _| shown.contains(name) || !here(name));
+                });
+                self.seen();
+            }
+            Event::Resumed => self.seen(),
+            Event::Progress { .. } => {}
+            Event::Blind(blindness) => {
+                let query = self.query.clone();
+                let message = blindness.message.clone();
+                let first = self.change(|known, _| {
+                    known.pending.remove(&query);
+                    known.blind.insert(query, message).is_none()
+                });
+                if first {
+                    warn!(kind = self.query.gvk.kind, reason = %blindness.reason, message = blindness.message, "cannot see objects");
+                }
+            }
+        }
+    }
+
+    fn apply(&self, name: Name, version: u64, raw: &str) {
+        let parsed = serde_json::from_str::<K>(raw).map(self.make);
+        let kind = self.query.gvk.kind.clone();
+        let wrong = self.change(|known, part| {
+            let own = part(known);
+            // An API server that lags behind must not turn back time.
+            if own.versions.get(&name).is_some_and(|seen| *seen > version) {
+                return None;
+            }
+            own.versions.insert(name.clone(), version);
+            match parsed {
+                Ok(object) => {
+                    own.objects.insert(name.clone(), Arc::new(object));
+                    known.refused.remove(&(kind, name.clone()));
+                    None
+                }
+                Err(error) => {
+                    own.objects.remove(&name);
+                    known.refused.insert((kind, name.clone()));
+                    Some(error)
+                }
+            }
+        });
+        if let Some(error) = wrong {
+            let (namespace, object) = &name;
+            warn!(kind = self.query.gvk.kind, namespace, object, %error, "cannot read an object");
+        }
+    }
+
+    fn seen(&self) {
+        let query = self.query.clone();
+        let again = self.change(|known, _| {
+            known.pending.remove(&query);
+            known.blind.remove(&query).is_some()
+        });
+        if again {
+            info!(kind = self.query.gvk.kind, "objects can be seen again");
+        }
+    }
+
+    fn change<R>(&self, change: impl FnOnce(&mut Known, fn(&mut Known) -> &mut Kind<T>) -> R) -> R {
+        let result = change(&mut lock(&self.known), self.part);
+        self.changed.send_modify(|version| *version += 1);
+        result
+    }
+}
+
+impl<T> Kind<T> {
+    fn remove(&mut self, name: &Name) {
+        self.objects.remove(name);
+        self.versions.remove(name);
+    }
+}

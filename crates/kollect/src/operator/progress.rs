@@ -1,0 +1,174 @@
+//! What each binding did last: the memory of statuses and metrics.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::SystemTime,
+};
+
+use kollect_engine::{
+    deliver::BindingName,
+    export::{Outcome, Told},
+};
+use kollect_model::{
+    batch::{Delta, Receipt},
+    sink::ErrorClass,
+};
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+/// What is known about one binding.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Progress {
+    /// When the sink last confirmed that it holds the rows.
+    pub(crate) last_export: Option<SystemTime>,
+    /// Whether this process has seen that the sink holds the rows.
+    pub(crate) confirmed: bool,
+    /// Rows that the sink holds.
+    pub(crate) rows: Option<i64>,
+    /// Of the document or event that was written last.
+    pub(crate) checksum: Option<String>,
+    /// Rows that the sink refuses, by name.
+    pub(crate) refused: Vec<String>,
+    /// The latest failure, until something works.
+    pub(crate) failure: Option<Failure>,
+    /// Rows that others had changed.
+    pub(crate) drifted: u64,
+    /// Rows written.
+    pub(crate) written: u64,
+    /// Why nothing is sent although nothing failed.
+    pub(crate) held_back: Option<String>,
+    /// Nothing of the inventory is left in the sink.
+    pub(crate) cleaned: bool,
+}
+
+/// A failure.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) class: ErrorClass,
+    pub(crate) message: String,
+    pub(crate) since: SystemTime,
+    pub(crate) next_attempt: Option<SystemTime>,
+}
+
+/// All bindings.
+#[derive(Clone, Default)]
+pub(crate) struct Board {
+    bindings: Arc<Mutex<BTreeMap<BindingName, Progress>>>,
+    changed: watch::Sender<u64>,
+}
+
+impl Board {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<BindingName, Progress>> {
+        self.bindings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes whenever something was heard.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// What is known about a binding.
+    pub(crate) fn of(&self, name: &BindingName) -> Progress {
+        self.lock().get(name).cloned().unwrap_or_default()
+    }
+
+    /// Forgets bindings that nobody asks for any more.
+    pub(crate) fn retain(&self, keep: impl Fn(&BindingName) -> bool) {
+        self.lock().retain(|name, _| keep(name));
+    }
+
+    /// Takes over what a status knows of a binding that has not done anything yet.
+    pub(crate) fn remember(
+        &self,
+        name: &BindingName,
+        last_export: Option<SystemTime>,
+        rows: Option<i64>,
+        checksum: Option<String>,
+    ) {
+        let mut bindings = self.lock();
+        if !bindings.contains_key(name) {
+            let progress = Progress { last_export, rows, checksum, ..Progress::default() };
+            bindings.insert(name.clone(), progress);
+        }
+    }
+
+    /// Hears what a binding did.
+    pub(crate) fn hear(&self, name: &BindingName, told: &Told<'_>) {
+        let mut bindings = self.lock();
+        let progress = bindings.entry(name.clone()).or_default();
+        let now = SystemTime::now();
+        match told {
+            Told::Compared(outcome) => progress.compared(outcome, now, name),
+            Told::Written(delta, receipt) => progress.written(delta, receipt, now, name),
+            Told::Failed { error, pause } => {
+                let since = progress.failure.as_ref().map_or(now, |failure| failure.since);
+                let message = crate::causes::told_once(*error);
+                // One line per change of state, not one per attempt.
+                if progress.failure.as_ref().is_none_or(|failure| failure.message != message) {
+                    warn!(binding = %name, reason = ?error.reason, message, "cannot write");
+                }
+                let next_attempt = pause.map(|pause| now + pause);
+                let class = error.class();
+                progress.failure = Some(Failure { class, message, since, next_attempt });
+            }
+            Told::Waiting { pause } => {
+                if let Some(failure) = &mut progress.failure {
+                    failure.next_attempt = Some(now + *pause);
+                }
+            }
+            Told::HeldBack { coverage } => progress.held_back = Some((*coverage).to_owned()),
+            Told::Cleaned { moved } => {
+                info!(binding = %name, moved, "cleaned");
+                if !moved {
+                    *progress = Progress { cleaned: true, ..Progress::default() };
+                }
+            }
+            Told::NotCleaned { error, moved, .. } => {
+                warn!(binding = %name, moved, message = crate::causes::told_once(*error), "cannot clean");
+            }
+        }
+        drop(bindings);
+        self.changed.send_modify(|version| *version += 1);
+    }
+}
+
+fn count(rows: usize) -> i64 {
+    i64::try_from(rows).unwrap_or(i64::MAX)
+}
+
+impl Progress {
+    fn compared(&mut self, outcome: &Outcome, now: SystemTime, name: &BindingName) {
+        let Outcome { delta, receipt, unchanged, left_alone, drifted } = outcome;
+        let refused = receipt.refused.len();
+        let held = unchanged + left_alone + delta.added.len() + delta.changed.len();
+        self.rows = Some(count(held.saturating_sub(refused)));
+        self.drifted += *drifted as u64;
+        if *drifted > 0 {
+            warn!(binding = %name, rows = drifted, "others had changed rows; they are repaired");
+        }
+        self.worked(delta, receipt, now, name);
+    }
+
+    fn written(&mut self, delta: &Delta, receipt: &Receipt, now: SystemTime, name: &BindingName) {
+        let grown = count(delta.added.len()) - count(delta.removed.len());
+        self.rows = Some(match receipt.checksum {
+            // A snapshot says everything.
+            Some(_) if delta.changed.is_empty() && delta.removed.is_empty() => count(delta.added.len()),
+            _ => self.rows.unwrap_or(0) + grown,
+        });
+        self.worked(delta, receipt, now, name);
+    }
+
+    fn worked(&mut self, delta: &Delta, receipt: &Receipt, now: SystemTime, name: &BindingName) {
+        if self.failure.take().is_some() {
+            info!(binding = %name, "writes again");
+        }
+        self.last_export = Some(now);
+        (self.confirmed, self.cleaned) = (true, false);
+        self.held_back = None;
+        self.written += delta.len().saturating_sub(receipt.refused.len()) as u64;
+        self.checksum.clone_from(&receipt.checksum);
+        self.refused = receipt.refused.iter().map(|refusal| refusal.why.clone()).collect();
+    }
+}

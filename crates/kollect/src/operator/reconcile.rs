@@ -1,0 +1,571 @@
+//! The loop: whenever something has changed, look at everything, hand over what is wanted, say what is true.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+    jiff::Timestamp,
+};
+use kollect_engine::{
+    collect::{Collector, Target},
+    deliver::{BindingName, Deliveries},
+    store::{Sight, StoreReader},
+    watch::WatchSource,
+};
+use kollect_model::{
+    crd::{connection_test::ConnectionTestStatus, inventory::ClusterInventoryStatus, sinks::SinkStatus},
+    row::TargetId,
+};
+use kollect_sinks::Sinks;
+use kube::Client;
+use serde::Serialize;
+use serde_json::{Value, json};
+use tokio::time::{self, Instant};
+use tracing::info;
+
+use super::{
+    bindings::{Bindings, Planned, binding_name},
+    conditions::Conditions,
+    finalize::{self, Deleted},
+    objects::{Known, Objects, SinkObject},
+    probe::{Probed, Probes},
+    progress::Board,
+    secrets::Secrets,
+    status::{self, View},
+    write::{Desired, StatusWriter, api},
+};
+use crate::{
+    cluster::ClusterSource,
+    world::{Compiled, Family, Fault, InventoryName, Name, Resolved, Rules, World},
+};
+
+/// Changes that come together are looked at together.
+const TOGETHER: Duration = Duration::from_millis(20);
+/// Counts and coverage are looked at so often even if nobody says anything.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
+/// Everything that the operator runs.
+pub(crate) struct Operator {
+    source: Arc<ClusterSource>,
+    client: Client,
+    rules: Arc<Rules>,
+    objects: Objects,
+    secrets: Secrets,
+    collector: Collector,
+    rows: StoreReader,
+    compiled: Compiled,
+    /// What the collector was last given.
+    collected: (Vec<Arc<Target>>, BTreeSet<TargetId>),
+    sinks: Sinks,
+    bindings: Bindings,
+    board: Board,
+    /// Only whoever leads writes.
+    deliveries: Option<Deliveries>,
+    /// Bindings that this process has begun to write.
+    running: BTreeSet<BindingName>,
+    probes: Probes,
+    writer: StatusWriter,
+    /// When something must be looked at although nothing changes.
+    due: Option<Instant>,
+}
+
+impl Operator {
+    pub(crate) fn new(
+        source: Arc<ClusterSource>,
+        watch_source: Arc<dyn WatchSource>,
+        rules: Arc<Rules>,
+        collector: Collector,
+        rows: StoreReader,
+        rest: Sight,
+        within: Option<BTreeSet<Arc<str>>>,
+    ) -> Self {
+        let client = source.client();
+        let sinks = Sinks::default();
+        Self {
+            objects: Objects::follow(&watch_source, within.as_ref()),
+            secrets: Secrets::new(client.clone(), watch_source),
+            bindings: Bindings::new(sinks.clone(), rules.clone(), source.id.clone(), rest),
+            writer: StatusWriter::new(client.clone()),
+            source,
+            client,
+            rules,
+            collector,
+            rows,
+            compiled: Compiled::default(),
+            collected: (Vec::new(), BTreeSet::new()),
+            sinks,
+            board: Board::default(),
+            deliveries: None,
+            running: BTreeSet::new(),
+            probes: Probes::default(),
+            due: None,
+        }
+    }
+
+    /// Id of the cluster.
+    pub(crate) fn cluster(&self) -> &str {
+        &self.source.id
+    }
+
+    /// Looks and acts, for ever.
+    pub(crate) async fn run(&mut self) {
+        self.objects.settled().await;
+        let mut objects = self.objects.changes();
+        let mut secrets = self.secrets.changes();
+        let mut board = self.board.changes();
+        let mut probes = self.probes.changes();
+        let mut sights = self.rows.sight_changes();
+        let mut namespaces = self.collector.namespaces();
+        loop {
+            self.turn().await;
+            let due = self.due.unwrap_or_else(|| Instant::now() + LOOK_AGAIN);
+            tokio::select! {
+                Ok(()) = objects.changed() => {}
+                Ok(()) = secrets.changed() => {}
+                Ok(()) = board.changed() => {}
+                Ok(()) = probes.changed() => {}
+                Ok(()) = sights.changed() => {}
+                Ok(()) = namespaces.changed() => {}
+                () = time::sleep_until(due) => {}
+            }
+            time::sleep(TOGETHER).await;
+            objects.mark_unchanged();
+            secrets.mark_unchanged();
+            board.mark_unchanged();
+            probes.mark_unchanged();
+            sights.mark_unchanged();
+            namespaces.mark_unchanged();
+        }
+    }
+
+    /// Lets running writes finish.
+    pub(crate) async fn stop(&mut self) {
+        if let Some(deliveries) = self.deliveries.take() {
+            deliveries.stop().await;
+        }
+    }
+
+    async fn turn(&mut self) {
+        let known = self.objects.known();
+        let mut world = known.world();
+        let wanted = self.wanted_secrets(&world);
+        self.secrets.set(&wanted);
+        world.secrets = self.secrets.known();
+        let resolved = world.resolve(&self.rules, &mut self.compiled);
+        self.collect(&resolved);
+        if !self.secrets.knows_all(&wanted) {
+            // They are being looked up; nobody shall be told that they are missing.
+            return;
+        }
+        self.deliver(&known, &resolved).await;
+        self.probe(&known, &world);
+        self.due = self.tell(&known, &world, &resolved).await;
+    }
+
+    /// The Secrets that sinks may read.
+    fn wanted_secrets(&self, world: &World) -> BTreeSet<Name> {
+        let mut wanted = BTreeSet::new();
+        for ((_, (own, _)), spec) in &world.sinks {
+            for (_, reference) in spec.secret_refs() {
+                let namespace = reference.namespace.clone().unwrap_or_else(|| own.clone());
+                let pair = (own.clone(), namespace.clone());
+                let allowed = namespace == *own
+                    || self.rules.secret_namespaces.as_ref().is_none_or(|pairs| pairs.contains(&pair));
+                if allowed {
+                    wanted.insert((namespace, reference.name.clone()));
+                }
+            }
+        }
+        wanted
+    }
+
+    fn collect(&mut self, resolved: &Resolved) {
+        let targets: Vec<Arc<Target>> =
+            resolved.targets.values().filter_map(|target| target.target.clone()).collect();
+        let frozen: BTreeSet<TargetId> = resolved
+            .targets
+            .iter()
+            .filter(|(_, target)| target.target.is_none() && !target.denied)
+            .map(|(id, _)| id.clone())
+            .collect();
+        let (before, frozen_before) = &self.collected;
+        let same = before.len() == targets.len()
+            && before.iter().zip(&targets).all(|(a, b)| Arc::ptr_eq(a, b))
+            && *frozen_before == frozen;
+        if !same {
+            self.collector.set_targets(&targets, &frozen);
+            self.collected = (targets, frozen);
+        }
+    }
+
+    async fn deliver(&mut self, known: &Known, resolved: &Resolved) {
+        let (rows, board) = (self.rows.clone(), self.board.clone());
+        let deliveries = self
+            .deliveries
+            .get_or_insert_with(|| Deliveries::new(rows, move |name, told| board.hear(name, &told)));
+        let metadata = |name: &InventoryName| metadata(known, name);
+        let exports =
+            |name: &InventoryName, sink: &str| -> Option<kollect_model::crd::inventory::SinkExport> {
+                let exports = match &name.namespace {
+                    Some(namespace) => {
+                        let key = (namespace.clone(), name.name.clone());
+                        &known.inventories().get(&key)?.status.as_ref()?.sink_exports
+                    }
+                    None => {
+                        let key = (String::new(), name.name.clone());
+                        &known.cluster_inventories().get(&key)?.status.as_ref()?.inventory.sink_exports
+                    }
+                };
+                exports.iter().find(|export| export.name == sink).cloned()
+            };
+        for (name, inventory) in &resolved.inventories {
+            for sink in &inventory.sinks {
+                let binding = binding_name(name, &sink.name);
+                if let Some(export) = exports(name, &sink.name) {
+                    let at = export.last_export_time.map(|time| time.0.into());
+                    self.board.remember(&binding, at, export.rows, export.last_checksum);
+                }
+                let alive = metadata(name).is_some_and(|metadata| metadata.deletion_timestamp.is_none());
+                if alive && sink.plan.is_ok() && inventory.faults.is_empty() {
+                    self.running.insert(binding);
+                }
+            }
+        }
+        let checksum = |name: &InventoryName, sink: &str| exports(name, sink)?.last_checksum;
+        self.bindings.deliver(resolved, metadata, checksum, deliveries);
+        for (name, inventory) in &resolved.inventories {
+            let Some(metadata) = metadata(name) else { continue };
+            let kind = inventory_kind(name);
+            if metadata.deletion_timestamp.is_none() {
+                if !inventory.sinks.is_empty() {
+                    finalize::protect(&self.client, kind, metadata).await;
+                }
+                continue;
+            }
+            let deleted = Deleted { kind, name, metadata, resolved: inventory };
+            deleted.finish(&self.client, &mut self.bindings, &self.running, &self.board, deliveries).await;
+        }
+        for target in known.targets().values().filter(|target| target.metadata.deletion_timestamp.is_some()) {
+            finalize::release(&self.client, "KollectTarget", &target.metadata).await;
+        }
+        let deleted = |metadata: &ObjectMeta| metadata.deletion_timestamp.is_some();
+        for target in known.cluster_targets().values().filter(|target| deleted(&target.metadata)) {
+            finalize::release(&self.client, "KollectClusterTarget", &target.metadata).await;
+        }
+        let names: BTreeSet<String> = resolved.inventories.keys().map(|name| format!("{name} ")).collect();
+        let kept = |binding: &BindingName| names.iter().any(|name| binding.starts_with(name.as_str()));
+        self.running.retain(kept);
+        self.board.retain(kept);
+    }
+
+    fn probe(&mut self, known: &Known, world: &World) {
+        let mut wanted = BTreeMap::new();
+        let planned = |spec: &kollect_model::sink::SinkSpec, namespace: &str| {
+            let plan = world.plan_sink(spec, namespace, &self.rules).ok()?;
+            Some(Planned { sinks: self.sinks.clone(), plan, policy: self.rules.sink_policy(namespace) })
+        };
+        for ((family, name), sink) in known.sinks() {
+            let asked = sink.spec.common().connection_test.unwrap_or(true) || test_connection(&sink.metadata);
+            if let Some(planned) = asked.then(|| planned(&sink.spec, &name.0)).flatten() {
+                wanted.insert(Probed::Sink(family, name.clone()), planned);
+            }
+        }
+        for (name, test) in known.connection_tests() {
+            let generation = test.metadata.generation.unwrap_or(0);
+            let done = test
+                .status
+                .as_ref()
+                .is_some_and(|status| status.completed && status.observed_generation == Some(generation));
+            let Some((family, sink)) = tested_sink(test).filter(|_| !done) else { continue };
+            let key = (name.0.clone(), sink);
+            let spec = world.sinks.get(&(family, key.clone()));
+            if let Some(planned) = spec.and_then(|spec| planned(spec, &name.0)) {
+                wanted.insert(Probed::Test(name.clone(), generation), planned);
+            }
+        }
+        self.probes.set(wanted);
+    }
+
+    /// Writes what has changed about the objects. Answers when to look again.
+    async fn tell(&mut self, known: &Known, world: &World, resolved: &Resolved) -> Option<Instant> {
+        let view = View {
+            rows: &self.rows,
+            coverage: self.collector.coverage().read(),
+            namespaces: self.collector.namespaces().borrow().clone(),
+            board: &self.board,
+            rest: self.bindings.rest(),
+            now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
+        };
+        let mut desired = Vec::new();
+        profiles(known, resolved, view.now, &mut desired);
+        targets(known, resolved, &view, &mut desired);
+        inventories(known, resolved, &view, &mut desired);
+        self.sinks(known, world, view.now, &mut desired);
+        let tests = self.connection_tests(known, world, view.now, &mut desired);
+        let written = self.writer.write(desired).await;
+        for name in tests.expired {
+            info!(namespace = name.0, name = name.1, "the connection test has expired");
+            let tests = api(&self.client, "KollectConnectionTest", &name.0);
+            // Whoever deleted it before has done the same.
+            tests.delete(&name.1, &kube::api::DeleteParams::default()).await.ok();
+        }
+        [written, tests.due].into_iter().flatten().min()
+    }
+
+    fn sinks(&self, known: &Known, world: &World, now: Timestamp, desired: &mut Vec<Desired>) {
+        for ((family, name), sink) in known.sinks() {
+            let faults = world.plan_sink(&sink.spec, &name.0, &self.rules).err();
+            let verdict = self.probes.verdict(&Probed::Sink(family, name.clone()));
+            let after = sink_status(sink, faults.as_deref(), verdict, now);
+            push(desired, family.kind(), &name, &sink.metadata, &sink.status, &after, |status| {
+                status.conditions.clone()
+            });
+        }
+    }
+
+    fn connection_tests(
+        &self,
+        known: &Known,
+        world: &World,
+        now: Timestamp,
+        desired: &mut Vec<Desired>,
+    ) -> Tests {
+        let mut tests = Tests::default();
+        for (name, test) in known.connection_tests() {
+            let before = test.status.clone().unwrap_or_default();
+            let generation = test.metadata.generation.unwrap_or(0);
+            if before.completed && before.observed_generation == Some(generation) {
+                let Some(completed) = &before.completed_at else { continue };
+                let ends = completed.0.as_second() + i64::from(test.spec.ttl_seconds_after_finished);
+                let left = ends - now.as_second();
+                match u64::try_from(left) {
+                    Ok(left) if left > 0 => {
+                        let at = Instant::now() + Duration::from_secs(left);
+                        tests.due = Some(tests.due.map_or(at, |due| due.min(at)));
+                    }
+                    _ => tests.expired.push(name.clone()),
+                }
+                continue;
+            }
+            let outcome = self.test_outcome(world, name, test, generation);
+            let Some((reason, outcome)) = outcome else { continue };
+            let mut conditions = Conditions::after(&before.conditions, test.metadata.generation, now);
+            let (verified, message) = match &outcome {
+                Ok(_) => (true, "the sink answers".to_owned()),
+                Err(message) => (false, message.clone()),
+            };
+            conditions.set("ConnectionVerified", verified, reason, message.clone());
+            conditions.set("Ready", verified, if verified { "ProbeSucceeded" } else { reason }, message);
+            let after = ConnectionTestStatus {
+                conditions: conditions.done(),
+                observed_generation: test.metadata.generation,
+                latency_ms: outcome.ok().and_then(|took| i64::try_from(took.as_millis()).ok()),
+                completed: true,
+                completed_at: Some(Time(now)),
+            };
+            push(desired, "KollectConnectionTest", name, &test.metadata, &before, &after, |status| {
+                status.conditions.clone()
+            });
+        }
+        tests
+    }
+
+    /// How a test ended, if it has.
+    fn test_outcome(
+        &self,
+        world: &World,
+        name: &Name,
+        test: &kollect_model::crd::KollectConnectionTest,
+        generation: i64,
+    ) -> Option<(&'static str, Result<Duration, String>)> {
+        let Some((family, sink)) = tested_sink(test) else {
+            return Some(("InvalidSinkRef", Err("spec.sinkRef names no sink".into())));
+        };
+        let key = (name.0.clone(), sink);
+        let Some(spec) = world.sinks.get(&(family, key.clone())) else {
+            let problem = format!("no {family} sink {} in namespace {}", key.1, key.0);
+            return Some(("SinkNotFound", Err(problem)));
+        };
+        if let Err(faults) = world.plan_sink(spec, &name.0, &self.rules) {
+            let first = faults.first()?;
+            return Some((first.reason, Err(first.to_string())));
+        }
+        match self.probes.verdict(&Probed::Test(name.clone(), generation))? {
+            Ok(took) => Some(("ConnectionOK", Ok(took))),
+            Err(message) => Some(("ConnectionTestFailed", Err(message))),
+        }
+    }
+}
+
+/// What is left to do about connection tests.
+#[derive(Default)]
+struct Tests {
+    expired: Vec<Name>,
+    due: Option<Instant>,
+}
+
+/// The sink that a test names.
+fn tested_sink(test: &kollect_model::crd::KollectConnectionTest) -> Option<(Family, String)> {
+    let reference = &test.spec.sink_ref;
+    let named = [
+        (Family::Snapshot, &reference.snapshot_sink_ref),
+        (Family::Database, &reference.database_sink_ref),
+        (Family::Event, &reference.event_sink_ref),
+    ];
+    named.into_iter().find_map(|(family, name)| Some((family, name.clone()?)))
+}
+
+fn test_connection(metadata: &ObjectMeta) -> bool {
+    let annotations = metadata.annotations.iter().flatten();
+    annotations
+        .into_iter()
+        .any(|(key, value)| key == "kollect.dev/test-connection" && value.eq_ignore_ascii_case("true"))
+}
+
+fn metadata<'a>(known: &'a Known, name: &InventoryName) -> Option<&'a ObjectMeta> {
+    match &name.namespace {
+        Some(namespace) => {
+            let key = (namespace.clone(), name.name.clone());
+            known.inventories().get(&key).map(|inventory| &inventory.metadata)
+        }
+        None => {
+            let key = (String::new(), name.name.clone());
+            known.cluster_inventories().get(&key).map(|inventory| &inventory.metadata)
+        }
+    }
+}
+
+fn inventory_kind(name: &InventoryName) -> &'static str {
+    if name.namespace.is_some() { "KollectInventory" } else { "KollectClusterInventory" }
+}
+
+fn push<S: Serialize>(
+    desired: &mut Vec<Desired>,
+    kind: &'static str,
+    name: &Name,
+    metadata: &ObjectMeta,
+    before: &S,
+    after: &S,
+    conditions: impl Fn(&S) -> Vec<kollect_model::crd::shapes::Condition>,
+) {
+    if metadata.deletion_timestamp.is_some() {
+        return;
+    }
+    let value = |status: &S| -> Value { json!(status) };
+    desired.push(Desired {
+        kind,
+        name: name.clone(),
+        metadata: metadata.clone(),
+        before: value(before),
+        after: value(after),
+        conditions_before: conditions(before),
+        conditions_after: conditions(after),
+    });
+}
+
+fn profiles(known: &Known, resolved: &Resolved, now: Timestamp, desired: &mut Vec<Desired>) {
+    for (name, profile) in known.profiles() {
+        let Some(compiled) = resolved.profiles.get(name) else { continue };
+        let local = known
+            .targets()
+            .iter()
+            .filter(|((namespace, _), target)| *namespace == name.0 && target.spec.profile_ref == name.1);
+        let cluster = known.cluster_targets().values().filter(|target| {
+            let reference = &target.spec.profile_ref;
+            (&reference.namespace, &reference.name) == (&name.0, &name.1)
+        });
+        let users = local.count() + cluster.count();
+        let before = profile.status.clone().unwrap_or_default();
+        let errors = compiled.as_ref().err().map(Vec::as_slice);
+        let after = status::profile(&profile.metadata, &before.conditions, errors, users, now);
+        push(desired, "KollectProfile", name, &profile.metadata, &before, &after, |s| s.conditions.clone());
+    }
+}
+
+fn targets(known: &Known, resolved: &Resolved, view: &View<'_>, desired: &mut Vec<Desired>) {
+    for ((namespace, name), target) in known.targets() {
+        let id = TargetId { namespace: Some(namespace.as_str().into()), name: name.as_str().into() };
+        let Some(outcome) = resolved.targets.get(&id) else { continue };
+        let before = target.status.clone().unwrap_or_default();
+        let rules = target.spec.filter.resource_rules.len();
+        let after = view.target(&target.metadata, &before, &id, outcome, rules);
+        let key = (namespace.clone(), name.clone());
+        push(desired, "KollectTarget", &key, &target.metadata, &before, &after, |s| s.conditions.clone());
+    }
+    for ((_, name), target) in known.cluster_targets() {
+        let id = TargetId { namespace: None, name: name.as_str().into() };
+        let Some(outcome) = resolved.targets.get(&id) else { continue };
+        let before = target.status.clone().unwrap_or_default();
+        let rules = target.spec.filter.resource_rules.len();
+        let after = view.target(&target.metadata, &before, &id, outcome, rules);
+        let key = (String::new(), name.clone());
+        push(desired, "KollectClusterTarget", &key, &target.metadata, &before, &after, |s| {
+            s.conditions.clone()
+        });
+    }
+}
+
+fn inventories(known: &Known, resolved: &Resolved, view: &View<'_>, desired: &mut Vec<Desired>) {
+    for (name, outcome) in &resolved.inventories {
+        let key = (name.namespace.clone().unwrap_or_default(), name.name.clone());
+        if let Some(inventory) = name.namespace.as_ref().and_then(|_| known.inventories().get(&key)) {
+            let before = inventory.status.clone().unwrap_or_default();
+            let after = view.inventory(&inventory.metadata, &before, name, outcome);
+            push(desired, "KollectInventory", &key, &inventory.metadata, &before, &after, |s| {
+                s.conditions.clone()
+            });
+        } else if let Some(inventory) = known.cluster_inventories().get(&key) {
+            let before = inventory.status.clone().unwrap_or_default();
+            let own = view.inventory(&inventory.metadata, &before.inventory, name, outcome);
+            let after = ClusterInventoryStatus {
+                inventory: own,
+                target_count: outcome.targets.len().try_into().ok(),
+                ..before.clone()
+            };
+            push(desired, "KollectClusterInventory", &key, &inventory.metadata, &before, &after, |s| {
+                s.inventory.conditions.clone()
+            });
+        }
+    }
+}
+
+fn sink_status(
+    sink: &SinkObject,
+    faults: Option<&[Fault]>,
+    verdict: Option<Result<Duration, String>>,
+    now: Timestamp,
+) -> SinkStatus {
+    let mut conditions = Conditions::after(&sink.status.conditions, sink.metadata.generation, now);
+    if sink.spec.common().tls.as_ref().is_some_and(|tls| tls.insecure_skip_verify) {
+        conditions.set("TLSInsecure", true, "InsecureSkipVerify", "any server is trusted");
+    }
+    match (faults, verdict) {
+        (Some(faults), _) => {
+            let reason = faults.first().map_or("InvalidSpec", |fault| fault.reason);
+            let message = faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+            conditions.set("ConnectionVerified", false, reason, message.clone());
+            conditions.degraded(reason, message, true);
+        }
+        (None, Some(Ok(_))) => {
+            conditions.set("ConnectionVerified", true, "ConnectionOK", "the sink answers");
+            conditions.ready("ConnectionOK", "the sink answers");
+        }
+        (None, Some(Err(message))) => {
+            conditions.set("ConnectionVerified", false, "ConnectionTestFailed", message.clone());
+            conditions.degraded("ConnectionTestFailed", message, false);
+        }
+        (None, None) if sink.spec.common().connection_test == Some(false) => {
+            conditions.ready("NotTested", "connectionTest is false");
+        }
+        (None, None) => conditions.progressing("Probing", "the first probe is running"),
+    }
+    SinkStatus {
+        conditions: conditions.done(),
+        observed_generation: sink.metadata.generation,
+        preview: sink.status.preview.clone(),
+    }
+}

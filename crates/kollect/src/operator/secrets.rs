@@ -1,0 +1,163 @@
+//! The Secrets that sinks name, and no others: each is followed by its own name.
+//!
+//! Where watching one is not permitted, reading it may be: then it is read now and then.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Secret as KubeSecret;
+use kollect_engine::watch::{BlindReason, Event, Query, WatchSource};
+use kollect_model::crd::shapes::Gvk;
+use kube::{Api, Client};
+use tokio::{sync::watch, task::JoinHandle, time};
+
+use crate::world::{Contents, Name, Secret};
+
+/// How often a Secret is read that may not be watched.
+const READ_AGAIN: Duration = Duration::from_mins(5);
+
+/// Follows Secrets for as long as it lives.
+pub(crate) struct Secrets {
+    client: Client,
+    source: Arc<dyn WatchSource>,
+    known: Arc<Mutex<BTreeMap<Name, Secret>>>,
+    changed: watch::Sender<u64>,
+    tasks: BTreeMap<Name, JoinHandle<()>>,
+}
+
+impl Drop for Secrets {
+    fn drop(&mut self) {
+        self.tasks.values().for_each(JoinHandle::abort);
+    }
+}
+
+impl Secrets {
+    pub(crate) fn new(client: Client, source: Arc<dyn WatchSource>) -> Self {
+        let (known, changed) = (Arc::default(), watch::Sender::default());
+        Self { client, source, known, changed, tasks: BTreeMap::new() }
+    }
+
+    /// Changes whenever a Secret does.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// What is known about the Secrets that are wanted; those that are being looked up are missing.
+    pub(crate) fn known(&self) -> BTreeMap<Name, Secret> {
+        lock(&self.known).clone()
+    }
+
+    /// Whether something is known about each of them.
+    pub(crate) fn knows_all(&self, names: &BTreeSet<Name>) -> bool {
+        let known = lock(&self.known);
+        names.iter().all(|name| known.contains_key(name))
+    }
+
+    /// Follows exactly these from now on.
+    pub(crate) fn set(&mut self, wanted: &BTreeSet<Name>) {
+        for (name, task) in self.tasks.extract_if(.., |name, _| !wanted.contains(name)) {
+            task.abort();
+            lock(&self.known).remove(&name);
+        }
+        for name in wanted {
+            if !self.tasks.contains_key(name) {
+                let follower = Follower {
+                    name: name.clone(),
+                    client: self.client.clone(),
+                    known: self.known.clone(),
+                    changed: self.changed.clone(),
+                };
+                self.tasks.insert(name.clone(), tokio::spawn(follower.follow(self.source.clone())));
+            }
+        }
+    }
+}
+
+fn lock(known: &Mutex<BTreeMap<Name, Secret>>) -> MutexGuard<'_, BTreeMap<Name, Secret>> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Follower {
+    name: Name,
+    client: Client,
+    known: Arc<Mutex<BTreeMap<Name, Secret>>>,
+    changed: watch::Sender<u64>,
+}
+
+impl Follower {
+    async fn follow(self, source: Arc<dyn WatchSource>) {
+        let (namespace, name) = &self.name;
+        let gvk = Gvk { group: String::new(), version: "v1".into(), kind: "Secret".into() };
+        let query =
+            Query { namespace: Some(namespace.as_str().into()), name: Some(name.clone()), ..Query::all(gvk) };
+        loop {
+            if source.permits(&query).await {
+                self.watch(&*source, &query).await;
+            }
+            self.read().await;
+            time::sleep(READ_AGAIN).await;
+        }
+    }
+
+    async fn watch(&self, source: &dyn WatchSource, query: &Query) {
+        let mut events = source.watch(query.clone());
+        let mut found = false;
+        while let Some(event) = events.next().await {
+            match event {
+                Event::Listing { .. } => found = false,
+                Event::Apply(object) => {
+                    found = true;
+                    match serde_json::from_str::<KubeSecret>(object.raw.get()) {
+                        Ok(secret) => self.put(Secret::Known(Arc::new(contents(secret)))),
+                        Err(_) => self.put(Secret::Unreadable("the Secret cannot be read".into())),
+                    }
+                }
+                Event::Delete(_) => self.put(self.missing()),
+                Event::Synced { .. } if !found => self.put(self.missing()),
+                // What was known stays: the API server may be away for a while.
+                Event::Synced { .. } | Event::Progress { .. } | Event::Resumed => {}
+                Event::Blind(blindness) if blindness.reason == BlindReason::Forbidden => return,
+                Event::Blind(blindness) => self.put_first(Secret::Unreadable(blindness.message)),
+            }
+        }
+    }
+
+    async fn read(&self) {
+        let (namespace, name) = &self.name;
+        match Api::<KubeSecret>::namespaced(self.client.clone(), namespace).get_opt(name).await {
+            Ok(Some(secret)) => self.put(Secret::Known(Arc::new(contents(secret)))),
+            Ok(None) => self.put(self.missing()),
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                let why = format!("the operator may not read Secret {name} in namespace {namespace}");
+                self.put(Secret::Unreadable(why));
+            }
+            Err(_) => self.put_first(Secret::Unreadable("the API server does not answer".into())),
+        }
+    }
+
+    fn missing(&self) -> Secret {
+        let (namespace, name) = &self.name;
+        Secret::Unreadable(format!("no Secret {name} in namespace {namespace}: add it or correct the name"))
+    }
+
+    fn put(&self, secret: Secret) {
+        let before = lock(&self.known).insert(self.name.clone(), secret.clone());
+        if before != Some(secret) {
+            self.changed.send_modify(|version| *version += 1);
+        }
+    }
+
+    fn put_first(&self, secret: Secret) {
+        if !lock(&self.known).contains_key(&self.name) {
+            self.put(secret);
+        }
+    }
+}
+
+fn contents(secret: KubeSecret) -> Contents {
+    secret.data.into_iter().flatten().map(|(key, value)| (key, value.0)).collect()
+}

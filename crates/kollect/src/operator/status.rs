@@ -1,0 +1,407 @@
+//! What the objects say about themselves: one pure function per kind.
+//!
+//! Ready is False whenever Degraded is True. A condition that is not set is gone. Counts are what is
+//! true now; times move with what they describe.
+
+use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+    jiff::Timestamp,
+};
+use kollect_engine::{
+    coverage::{Known, Place, State},
+    select::Namespaces,
+    store::{Sight, StoreReader},
+    watch::BlindReason,
+};
+use kollect_model::{
+    SpecError,
+    crd::{
+        inventory::{InventoryStatus, SinkExport},
+        profile::ProfileStatus,
+        shapes::{Condition, Gvk},
+        target::{CoverageStatus, TargetStatus},
+    },
+    row::TargetId,
+    sink::ErrorClass,
+};
+
+use super::{bindings::binding_name, conditions::Conditions, progress::Board};
+use crate::world::{BoundSink, Fault, InventoryName, ResolvedInventory, ResolvedTarget};
+
+/// What statuses are made from, besides the objects.
+pub(crate) struct View<'a> {
+    pub(crate) rows: &'a StoreReader,
+    pub(crate) coverage: BTreeMap<Place, Known>,
+    pub(crate) namespaces: Option<Arc<Namespaces>>,
+    pub(crate) board: &'a Board,
+    /// All that the operator looks at.
+    pub(crate) rest: &'a Sight,
+    pub(crate) now: Timestamp,
+}
+
+fn time(at: SystemTime) -> Option<Time> {
+    let at = Timestamp::try_from(at).ok()?;
+    // Whole seconds, as the API server stores them.
+    Timestamp::from_second(at.as_second()).ok().map(Time)
+}
+
+fn count<T: TryFrom<usize>>(number: usize) -> Option<T> {
+    number.try_into().ok()
+}
+
+/// The text of faults: the first in full, the others counted.
+fn told<F: ToString>(faults: &[F]) -> String {
+    let first = faults.first().map(ToString::to_string).unwrap_or_default();
+    match faults.len() {
+        0 | 1 => first,
+        more => format!("{first} (and {} more)", more - 1),
+    }
+}
+
+/// Whether a profile compiles, and who uses it.
+pub(crate) fn profile(
+    metadata: &ObjectMeta,
+    before: &[Condition],
+    errors: Option<&[SpecError]>,
+    users: usize,
+    now: Timestamp,
+) -> ProfileStatus {
+    let mut conditions = Conditions::after(before, metadata.generation, now);
+    match errors {
+        None => {
+            let noun = if users == 1 { "target uses" } else { "targets use" };
+            conditions.ready("Compiled", format!("all expressions compile; {users} {noun} it"));
+        }
+        Some(errors) => conditions.degraded("InvalidSpec", told(errors), true),
+    }
+    ProfileStatus { conditions: conditions.done(), observed_generation: metadata.generation }
+}
+
+impl View<'_> {
+    /// What a target collects.
+    pub(crate) fn target(
+        &self,
+        metadata: &ObjectMeta,
+        before: &TargetStatus,
+        id: &TargetId,
+        resolved: &ResolvedTarget,
+        rules: usize,
+    ) -> TargetStatus {
+        let mut conditions = Conditions::after(&before.conditions, metadata.generation, self.now);
+        let rows: Option<i64> = count(self.rows.count(id));
+        let (failures, failure) = self.rows.failures(id);
+        let (matched, effective) = self.selected(resolved);
+        let coverage = self.coverage_of(resolved, &effective);
+        self.judge_target(
+            id,
+            resolved,
+            rows.unwrap_or(0),
+            (failures, failure.as_deref()),
+            &coverage,
+            &mut conditions,
+        );
+        let moved = before.collected_count != rows;
+        TargetStatus {
+            conditions: conditions.done(),
+            observed_generation: metadata.generation,
+            extraction_failures: count(failures),
+            last_extraction_error: failure,
+            collected_count: rows,
+            collected_count_updated_at: if moved {
+                Timestamp::from_second(self.now.as_second()).ok().map(Time)
+            } else {
+                before.collected_count_updated_at.clone()
+            },
+            matched_namespaces: matched,
+            effective_namespaces: effective,
+            active_resource_rules: count(rules),
+            coverage,
+        }
+    }
+
+    fn judge_target(
+        &self,
+        id: &TargetId,
+        resolved: &ResolvedTarget,
+        rows: i64,
+        (failures, failure): (usize, Option<&str>),
+        coverage: &[CoverageStatus],
+        conditions: &mut Conditions<'_>,
+    ) {
+        if let Some(first) = resolved.faults.first() {
+            conditions.degraded(first.reason, told(&resolved.faults), true);
+            return;
+        }
+        if resolved.suspended {
+            conditions.degraded("Suspended", "spec.suspend is set: nothing is collected, rows stay", true);
+            return;
+        }
+        if !resolved.clipped.is_empty() {
+            let reason = resolved.clipped.first().map_or("ScopeClipped", |fault| fault.reason);
+            conditions.set("ScopeClipped", true, reason, told(&resolved.clipped));
+        }
+        let sights = self.rows.sights(std::slice::from_ref(id));
+        let blind: Vec<String> = coverage
+            .iter()
+            .filter_map(|place| {
+                let why = place.blind.as_deref()?;
+                let namespaces = match place.namespaces.as_slice() {
+                    [] => String::new(),
+                    names => format!(" in {}", names.join(", ")),
+                };
+                Some(format!("{}{namespaces}: {why}", place.gvk))
+            })
+            .collect();
+        if !blind.is_empty() {
+            let reason = if coverage.iter().any(|place| place.blind.as_deref() == Some(FORBIDDEN)) {
+                "ScopeForbidden"
+            } else {
+                "NotSeen"
+            };
+            conditions.set("Blind", true, reason, blind.join("; "));
+        }
+        let pending = sights.is_empty() || sights.values().any(|sight| *sight == Sight::Pending);
+        let nothing_seen = !sights.is_empty() && sights.values().all(|sight| *sight == Sight::Partial);
+        if pending {
+            conditions.progressing("Listing", "the first list is running");
+        } else if nothing_seen && !blind.is_empty() {
+            let forbidden = coverage.iter().all(|place| place.blind.as_deref() == Some(FORBIDDEN));
+            let reason = if forbidden { "ScopeForbidden" } else { "InformerRegistrationFailed" };
+            conditions.degraded(reason, blind.join("; "), false);
+        } else if failures > 0 {
+            let noun = if failures == 1 { "object cannot" } else { "objects cannot" };
+            let why = failure.unwrap_or_default();
+            conditions.degraded("ExtractionFailed", format!("{failures} {noun} be read: {why}"), false);
+        } else {
+            conditions.ready("Collecting", format!("collecting {rows} rows"));
+            if blind.is_empty() {
+                conditions.set("Synced", true, "Collecting", "everything that is selected has been seen");
+            } else {
+                conditions.set("Synced", false, "ScopeForbidden", blind.join("; "));
+            }
+        }
+    }
+
+    /// The namespaces that a target asks for, and of them those that scopes allow.
+    fn selected(&self, resolved: &ResolvedTarget) -> (Vec<String>, Vec<String>) {
+        let (Some(target), Some(namespaces)) = (&resolved.target, &self.namespaces) else {
+            return (Vec::new(), Vec::new());
+        };
+        let (asked, allowed) = target.selection.namespaces(namespaces);
+        let texts = |names: Vec<Arc<str>>| names.iter().map(ToString::to_string).collect();
+        (texts(asked), texts(allowed))
+    }
+
+    /// For each kind of a target: since when it has been watched, or why not.
+    fn coverage_of(&self, resolved: &ResolvedTarget, namespaces: &[String]) -> Vec<CoverageStatus> {
+        let Some(target) = &resolved.target else { return Vec::new() };
+        let kinds = target.selection.kinds();
+        let concerns = |place: &Place| {
+            kinds.contains(&place.gvk)
+                && place
+                    .namespace
+                    .as_ref()
+                    .is_none_or(|namespace| namespaces.iter().any(|name| **name == **namespace))
+        };
+        let mut lines: BTreeMap<(Gvk, Option<String>), CoverageStatus> = BTreeMap::new();
+        for (place, known) in self.coverage.iter().filter(|(place, _)| concerns(place)) {
+            let (since, blind) = match &known.state {
+                State::Synced { since, .. } => (time(*since), None),
+                State::Blind { since, blindness } => {
+                    let why = match blindness.reason {
+                        BlindReason::Forbidden => FORBIDDEN.to_owned(),
+                        reason => format!("{reason}: {}", blindness.message),
+                    };
+                    (time(*since), Some(why))
+                }
+                State::Absent => (None, None),
+                State::Waiting | State::Listing { .. } => continue,
+            };
+            let line = lines.entry((place.gvk.clone(), blind.clone())).or_insert_with(|| CoverageStatus {
+                gvk: place.gvk.clone(),
+                namespaces: Vec::new(),
+                since: since.clone(),
+                blind,
+            });
+            line.namespaces.extend(place.namespace.as_deref().map(ToOwned::to_owned));
+            line.since = line.since.clone().max(since);
+        }
+        lines.into_values().collect()
+    }
+
+    /// What an inventory holds and where it has been written.
+    pub(crate) fn inventory(
+        &self,
+        metadata: &ObjectMeta,
+        before: &InventoryStatus,
+        name: &InventoryName,
+        resolved: &ResolvedInventory,
+    ) -> InventoryStatus {
+        let exports: Vec<SinkExport> = resolved
+            .sinks
+            .iter()
+            .map(|sink| self.sink_export(metadata, before, name, resolved, sink))
+            .collect();
+        let mut conditions = Conditions::after(&before.conditions, metadata.generation, self.now);
+        self.judge_inventory(name, resolved, &exports, &mut conditions);
+        let rows: usize = resolved.targets.iter().map(|target| self.rows.count(target)).sum();
+        let synced = exports.iter().all(is_synced) && !exports.is_empty();
+        let revision = i64::try_from(self.rows.revision(&resolved.targets)).ok();
+        InventoryStatus {
+            conditions: conditions.done(),
+            observed_generation: metadata.generation,
+            observed_revision: if synced { revision } else { before.observed_revision },
+            item_count: count(rows),
+            last_export_time: exports.iter().filter_map(|export| export.last_export_time.clone()).max(),
+            sink_exports: exports,
+        }
+    }
+
+    fn judge_inventory(
+        &self,
+        name: &InventoryName,
+        resolved: &ResolvedInventory,
+        exports: &[SinkExport],
+        conditions: &mut Conditions<'_>,
+    ) {
+        if let Some(first) = resolved.faults.first() {
+            conditions.degraded(first.reason, told(&resolved.faults), true);
+            conditions.set("Synced", false, first.reason, told(&resolved.faults));
+            return;
+        }
+        if resolved.suspended {
+            conditions.degraded("Suspended", "spec.suspend is set: nothing is written, rows stay", true);
+            return;
+        }
+        let sights = self.rows.sights(&resolved.targets);
+        let blind = kollect_engine::export::coverage(&sights, self.rest);
+        if blind != "complete" && !sights.values().any(|sight| *sight == Sight::Pending) {
+            conditions.set("Blind", true, "NotSeen", blind.clone());
+        }
+        let faults: Vec<&Fault> =
+            resolved.sinks.iter().filter_map(|sink| sink.plan.as_ref().err()).flatten().collect();
+        if exports.is_empty() {
+            conditions.ready("NoExport", "no sink is referenced");
+            conditions.set("Synced", true, "NoExport", "no sink is referenced");
+            conditions.set("SinkReachable", true, "NoSinksConfigured", "no sink is referenced");
+            return;
+        }
+        let failed: Vec<String> = exports
+            .iter()
+            .filter_map(|export| Some(format!("{}: {}", export.name, export.last_error.as_deref()?)))
+            .collect();
+        let synced = exports.iter().filter(|export| is_synced(export)).count();
+        if let Some(first) = faults.first() {
+            conditions.set("SinkReachable", false, first.reason, told(&faults));
+        } else if failed.is_empty() {
+            conditions.set(
+                "SinkReachable",
+                true,
+                "SinksReachable",
+                format!("{synced} of {} sinks", exports.len()),
+            );
+        } else {
+            conditions.set("SinkReachable", false, "ExportFailed", failed.join("; "));
+        }
+        let all = exports.len();
+        if synced == all {
+            conditions.ready("Exported", format!("{all} of {all} sinks hold the rows"));
+            conditions.set("Synced", true, "Exported", format!("{all} of {all} sinks hold the rows"));
+        } else if failed.is_empty() && faults.is_empty() {
+            conditions.progressing("Progressing", format!("{synced} of {all} sinks hold the rows"));
+            conditions.set("Synced", false, "Progressing", format!("{synced} of {all} sinks hold the rows"));
+        } else if synced > 0 {
+            let why =
+                failed.iter().cloned().chain(faults.iter().map(ToString::to_string)).collect::<Vec<_>>();
+            conditions.ready("PartiallySynced", format!("{synced} of {all} sinks hold the rows"));
+            conditions.set("Synced", false, "PartiallySynced", why.join("; "));
+        } else {
+            let terminal = self.all_terminal(name, resolved);
+            let (reason, message) = match faults.first() {
+                Some(first) => (first.reason, told(&faults)),
+                None if terminal => ("ExportTerminal", failed.join("; ")),
+                None => ("Progressing", failed.join("; ")),
+            };
+            conditions.degraded(reason, message.clone(), terminal || !faults.is_empty());
+            conditions.set("Synced", false, reason, message);
+        }
+    }
+
+    fn all_terminal(&self, name: &InventoryName, resolved: &ResolvedInventory) -> bool {
+        resolved.sinks.iter().all(|sink| {
+            let progress = self.board.of(&binding_name(name, &sink.name));
+            progress.failure.is_some_and(|failure| failure.class != ErrorClass::Transient)
+        })
+    }
+
+    fn sink_export(
+        &self,
+        metadata: &ObjectMeta,
+        before: &InventoryStatus,
+        name: &InventoryName,
+        resolved: &ResolvedInventory,
+        sink: &BoundSink,
+    ) -> SinkExport {
+        let known = before.sink_exports.iter().find(|export| export.name == sink.name);
+        let progress = self.board.of(&binding_name(name, &sink.name));
+        let no_conditions = Vec::new();
+        let before = known.map_or(&no_conditions, |known| &known.conditions);
+        let mut conditions = Conditions::after(before, metadata.generation, self.now);
+        let mut last_error = None;
+        match (&sink.plan, &progress.failure) {
+            (Err(faults), _) => {
+                let reason = faults.first().map_or("SinkNotFound", |fault| fault.reason);
+                conditions.set("Synced", false, reason, told(faults));
+                last_error = Some(told(faults));
+            }
+            (Ok(_), Some(failure)) => {
+                let reason =
+                    if failure.class == ErrorClass::Transient { "ExportFailed" } else { "ExportTerminal" };
+                conditions.set("Synced", false, reason, failure.message.clone());
+                last_error = Some(failure.message.clone());
+            }
+            (Ok(_), None) if resolved.suspended => {
+                conditions.set("Synced", false, "Suspended", "nothing is written");
+            }
+            (Ok(_), None) if !progress.refused.is_empty() => {
+                conditions.set("Synced", false, "RowsRefused", told(&progress.refused));
+                last_error = Some(told(&progress.refused));
+            }
+            (Ok(_), None) => match (&progress.held_back, progress.last_export) {
+                (Some(why), _) => conditions.set("Synced", false, "HeldBack", why.clone()),
+                (None, Some(_)) if progress.confirmed => {
+                    conditions.set("Synced", true, "Exported", "the sink holds the rows");
+                }
+                (None, _) => conditions.set("Synced", false, "Progressing", "the sink is being compared"),
+            },
+        }
+        let digest = || format!("{:032x}", self.rows.digest(&resolved.targets));
+        let checksum = if progress.confirmed {
+            progress.checksum.clone().or_else(|| Some(digest()))
+        } else {
+            known.and_then(|known| known.last_checksum.clone())
+        };
+        let lag = progress.failure.as_ref().and_then(|failure| failure.since.elapsed().ok());
+        SinkExport {
+            name: sink.name.clone(),
+            namespace: name.namespace.is_none().then(|| sink.key.0.clone()),
+            last_export_time: progress.last_export.and_then(time),
+            last_checksum: checksum,
+            rows: progress.rows,
+            lag_seconds: lag.and_then(|lag| i64::try_from(lag.as_secs() / 10 * 10).ok()),
+            next_attempt_time: progress.failure.and_then(|failure| failure.next_attempt).and_then(time),
+            last_error,
+            conditions: conditions.done(),
+        }
+    }
+}
+
+/// The word of the documentation for a place that may not be listed.
+const FORBIDDEN: &str = "skipped:forbidden";
+
+fn is_synced(export: &SinkExport) -> bool {
+    use kollect_model::crd::shapes::ConditionStatus::True;
+    export.conditions.iter().any(|condition| condition.type_ == "Synced" && condition.status == True)
+}

@@ -1,0 +1,210 @@
+//! Writes statuses, and nothing else does: only what differs, failures at once, counts now and then.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use futures::{StreamExt, stream};
+use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use kollect_model::crd::{GROUP, VERSION, shapes::Condition};
+use kube::{
+    Api, Client,
+    api::{DynamicObject, Patch, PatchParams, PostParams},
+    core::{ApiResource, GroupVersionKind},
+};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+use super::conditions::transitions;
+use crate::world::Name;
+
+/// Counts of one object are written at most so often.
+const PACE: Duration = Duration::from_secs(10);
+/// Statuses that are written at the same time.
+const AT_ONCE: usize = 8;
+
+/// An object's status as it should be.
+pub(crate) struct Desired {
+    pub(crate) kind: &'static str,
+    pub(crate) name: Name,
+    pub(crate) metadata: ObjectMeta,
+    /// What the object says now, and what it should say.
+    pub(crate) before: Value,
+    pub(crate) after: Value,
+    pub(crate) conditions_before: Vec<Condition>,
+    pub(crate) conditions_after: Vec<Condition>,
+}
+
+/// Writes statuses.
+pub(crate) struct StatusWriter {
+    client: Client,
+    /// When each object was last written.
+    written: BTreeMap<(&'static str, Name), Instant>,
+}
+
+/// The API resource of a kind of ours.
+pub(crate) fn resource(kind: &str) -> ApiResource {
+    let gvk = GroupVersionKind::gvk(GROUP, VERSION, kind);
+    let plural = format!("{}s", kind.to_lowercase()).replace("inventorys", "inventories");
+    ApiResource::from_gvk_with_plural(&gvk, &plural)
+}
+
+/// The API of a kind of ours in a namespace; the empty one is the cluster.
+pub(crate) fn api(client: &Client, kind: &str, namespace: &str) -> Api<DynamicObject> {
+    let resource = resource(kind);
+    match namespace {
+        "" => Api::all_with(client.clone(), &resource),
+        namespace => Api::namespaced_with(client.clone(), namespace, &resource),
+    }
+}
+
+impl StatusWriter {
+    pub(crate) fn new(client: Client) -> Self {
+        Self { client, written: BTreeMap::new() }
+    }
+
+    /// Writes what differs and may be written now. Answers when the rest is due.
+    pub(crate) async fn write(&mut self, desired: Vec<Desired>) -> Option<Instant> {
+        let now = Instant::now();
+        let known: BTreeSet<(&'static str, Name)> =
+            desired.iter().map(|desired| (desired.kind, desired.name.clone())).collect();
+        self.written.retain(|key, _| known.contains(key));
+        let mut due: Option<Instant> = None;
+        let mut ready = Vec::new();
+        for desired in desired.into_iter().filter(|desired| desired.before != desired.after) {
+            let changed = !transitions(&desired.conditions_before, &desired.conditions_after).is_empty()
+                || desired.conditions_before.len() != desired.conditions_after.len();
+            let key = (desired.kind, desired.name.clone());
+            match self.written.get(&key).map(|last| *last + PACE) {
+                Some(at) if at > now && !changed => due = Some(due.map_or(at, |due| due.min(at))),
+                _ => ready.push(desired),
+            }
+        }
+        let client = self.client.clone();
+        let outcomes: Vec<((&'static str, Name), bool)> = stream::iter(ready)
+            .map(|desired| {
+                let client = client.clone();
+                async move {
+                    let written = put(&client, &desired).await;
+                    ((desired.kind, desired.name), written)
+                }
+            })
+            .buffer_unordered(AT_ONCE)
+            .collect()
+            .await;
+        for (key, written) in outcomes {
+            if written {
+                self.written.insert(key, now);
+            } else {
+                let at = now + Duration::from_secs(1);
+                due = Some(due.map_or(at, |due| due.min(at)));
+            }
+        }
+        due
+    }
+}
+
+/// Replaces a status. Somebody who changed the object meanwhile is seen soon, and it is tried again.
+async fn put(client: &Client, desired: &Desired) -> bool {
+    let Desired { kind, name: (namespace, name), metadata, after, .. } = desired;
+    let mut object = DynamicObject::new(name, &resource(kind));
+    object.metadata.namespace = metadata.namespace.clone();
+    object.metadata.resource_version = metadata.resource_version.clone();
+    object.metadata.uid = metadata.uid.clone();
+    object.data = json!({ "status": after });
+    match api(client, kind, namespace).replace_status(name, &PostParams::default(), &object).await {
+        Ok(_) => {
+            tell(client, desired).await;
+            true
+        }
+        Err(kube::Error::Api(status)) if status.code == 409 || status.code == 404 => {
+            debug!(kind, namespace, name, "the object has changed; its status is made again");
+            false
+        }
+        Err(error) => {
+            warn!(kind, namespace, name, error = %crate::causes::told_once(&error), "cannot write a status");
+            false
+        }
+    }
+}
+
+/// Logs and records what has changed about an object: transitions only.
+async fn tell(client: &Client, desired: &Desired) {
+    let Desired { kind, name: (namespace, name), metadata, conditions_before, conditions_after, .. } =
+        desired;
+    for condition in transitions(conditions_before, conditions_after) {
+        let Condition { type_, status, reason, message, .. } = condition;
+        info!(kind, namespace, name, condition = type_, status = ?status, reason, message, "condition changed");
+        let good = match type_.as_str() {
+            "Ready" => format!("{status:?}") == "True",
+            "Degraded" | "Blind" => false,
+            _ => continue,
+        };
+        if type_ == "Ready" && !good {
+            // Degraded or Reconciling says why.
+            continue;
+        }
+        let event = record(kind, metadata, if good { "Normal" } else { "Warning" }, reason, message);
+        // An event that cannot be written is no reason to stop.
+        if let Err(error) = create_event(client, namespace, event).await {
+            debug!(kind, namespace, name, %error, "cannot record an event");
+        }
+    }
+}
+
+/// An event about an object.
+pub(crate) fn record(kind: &str, metadata: &ObjectMeta, type_: &str, reason: &str, message: &str) -> Value {
+    let now = k8s_openapi::jiff::Timestamp::now();
+    let stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let involved = ObjectReference {
+        api_version: Some(format!("{GROUP}/{VERSION}")),
+        kind: Some(kind.to_owned()),
+        name: metadata.name.clone(),
+        namespace: metadata.namespace.clone(),
+        uid: metadata.uid.clone(),
+        resource_version: metadata.resource_version.clone(),
+        field_path: None,
+    };
+    json!({
+        "metadata": { "generateName": format!("{}.", metadata.name.as_deref().unwrap_or_default()) },
+        "involvedObject": involved,
+        "type": type_,
+        "reason": reason,
+        "message": message.chars().take(1024).collect::<String>(),
+        "source": { "component": "kollect" },
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+        "count": 1,
+    })
+}
+
+/// Records an event. Events of cluster objects live in namespace default.
+pub(crate) async fn create_event(client: &Client, namespace: &str, event: Value) -> Result<(), kube::Error> {
+    let namespace = if namespace.is_empty() { "default" } else { namespace };
+    let events = Api::<k8s_openapi::api::core::v1::Event>::namespaced(client.clone(), namespace);
+    let event = serde_json::from_value(event).map_err(kube::Error::SerdeError)?;
+    events.create(&PostParams::default(), &event).await.map(drop)
+}
+
+/// Sets the finalizers of an object. Somebody who changed it meanwhile wins.
+pub(crate) async fn set_finalizers(
+    client: &Client,
+    kind: &str,
+    metadata: &ObjectMeta,
+    finalizers: &[String],
+) -> Result<(), kube::Error> {
+    let namespace = metadata.namespace.as_deref().unwrap_or_default();
+    let name = metadata.name.as_deref().unwrap_or_default();
+    let patch = json!({ "metadata": {
+        "finalizers": finalizers,
+        "resourceVersion": metadata.resource_version,
+    } });
+    let written =
+        api(client, kind, namespace).patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
+    match written {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        other => other.map(drop),
+    }
+}

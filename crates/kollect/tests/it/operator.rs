@@ -1,0 +1,349 @@
+//! `kollect operator` beside a real control plane, with real sinks. Each test has a namespace of its own
+//! and an operator that looks at nothing else.
+
+use std::{
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use kollect_testbed::{ControlPlane, Postgres};
+use serde_json::{Value, json};
+
+use crate::program::root;
+
+const LIMIT: Duration = Duration::from_mins(1);
+
+/// The definitions of all kinds, once per control plane.
+fn plane() -> &'static ControlPlane {
+    use std::sync::Once;
+    static INSTALLED: Once = Once::new();
+    let plane = ControlPlane::shared();
+    INSTALLED.call_once(|| {
+        let crds = root().join("config/crd/bases");
+        plane.kubectl(&["apply", "--server-side", "-f", crds.to_str().unwrap()]).unwrap();
+        let kinds = "crd/kollectinventories.kollect.dev";
+        plane.kubectl(&["wait", "--for=condition=Established", "--timeout=30s", kinds]).unwrap();
+    });
+    plane
+}
+
+struct Operator {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Operator {
+    fn kill(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+impl Drop for Operator {
+    fn drop(&mut self) {
+        self.kill();
+        if std::thread::panicking() {
+            eprintln!("--- log of the operator\n{}", std::fs::read_to_string(&self.log).unwrap_or_default());
+        }
+    }
+}
+
+/// A namespace with an operator.
+struct World {
+    plane: &'static ControlPlane,
+    postgres: &'static Postgres,
+    namespace: String,
+    /// Ends before its log is gone.
+    operator: Option<Operator>,
+    dir: tempfile::TempDir,
+}
+
+impl World {
+    fn new(name: &str) -> Self {
+        let (plane, postgres) = (plane(), Postgres::shared());
+        let namespace = plane.namespace(name).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        Self { plane, postgres, namespace, operator: None, dir }
+    }
+
+    fn start(&mut self, args: &[&str]) {
+        let log = self.dir.path().join("operator.log");
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_kollect"))
+            .args(["operator", "--kubeconfig", self.plane.kubeconfig().to_str().unwrap()])
+            .args(["--watch-namespaces", &self.namespace, "--allow-sink-cidrs", "127.0.0.0/8,::1/128"])
+            .args(["--log-level", "kollect=debug"])
+            .args(args)
+            .stdout(Stdio::null())
+            .stderr(file)
+            .spawn()
+            .unwrap();
+        self.operator = Some(Operator { child, log });
+    }
+
+    fn stop(&mut self) {
+        let mut operator = self.operator.take().unwrap();
+        let pid = operator.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        assert!(operator.child.wait().unwrap().success(), "a clean stop");
+    }
+
+    fn apply(&self, mut object: Value) {
+        object["metadata"]["namespace"] = json!(self.namespace);
+        self.plane.apply(&object.to_string()).unwrap();
+    }
+
+    fn map(&self, name: &str, value: &str) {
+        self.apply(json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name, "labels": { "app": "shop" } },
+            "data": { "value": value },
+        }));
+    }
+
+    fn kollect(&self, kind: &str, name: &str, spec: Value) {
+        self.apply(json!({
+            "apiVersion": "kollect.dev/v1alpha1", "kind": kind, "metadata": { "name": name }, "spec": spec,
+        }));
+    }
+
+    fn table(&self) -> String {
+        self.namespace.replace('-', "_")
+    }
+
+    /// Profile, target, sink with its Secret, inventory.
+    fn install(&self) {
+        self.secret(&self.postgres.dsn());
+        self.kollect(
+            "KollectProfile",
+            "maps",
+            json!({
+                "targetGVK": { "version": "v1", "kind": "ConfigMap" },
+                "attributes": [{ "name": "value", "path": "$.data.value" }],
+            }),
+        );
+        self.kollect(
+            "KollectTarget",
+            "maps",
+            json!({
+                "profileRef": "maps", "includedNamespaces": [self.namespace],
+                "labelSelector": { "matchLabels": { "app": "shop" } },
+            }),
+        );
+        self.kollect("KollectDatabaseSink", "portal", self.sink());
+        self.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"] }));
+    }
+
+    fn sink(&self) -> Value {
+        json!({ "type": "postgres", "postgres": { "databaseRef": { "name": "portal" }, "table": self.table() } })
+    }
+
+    fn secret(&self, dsn: &str) {
+        self.apply(json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "portal" }, "stringData": { "dsn": dsn },
+        }));
+    }
+
+    fn get(&self, what: &str) -> Value {
+        let text = self.plane.kubectl(&["get", "-n", &self.namespace, what, "-o", "json"]).unwrap();
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn delete(&self, what: &str) {
+        self.plane.kubectl(&["delete", "-n", &self.namespace, what, "--wait=false"]).unwrap();
+    }
+
+    /// `status reason` of a condition.
+    fn condition(&self, what: &str, type_: &str) -> String {
+        let object = self.get(what);
+        let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let found = conditions.iter().find(|condition| condition["type"] == type_);
+        found.map_or_else(String::new, |condition| {
+            format!("{} {}", condition["status"].as_str().unwrap(), condition["reason"].as_str().unwrap())
+        })
+    }
+
+    fn becomes(&self, what: &str, type_: &str, expected: &str) {
+        eventually(&format!("{what} {type_} {expected}"), || {
+            let found = self.condition(what, type_);
+            (found == expected).then_some(()).ok_or(found)
+        });
+    }
+
+    /// The rows of the table: name and value.
+    fn rows(&self) -> Vec<String> {
+        let sql = format!(
+            "SELECT name || '=' || (payload #>> '{{attributes,value}}') FROM {} ORDER BY 1",
+            self.table()
+        );
+        self.postgres
+            .psql(&sql)
+            .map_or_else(|_| vec!["no table".into()], |text| text.lines().map(Into::into).collect())
+    }
+
+    fn holds(&self, expected: &[&str]) {
+        eventually(&format!("{expected:?}"), || {
+            let found = self.rows();
+            (found == expected).then_some(()).ok_or(format!("{found:?}"))
+        });
+    }
+}
+
+fn eventually(what: &str, mut look: impl FnMut() -> Result<(), String>) {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        match look() {
+            Ok(()) => return,
+            Err(found) => assert!(Instant::now() < deadline, "{what} never came true, but {found}"),
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn objects_reach_the_table_and_statuses_say_so() {
+    let mut world = World::new("whole");
+    world.map("a", "1");
+    world.install();
+    world.start(&[]);
+    world.holds(&["a=1"]);
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    world.becomes("kollectinventory/all", "Synced", "True Exported");
+    world.becomes("kollecttarget/maps", "Ready", "True Collecting");
+    world.becomes("kollectprofile/maps", "Ready", "True Compiled");
+    world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "True ConnectionOK");
+    world.map("b", "2");
+    world.map("a", "3");
+    world.holds(&["a=3", "b=2"]);
+    eventually("counts", || {
+        let status = world.get("kollectinventory/all")["status"].clone();
+        let counts = (&status["itemCount"], &status["sinkExports"][0]["rows"]);
+        (counts == (&json!(2), &json!(2))).then_some(()).ok_or(status.to_string())
+    });
+
+    // A restart with nothing changed writes nothing; Ready does not flicker.
+    let stamp = format!("SELECT max(exported_at), max(xmin::text::bigint) FROM {}", world.table());
+    let before = world.postgres.psql(&stamp).unwrap();
+    let ready = world.get("kollectinventory/all")["status"]["conditions"].clone();
+    world.stop();
+    world.start(&[]);
+    world.map("c", "1");
+    world.holds(&["a=3", "b=2", "c=1"]);
+    let sql =
+        format!("SELECT max(exported_at), max(xmin::text::bigint) FROM {} WHERE name <> 'c'", world.table());
+    assert_eq!(world.postgres.psql(&sql).unwrap(), before);
+    let time = |conditions: &Value| {
+        let all = conditions.as_array().unwrap();
+        all.iter().find(|c| c["type"] == "Ready").map(|c| c["lastTransitionTime"].clone())
+    };
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    let again = world.get("kollectinventory/all")["status"]["conditions"].clone();
+    assert_eq!(time(&ready), time(&again));
+}
+
+#[test]
+fn w61_a_removed_reference_and_a_deleted_inventory_leave_nothing_behind() {
+    let mut world = World::new("cleaned");
+    world.map("a", "1");
+    world.install();
+    world.start(&[]);
+    world.holds(&["a=1"]);
+    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": [] }));
+    world.holds(&[]);
+    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"] }));
+    world.holds(&["a=1"]);
+    world.becomes("kollectinventory/all", "Synced", "True Exported");
+
+    // Deleted while nobody looks: cleaned at the next start.
+    world.operator.as_mut().unwrap().kill();
+    world.delete("kollectinventory/all");
+    assert_eq!(world.rows(), ["a=1"]);
+    world.start(&[]);
+    world.holds(&[]);
+    eventually("the inventory is gone", || {
+        let gone = world.plane.kubectl(&["get", "-n", &world.namespace, "kollectinventory/all"]);
+        gone.is_err().then_some(()).ok_or("it is still there".into())
+    });
+    let bindings =
+        format!("SELECT count(*) FROM kollect_bindings WHERE inventory_table = '{}'", world.table());
+    assert_eq!(world.postgres.psql(&bindings).unwrap(), "0\n");
+}
+
+#[test]
+fn faults_show_with_their_reason_and_mending_them_is_enough() {
+    let mut world = World::new("mended");
+    world.map("a", "1");
+    world.kollect(
+        "KollectTarget",
+        "maps",
+        json!({
+            "profileRef": "maps", "includedNamespaces": [world.namespace],
+            "labelSelector": { "matchLabels": { "app": "shop" } },
+        }),
+    );
+    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"] }));
+    world.start(&[]);
+    world.becomes("kollecttarget/maps", "Degraded", "True ProfileNotFound");
+    world.becomes("kollecttarget/maps", "Ready", "False ProfileNotFound");
+    world.becomes("kollectinventory/all", "Degraded", "True SinkNotFound");
+    world.kollect("KollectDatabaseSink", "portal", world.sink());
+    world.becomes("kollectinventory/all", "Degraded", "True SecretResolveFailed");
+    world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "False SecretResolveFailed");
+    world.secret("postgres://nobody@127.0.0.1:1/x");
+    world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "False ConnectionTestFailed");
+    world.kollect(
+        "KollectProfile",
+        "maps",
+        json!({
+            "targetGVK": { "version": "v1", "kind": "ConfigMap" },
+            "attributes": [{ "name": "value", "path": "$.data.value" }],
+        }),
+    );
+    world.becomes("kollecttarget/maps", "Ready", "True Collecting");
+    world.becomes("kollectinventory/all", "Synced", "False Progressing");
+    // W23, W24: the Secret is mended, and nothing is restarted.
+    world.secret(&world.postgres.dsn());
+    world.holds(&["a=1"]);
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    assert_eq!(world.condition("kollectinventory/all", "Degraded"), "");
+    world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "True ConnectionOK");
+
+    // W40: a scope that denies the kind stops the collection, and the rows go.
+    world.kollect("KollectScope", "none", json!({ "allowedGVKs": [{ "version": "v1", "kind": "Pod" }] }));
+    world.becomes("kollecttarget/maps", "Degraded", "True ScopeGVKDenied");
+    world.holds(&[]);
+    world.delete("kollectscope/none");
+    world.holds(&["a=1"]);
+
+    // Suspended: rows stay, whatever happens.
+    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"], "suspend": true }));
+    world.becomes("kollectinventory/all", "Degraded", "True Suspended");
+    world.map("b", "2");
+    eventually("the count", || {
+        let status = world.get("kollecttarget/maps")["status"]["collectedCount"].clone();
+        (status == json!(2)).then_some(()).ok_or(status.to_string())
+    });
+    assert_eq!(world.rows(), ["a=1"]);
+    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"] }));
+    world.holds(&["a=1", "b=2"]);
+}
+
+#[test]
+fn connection_tests_run_once_and_expire() {
+    let mut world = World::new("tested");
+    world.install();
+    world.kollect("KollectConnectionTest", "good", json!({ "sinkRef": { "databaseSinkRef": "portal" } }));
+    world.kollect(
+        "KollectConnectionTest",
+        "none",
+        json!({ "sinkRef": { "eventSinkRef": "x" }, "ttlSecondsAfterFinished": 1 }),
+    );
+    world.start(&[]);
+    world.becomes("kollectconnectiontest/good", "Ready", "True ProbeSucceeded");
+    let status = world.get("kollectconnectiontest/good")["status"].clone();
+    assert!(status["latencyMs"].is_i64() && status["completed"] == true, "{status}");
+    eventually("the test expires", || {
+        let gone = world.plane.kubectl(&["get", "-n", &world.namespace, "kollectconnectiontest/none"]);
+        gone.is_err().then_some(()).ok_or("it is still there".into())
+    });
+}

@@ -1,0 +1,251 @@
+//! The export document: rows of an inventory as versioned JSON, in one part or several.
+//!
+//! The same rows always give the same bytes. What is written here is read by consumers of older releases
+//! too: the order of keys, what is left out and how the checksum is made are a contract.
+
+use std::fmt::Write as _;
+
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use crate::row::{Row, RowKey};
+
+/// Version of the document; the only one.
+pub const SCHEMA_VERSION: &str = "kollect.dev/v1alpha1";
+
+/// What a document says beside its items.
+#[derive(Clone, Copy, Debug)]
+pub struct About<'a> {
+    /// Generation of the inventory's spec; 0 is left out.
+    pub generation: i64,
+    /// Name of the cluster; empty is left out.
+    pub cluster: &'a str,
+    /// When, as RFC 3339 in UTC.
+    pub exported_at: &'a str,
+    /// Largest part. An item that is larger has a part of its own.
+    pub part_bytes: usize,
+}
+
+/// One document, or one part of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Document {
+    /// SHA-256 of the items, as lower-case hex.
+    pub checksum: String,
+    /// Number of the part, from 1, and how many there are; `None` if this is all.
+    pub part: Option<(usize, usize)>,
+    /// How many items.
+    pub item_count: usize,
+    /// The document.
+    pub bytes: Vec<u8>,
+}
+
+/// The documents of rows: at least one, also for no rows.
+pub fn documents<'a>(rows: impl IntoIterator<Item = &'a Row>, about: &About<'_>) -> Vec<Document> {
+    let parts = pack(rows.into_iter().map(Item::of).collect(), overhead(about), about.part_bytes);
+    let total = parts.len();
+    let part = |index: usize| (total > 1).then_some((index + 1, total));
+    parts.iter().enumerate().map(|(index, items)| document(items, part(index), about)).collect()
+}
+
+/// The checksum of a document, or of all its parts.
+pub fn checksum(documents: &[Document]) -> String {
+    combined(documents.iter().map(|document| &*document.checksum))
+}
+
+/// The checksum that stands for several: of one it is that one.
+pub fn combined<'a>(checksums: impl IntoIterator<Item = &'a str>) -> String {
+    let mut checksums = checksums.into_iter().peekable();
+    let first = checksums.next().unwrap_or_default();
+    if checksums.peek().is_none() {
+        return first.to_owned();
+    }
+    let mut hasher = Sha256::new();
+    for checksum in [first].into_iter().chain(checksums) {
+        hasher.update(checksum);
+        hasher.update("\n");
+    }
+    hex(&hasher.finalize())
+}
+
+/// An item of a document: its text, in whatever format, and its places in the two orders.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// Sorts items inside a document.
+    pub order: String,
+    /// Sorts items before they are cut into parts.
+    pub rank: String,
+    /// The item as it is written.
+    pub text: String,
+}
+
+impl Item {
+    /// The item of a row, as JSON.
+    pub fn of(row: &Row) -> Self {
+        let text = item_json(&row.key, &row.version, &row.name, row.attributes.get());
+        Self::with_text(&row.key, &row.version, &row.name, text)
+    }
+
+    /// An item whose text is already known.
+    pub fn with_text(key: &RowKey, version: &str, name: &str, text: String) -> Self {
+        let order = [
+            target_namespace(key),
+            &key.target.name,
+            &key.namespace,
+            name,
+            &key.uid,
+            &key.group,
+            version,
+            &key.kind,
+        ];
+        Self { order: order.join("\0"), rank: identity(key, version, name), text }
+    }
+}
+
+/// The JSON text of an item, from attributes that are canonical JSON.
+pub fn item_json(key: &RowKey, version: &str, name: &str, attributes: &str) -> String {
+    let mut text = identity(key, version, name);
+    escape_html(attributes, &mut text);
+    text.push('}');
+    text
+}
+
+/// The namespace that an item names as its target's.
+fn target_namespace(key: &RowKey) -> &str {
+    key.target.namespace.as_deref().unwrap_or(&key.namespace)
+}
+
+/// The item up to its attributes. Two items whose texts differ nearly always differ here, so this is enough
+/// to sort them as their full texts would be.
+fn identity(key: &RowKey, version: &str, name: &str) -> String {
+    let mut text = String::with_capacity(256);
+    for (field, value) in [
+        ("{\"targetNamespace\":", target_namespace(key)),
+        (",\"targetName\":", &key.target.name),
+        (",\"namespace\":", &key.namespace),
+        (",\"name\":", name),
+        (",\"group\":", &key.group),
+        (",\"version\":", version),
+        (",\"kind\":", &key.kind),
+        (",\"uid\":", &key.uid),
+    ] {
+        if field != ",\"group\":" || !value.is_empty() {
+            text.push_str(field);
+            escape_html(&json!(value).to_string(), &mut text);
+        }
+    }
+    text.push_str(",\"attributes\":");
+    text
+}
+
+/// A JSON text with the escapes that documents have.
+pub fn escaped(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    escape_html(json, &mut text);
+    text
+}
+
+/// Go's encoder writes these characters as escapes, and checksums depend on it. In JSON they are found
+/// inside of strings only.
+fn escape_html(json: &str, text: &mut String) {
+    if !json.contains(['<', '>', '&', '\u{2028}', '\u{2029}']) {
+        text.push_str(json);
+        return;
+    }
+    for c in json.chars() {
+        match c {
+            '<' => text.push_str("\\u003c"),
+            '>' => text.push_str("\\u003e"),
+            '&' => text.push_str("\\u0026"),
+            '\u{2028}' => text.push_str("\\u2028"),
+            '\u{2029}' => text.push_str("\\u2029"),
+            c => text.push(c),
+        }
+    }
+}
+
+/// Bytes that a document has beside its items, at most. It depends on nothing that changes from one write
+/// to the next, or equal rows would be cut differently.
+pub fn overhead(about: &About<'_>) -> usize {
+    let longest = About { generation: i64::MIN, exported_at: "2026-01-01T00:00:00.000000000Z", ..*about };
+    document(&[], Some((LARGEST_PART, LARGEST_PART)), &longest).bytes.len() + LARGEST_PART.to_string().len()
+}
+
+/// No inventory has more parts or items than this has digits for.
+const LARGEST_PART: usize = 9_999_999_999;
+
+/// Puts items into as few parts as come from filling one after the other; at least one. Parts hold their
+/// items in the order of a document.
+pub fn pack(mut items: Vec<Item>, overhead: usize, part_bytes: usize) -> Vec<Vec<Item>> {
+    items.sort_unstable_by(|a, b| (&a.rank, &a.text).cmp(&(&b.rank, &b.text)));
+    let mut parts = Vec::new();
+    let (mut part, mut size) = (Vec::new(), overhead);
+    for item in items {
+        // One for the comma or the end of line.
+        let more = item.text.len() + 1;
+        if !part.is_empty() && size + more > part_bytes {
+            parts.push(std::mem::take(&mut part));
+            size = overhead;
+        }
+        size += more;
+        part.push(item);
+    }
+    parts.push(part);
+    for part in &mut parts {
+        part.sort_unstable_by(|a, b| (&a.order, &a.text).cmp(&(&b.order, &b.text)));
+    }
+    parts
+}
+
+/// A document of items with JSON texts, in this order.
+pub fn document(items: &[Item], part: Option<(usize, usize)>, about: &About<'_>) -> Document {
+    let texts: usize = items.iter().map(|item| item.text.len() + 1).sum();
+    let mut array = String::with_capacity(texts + 2);
+    array.push('[');
+    for (index, item) in items.iter().enumerate() {
+        if index > 0 {
+            array.push(',');
+        }
+        array.push_str(&item.text);
+    }
+    array.push(']');
+    let checksum = hex(&Sha256::digest(&array));
+
+    let mut text = String::with_capacity(array.len() + 256);
+    text.push_str("{\"schemaVersion\":\"");
+    text.push_str(SCHEMA_VERSION);
+    text.push_str("\",\"checksum\":\"");
+    text.push_str(&checksum);
+    text.push('"');
+    let mut number = |field: &str, value: &dyn std::fmt::Display| {
+        write!(text, ",\"{field}\":{value}").expect("a String takes everything");
+    };
+    if about.generation != 0 {
+        number("generation", &about.generation);
+    }
+    if let Some((index, total)) = part {
+        number("partIndex", &index);
+        number("partTotal", &total);
+    }
+    number("itemCount", &items.len());
+    text.push_str(",\"exportedAt\":");
+    escape_html(&json!(about.exported_at).to_string(), &mut text);
+    if !about.cluster.is_empty() {
+        text.push_str(",\"cluster\":");
+        escape_html(&json!(about.cluster).to_string(), &mut text);
+    }
+    text.push_str(",\"items\":");
+    text.push_str(&array);
+    text.push('}');
+    Document { checksum, part, item_count: items.len(), bytes: text.into_bytes() }
+}
+
+/// Lower-case hex of bytes.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("a String takes everything");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests;

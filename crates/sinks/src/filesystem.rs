@@ -1,0 +1,272 @@
+//! A directory: rows in documents or one file each, for people, for tools that read files, and for backups.
+//!
+//! How files are made and kept is in [`layout`](crate::layout); here is where they are.
+
+use std::{
+    io,
+    path::{Component, Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::TryStreamExt;
+use kollect_model::{
+    SpecError,
+    crd::sinks::{KollectSnapshotSinkSpec, ProvisioningMode},
+    sink::{SinkError, SinkReason},
+};
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, local::LocalFileSystem, path::Path as Location};
+
+use crate::{
+    Files,
+    layout::{FileFormat, Settings, blobs::Blobs, keeper::Keeper},
+};
+
+/// Where the directory is, whether it may be created, and what its files look like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    path: String,
+    create: bool,
+    settings: Settings,
+}
+
+impl Config {
+    /// The plan of a sink of type filesystem.
+    pub fn plan(spec: &KollectSnapshotSinkSpec) -> Result<Self, Vec<SpecError>> {
+        let mut errors = Vec::new();
+        let path = match spec.filesystem.as_ref().map(|filesystem| &*filesystem.path) {
+            None | Some("") => {
+                errors.push(SpecError::absent("spec.filesystem.path", "is required for type filesystem"));
+                String::new()
+            }
+            Some(path) if path.contains('\0') => {
+                let problem = "holds a NUL character: write a path";
+                errors.push(SpecError::new("spec.filesystem.path", &path.into(), problem));
+                String::new()
+            }
+            Some(path) => path.into(),
+        };
+        let mode = spec.common.provisioning.as_ref().and_then(|p| p.mode).unwrap_or_default();
+        match Settings::plan(spec) {
+            Ok(settings) if errors.is_empty() => {
+                Ok(Self { path, create: mode == ProvisioningMode::Ensure, settings })
+            }
+            Ok(_) => Err(errors),
+            Err(others) => Err(errors.into_iter().chain(others).collect()),
+        }
+    }
+
+    /// A directory on a command line, with options: `DIRECTORY?layout=perResource&format=yaml`.
+    pub fn destination(text: &str) -> Result<Self, String> {
+        let (path, options) = text.split_once('?').unwrap_or((text, ""));
+        if path.is_empty() || path.contains('\0') {
+            return Err("is not a directory: write a path such as dir:inventory".into());
+        }
+        let (mut format, mut tree) = (FileFormat::Json, false);
+        for option in options.split('&').filter(|option| !option.is_empty()) {
+            match option.split_once('=') {
+                Some(("layout", "document")) => tree = false,
+                Some(("layout", "perResource")) => tree = true,
+                Some(("format", "json")) => format = FileFormat::Json,
+                Some(("format", "yaml")) => format = FileFormat::Yaml,
+                Some(("format", "ndjson")) => format = FileFormat::Ndjson,
+                _ => {
+                    return Err(format!(
+                        "has an option that is not known, {option}; write layout=document or layout=perResource, \
+                         and format=json, format=yaml or format=ndjson"
+                    ));
+                }
+            }
+        }
+        let settings = Settings::document(format);
+        let settings = if tree { settings.per_resource() } else { settings };
+        Ok(Self { path: path.into(), create: true, settings })
+    }
+}
+
+impl Config {
+    /// Refuses paths that the program may not use.
+    pub(crate) fn check(&self, files: &Files) -> Result<(), Vec<SpecError>> {
+        files.check(&self.path).map_err(|problem| {
+            vec![SpecError::new("spec.filesystem.path", &self.path.as_str().into(), problem)]
+        })
+    }
+
+    /// Which directory this is, whatever its name.
+    pub(crate) fn place(&self, files: &Files) -> String {
+        let place = files.place(&self.path).unwrap_or_else(|_| PathBuf::from(&self.path));
+        let place = place.canonicalize().ok().or_else(|| std::path::absolute(&place).ok()).unwrap_or(place);
+        format!("dir:{}", place.display())
+    }
+}
+
+/// Opens the directory, and creates it unless the plan says that it must exist.
+pub(crate) async fn open(config: Config, files: &Files) -> Result<Keeper<Directory>, SinkError> {
+    let (directory, settings) = directory(config, files).await?;
+    Ok(Keeper::new(directory, settings))
+}
+
+/// The directory and the way in which files shall be kept there.
+pub async fn directory(config: Config, files: &Files) -> Result<(Directory, Settings), SinkError> {
+    let Config { path, create, settings } = config;
+    let files = files.clone();
+    let open = move || {
+        let forbidden =
+            |why| SinkError::new(SinkReason::Forbidden, format!("open directory {path:?}: {why}"));
+        Directory::open(&files.place(&path).map_err(forbidden)?, create)
+    };
+    let directory = tokio::task::spawn_blocking(open)
+        .await
+        .map_err(|error| SinkError::because(SinkReason::WriteFailed, "open a directory", error))??;
+    Ok((directory, settings))
+}
+
+/// Probes at the same time do not meet.
+static PROBES: AtomicU64 = AtomicU64::new(0);
+
+/// The files below a directory.
+pub struct Directory {
+    root: PathBuf,
+    store: LocalFileSystem,
+    /// The books reach the disk before we go on: whatever else a power cut takes, they tell.
+    books: LocalFileSystem,
+}
+
+impl Directory {
+    fn open(path: &Path, create: bool) -> Result<Self, SinkError> {
+        let attempt = || format!("open directory {}", path.display());
+        if create {
+            std::fs::create_dir_all(path).map_err(|error| {
+                let reason = match error.kind() {
+                    // Something on the way is a file.
+                    io::ErrorKind::AlreadyExists => SinkReason::Incompatible,
+                    _ => reason(&error),
+                };
+                SinkError::because(reason, format!("create directory {}", path.display()), error)
+            })?;
+        }
+        let root =
+            path.canonicalize().map_err(|error| SinkError::because(reason(&error), attempt(), error))?;
+        if !root.is_dir() {
+            let attempt = format!("{} is not a directory: use another path", path.display());
+            return Err(SinkError::new(SinkReason::Incompatible, attempt));
+        }
+        let store = LocalFileSystem::new_with_prefix(&root).map_err(|error| failed(attempt(), error))?;
+        let store = store.with_automatic_cleanup(true);
+        Ok(Self { root, books: store.clone().with_fsync(true), store })
+    }
+
+    /// The place of a file, if it is below the root. A link that somebody has put there must not lead out.
+    fn locate(&self, path: &str) -> Result<Location, SinkError> {
+        let location = Location::parse(path).map_err(|error| {
+            SinkError::because(SinkReason::Incompatible, format!("use {path:?} as a path"), error)
+        })?;
+        let mut directory = self.root.clone();
+        let parents = Path::new(path).parent().unwrap_or(Path::new(""));
+        for part in parents.components() {
+            if !matches!(part, Component::Normal(_)) {
+                let attempt = format!("{path:?} leads out of {}: use another template", self.root.display());
+                return Err(SinkError::new(SinkReason::Incompatible, attempt));
+            }
+            directory.push(part);
+            let Ok(metadata) = directory.symlink_metadata() else { break };
+            if metadata.is_symlink()
+                && !directory.canonicalize().is_ok_and(|real| real.starts_with(&self.root))
+            {
+                let attempt = format!(
+                    "{} is a link that leads out of {}: remove it",
+                    directory.display(),
+                    self.root.display()
+                );
+                return Err(SinkError::new(SinkReason::Incompatible, attempt));
+            }
+        }
+        Ok(location)
+    }
+
+    fn store(&self, path: &str) -> &LocalFileSystem {
+        if path.starts_with(".kollect/") { &self.books } else { &self.store }
+    }
+
+    fn attempt(&self, verb: &str, path: &str) -> String {
+        format!("{verb} {}", self.root.join(path).display())
+    }
+}
+
+#[async_trait]
+impl Blobs for Directory {
+    async fn read(&self, path: &str) -> Result<Option<Bytes>, SinkError> {
+        let failed = |error| failed(self.attempt("read", path), error);
+        match self.store.get(&self.locate(path)?).await {
+            Ok(found) => found.bytes().await.map(Some).map_err(failed),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    async fn write(&self, path: &str, bytes: Bytes) -> Result<(), SinkError> {
+        let written = self.store(path).put(&self.locate(path)?, bytes.into()).await;
+        written.map(drop).map_err(|error| failed(self.attempt("write", path), error))
+    }
+
+    async fn create(&self, path: &str, bytes: Bytes) -> Result<bool, SinkError> {
+        match self.store(path).put_opts(&self.locate(path)?, bytes.into(), PutMode::Create.into()).await {
+            Ok(_) => Ok(true),
+            Err(object_store::Error::AlreadyExists { .. }) => Ok(false),
+            Err(error) => Err(failed(self.attempt("create", path), error)),
+        }
+    }
+
+    async fn delete(&self, path: &str) -> Result<(), SinkError> {
+        match self.store.delete(&self.locate(path)?).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(failed(self.attempt("remove", path), error)),
+        }
+    }
+
+    async fn list(&self, directory: &str) -> Result<Vec<String>, SinkError> {
+        let prefix = self.locate(directory)?;
+        let listed = self.store.list(Some(&prefix)).map_ok(|file| file.location.to_string());
+        listed.try_collect().await.map_err(|error| failed(self.attempt("list", directory), error))
+    }
+
+    async fn check(&self) -> Result<(), SinkError> {
+        if !self.root.is_dir() {
+            let attempt = format!("{} is no longer there", self.root.display());
+            return Err(SinkError::new(SinkReason::Missing, attempt));
+        }
+        let number = PROBES.fetch_add(1, Ordering::Relaxed);
+        let path = format!(".kollect/probe-{}-{number}", std::process::id());
+        self.write(&path, Bytes::new()).await?;
+        self.delete(&path).await
+    }
+
+    fn describe(&self) -> String {
+        format!("directory {}", self.root.display())
+    }
+}
+
+fn reason(error: &io::Error) -> SinkReason {
+    match error.kind() {
+        io::ErrorKind::NotFound => SinkReason::Missing,
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => SinkReason::Forbidden,
+        io::ErrorKind::NotADirectory | io::ErrorKind::IsADirectory | io::ErrorKind::InvalidFilename => {
+            SinkReason::Incompatible
+        }
+        _ => SinkReason::WriteFailed,
+    }
+}
+
+/// The reason is in what the system said, wherever it is in the chain.
+fn failed(attempt: String, error: object_store::Error) -> SinkError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    let mut found = SinkReason::WriteFailed;
+    while let Some(inner) = cause {
+        if let Some(error) = inner.downcast_ref::<io::Error>() {
+            found = reason(error);
+        }
+        cause = inner.source();
+    }
+    SinkError::because(found, attempt, error)
+}

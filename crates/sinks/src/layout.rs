@@ -1,0 +1,197 @@
+//! How the rows of an inventory become files: in how many, where, and in which format.
+//!
+//! The files are the state: a write reads what it must keep, applies a delta and writes the files that
+//! differ. [`draft`] does that without touching anything; [`keeper`] keeps the files of a store that way,
+//! together with the [`manifest`] that says which files are whose.
+
+use kollect_model::{
+    SpecError,
+    crd::sinks::{
+        Compression, Format, GroupInPath, KollectSnapshotSinkSpec, LayoutContent, LayoutMode,
+        SnapshotSinkType,
+    },
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use xxhash_rust::xxh3::xxh3_128;
+
+mod baseline;
+pub mod blobs;
+mod chunks;
+mod claims;
+mod draft;
+pub mod keeper;
+mod manifest;
+mod paths;
+
+use paths::Template;
+
+/// Version of everything that decides about bytes and paths: files of another one are written anew.
+const LAYOUT_VERSION: u32 = 1;
+
+/// Everything that a spec says about files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    mode: Option<LayoutMode>,
+    content: Option<LayoutContent>,
+    format: FileFormat,
+    gzip: bool,
+    documents: Template,
+    rows: Template,
+    index: Option<Template>,
+    group_in_path: GroupInPath,
+    lowercase_kind: bool,
+    max_segment: usize,
+}
+
+/// The formats that can be read back and written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FileFormat {
+    /// The export document; rows as indented JSON.
+    Json,
+    /// Lists and maps.
+    Yaml,
+    /// One row per line.
+    Ndjson,
+}
+
+impl FileFormat {
+    fn extension(self) -> &'static str {
+        match self {
+            Self::Json => ".json",
+            Self::Yaml => ".yaml",
+            Self::Ndjson => ".ndjson",
+        }
+    }
+}
+
+/// What the files of an inventory look like, decided: a spec may leave it to the rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Shape {
+    /// Whether all rows are in documents.
+    document: bool,
+    index: bool,
+    content: LayoutContent,
+    format: FileFormat,
+    gzip: bool,
+}
+
+impl Settings {
+    /// One JSON document, at the default place.
+    pub fn document(format: FileFormat) -> Self {
+        Self {
+            mode: Some(LayoutMode::Document),
+            content: None,
+            format,
+            gzip: false,
+            documents: Template::new("inventory/{namespace}/{name}{extension}"),
+            rows: Template::new("{cluster}/{sourceNamespace}/{kind}/{sourceName}{extension}"),
+            index: None,
+            group_in_path: GroupInPath::Auto,
+            lowercase_kind: true,
+            max_segment: 63,
+        }
+    }
+
+    /// The same with one file per row.
+    #[must_use]
+    pub fn per_resource(self) -> Self {
+        Self { mode: Some(LayoutMode::PerResource), ..self }
+    }
+
+    /// What a spec says, or what is wrong with it.
+    pub fn plan(spec: &KollectSnapshotSinkSpec) -> Result<Self, Vec<SpecError>> {
+        let mut errors = Vec::new();
+        let format = match spec.format() {
+            Format::Json => FileFormat::Json,
+            Format::Yaml => FileFormat::Yaml,
+            Format::Ndjson => FileFormat::Ndjson,
+            other @ (Format::Parquet | Format::Csv) => {
+                let field = match spec.common.serialization.as_ref().and_then(|s| s.format) {
+                    Some(_) => "spec.serialization.format",
+                    None => "spec.objectStore.format",
+                };
+                let problem = "is not available in this build: write json, yaml or ndjson";
+                errors.push(SpecError::new(field, &json!(other), problem));
+                FileFormat::Json
+            }
+        };
+        let mut settings = Self::document(format);
+        let layout = spec.common.layout.clone().unwrap_or_default();
+        settings.mode = layout.mode;
+        settings.content = layout.content;
+        let compression = spec.common.serialization.as_ref().and_then(|s| s.compression);
+        let in_git = matches!(spec.type_, SnapshotSinkType::Git | SnapshotSinkType::Gitlab);
+        settings.gzip = match compression {
+            None | Some(Compression::None) => false,
+            Some(other) => {
+                let problem = match other {
+                    Compression::Gzip if in_git => Some("has no effect in Git: remove it"),
+                    Compression::Gzip if settings.mode.is_some_and(|mode| mode != LayoutMode::Document) => {
+                        Some("is for documents: remove it, or write layout.mode document")
+                    }
+                    Compression::Gzip => None,
+                    _ => Some("is only for format parquet: write gzip or none"),
+                };
+                errors.extend(
+                    problem.map(|p| SpecError::new("spec.serialization.compression", &json!(other), p)),
+                );
+                true
+            }
+        };
+        if settings.mode == Some(LayoutMode::Document)
+            && let Some(content @ (LayoutContent::Attributes | LayoutContent::Manifest)) = layout.content
+        {
+            let problem =
+                "has no effect in mode document, which holds items: remove it, or write perResource";
+            errors.push(SpecError::new("spec.layout.content", &json!(content), problem));
+        }
+        let mut template = |field: &str, text: &Option<String>, default: &Template| match text.as_deref() {
+            None | Some("") => default.clone(),
+            Some(text) => match paths::problem(text) {
+                None => Template::new(text),
+                Some(problem) => {
+                    errors.push(SpecError::new(field, &json!(text), problem));
+                    default.clone()
+                }
+            },
+        };
+        let documents = template("spec.pathTemplate", &spec.common.path_template, &settings.documents);
+        let rows = template("spec.layout.pathTemplate", &layout.path_template, &settings.rows);
+        let index = layout.index.unwrap_or_default();
+        let index_path =
+            template("spec.layout.index.pathTemplate", &index.path_template, &settings.documents);
+        settings.documents = documents;
+        settings.rows = rows;
+        settings.index =
+            (layout.mode == Some(LayoutMode::Split) && index.enabled != Some(false)).then_some(index_path);
+        let filename = layout.filename.unwrap_or_default();
+        settings.group_in_path = filename.group_in_path.unwrap_or(GroupInPath::Auto);
+        settings.lowercase_kind = filename.lowercase_kind.unwrap_or(true);
+        // Longer ones are refused by file systems, with the extension and a suffix.
+        settings.max_segment =
+            filename.max_segment_length.map_or(63, |n| usize::try_from(n).unwrap_or(1).clamp(1, 180));
+        if errors.is_empty() { Ok(settings) } else { Err(errors) }
+    }
+
+    /// Tells settings apart that give different files.
+    fn fingerprint(&self) -> String {
+        format!("{:032x}", xxh3_128(format!("{LAYOUT_VERSION} {self:?}").as_bytes()))
+    }
+
+    /// Decides what is open. `whole` says of all rows whether they are whole objects.
+    fn shape(&self, mut whole: impl ExactSizeIterator<Item = bool>) -> Shape {
+        let objects = self.mode.is_none() && whole.len() > 0 && whole.all(|whole| whole);
+        let mode = self.mode.unwrap_or(if objects { LayoutMode::PerResource } else { LayoutMode::Document });
+        let document = mode == LayoutMode::Document;
+        let default = if objects { LayoutContent::Manifest } else { LayoutContent::Item };
+        Shape {
+            document,
+            index: mode == LayoutMode::Split && self.index.is_some(),
+            content: if document { LayoutContent::Item } else { self.content.unwrap_or(default) },
+            format: self.format,
+            gzip: self.gzip && document,
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! What rows are in files: the text of one, documents of many, and the way back.
+//!
+//! A file is a sequence of chunks, one per row: a document has many, a file of a tree is one.
+
+use std::io::{Read, Write};
+
+use kollect_model::{
+    crd::sinks::LayoutContent,
+    envelope::{self, About, Item},
+    json_text,
+    row::{Row, RowKey},
+    yaml,
+};
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
+
+use super::{FileFormat, Shape, manifest::Hash};
+
+/// The attribute that holds the whole object, if the row has no other.
+pub(super) fn whole_object(row: &Row) -> Option<String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Object {
+        api_version: String,
+        kind: String,
+    }
+    let (name, value) = only_entry(row.attributes.get())?;
+    let object: Object = serde_json::from_str(value).ok()?;
+    (object.kind == *row.key.kind && !object.api_version.is_empty()).then_some(name)
+}
+
+/// The one entry of an object that has no other.
+fn only_entry(json: &str) -> Option<(String, &str)> {
+    let entries: std::collections::BTreeMap<String, &RawValue> = serde_json::from_str(json).ok()?;
+    let mut entries = entries.into_iter();
+    let (name, value) = entries.next()?;
+    entries.next().is_none().then(|| (name, value.get()))
+}
+
+/// The chunk of a row, from its attributes.
+pub(super) fn chunk(shape: Shape, key: &RowKey, version: &str, name: &str, attributes: &str) -> String {
+    let text = match shape.content {
+        LayoutContent::Item => envelope::item_json(key, version, name, attributes),
+        LayoutContent::Attributes => envelope::escaped(attributes),
+        LayoutContent::Manifest => {
+            envelope::escaped(only_entry(attributes).map_or(attributes, |(_, object)| object))
+        }
+    };
+    match (shape.format, shape.document) {
+        (FileFormat::Json | FileFormat::Ndjson, true) => text,
+        (FileFormat::Yaml, true) => yaml::list_item(&text),
+        (FileFormat::Json, false) => json_text::indented(&text) + "\n",
+        (FileFormat::Ndjson, false) => text + "\n",
+        (FileFormat::Yaml, false) => yaml::document(&text),
+    }
+}
+
+/// The attributes of a row, from its chunk. From YAML, decimals may come back with other digits.
+pub(super) fn attributes(shape: Shape, whole: Option<&str>, chunk: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    struct WithAttributes<'a> {
+        #[serde(borrow)]
+        attributes: &'a RawValue,
+    }
+    let json = match shape.format {
+        FileFormat::Json | FileFormat::Ndjson => json_text::compact(chunk),
+        FileFormat::Yaml if shape.document => {
+            let items: Vec<serde_json::Value> = from_yaml(chunk)?;
+            items.into_iter().next()?.to_string()
+        }
+        FileFormat::Yaml => from_yaml::<serde_json::Value>(chunk)?.to_string(),
+    };
+    Some(match shape.content {
+        LayoutContent::Item => {
+            serde_json::from_str::<WithAttributes<'_>>(&json).ok()?.attributes.get().to_owned()
+        }
+        LayoutContent::Attributes => json,
+        LayoutContent::Manifest => format!("{{{}:{json}}}", serde_json::Value::from(whole?)),
+    })
+}
+
+/// Our own files may be large and deep, and the parser recurses: it gets a stack that is large enough.
+fn from_yaml<T: DeserializeOwned + Send>(text: &str) -> Option<T> {
+    let parse = || {
+        let options = serde_saphyr::options! {
+            budget: serde_saphyr::budget! {
+                max_events: usize::MAX,
+                max_nodes: usize::MAX,
+                max_depth: 256,
+                max_total_scalar_bytes: usize::MAX,
+            },
+            with_snippet: false,
+        };
+        serde_saphyr::from_str_with_options(text, options).ok()
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(64 << 20).spawn_scoped(scope, parse).ok()?;
+        thread.join().ok()?
+    })
+}
+
+/// The chunks of a file. Nothing of it if somebody else has made something else of it.
+pub(super) fn split(shape: Shape, bytes: &[u8]) -> Vec<String> {
+    #[derive(Deserialize)]
+    struct Envelope<'a> {
+        #[serde(borrow)]
+        items: Vec<&'a RawValue>,
+    }
+    let Some(text) = text(shape, bytes) else { return Vec::new() };
+    if !shape.document {
+        return vec![text];
+    }
+    match shape.format {
+        FileFormat::Json => {
+            let envelope = serde_json::from_str::<Envelope<'_>>(&text);
+            envelope
+                .map_or_else(|_| Vec::new(), |e| e.items.iter().map(|item| item.get().to_owned()).collect())
+        }
+        FileFormat::Ndjson => text.lines().map(ToOwned::to_owned).collect(),
+        FileFormat::Yaml => {
+            let mut chunks: Vec<String> = Vec::new();
+            for line in text.split_inclusive('\n') {
+                match chunks.last_mut() {
+                    Some(chunk) if !line.starts_with("- ") => chunk.push_str(line),
+                    _ => chunks.push(line.to_owned()),
+                }
+            }
+            chunks
+        }
+    }
+}
+
+fn text(shape: Shape, bytes: &[u8]) -> Option<String> {
+    let mut text = String::new();
+    if shape.gzip {
+        flate2::read::GzDecoder::new(bytes).read_to_string(&mut text).ok()?;
+    } else {
+        text.push_str(str::from_utf8(bytes).ok()?);
+    }
+    Some(text)
+}
+
+/// A document, made.
+pub(super) struct Made {
+    pub(super) bytes: Vec<u8>,
+    pub(super) checksum: String,
+}
+
+/// The document of these chunks. Where it says when it was written, it says what `before` says if nothing
+/// else differs.
+pub(super) fn document(
+    shape: Shape,
+    items: &[Item],
+    part: Option<(usize, usize)>,
+    about: &About<'_>,
+    before: Option<&[u8]>,
+) -> Made {
+    let plain = |text: String| {
+        let checksum = envelope::hex(&Sha256::digest(&text));
+        Made { bytes: packed(shape, text.into_bytes()), checksum }
+    };
+    match shape.format {
+        FileFormat::Json => {
+            let made = |about: &About<'_>| {
+                let document = envelope::document(items, part, about);
+                Made { bytes: packed(shape, document.bytes), checksum: document.checksum }
+            };
+            let old = before.and_then(|bytes| exported_at(shape, bytes).map(|at| (bytes, at)));
+            if let Some((bytes, exported_at)) = old {
+                let same = made(&About { exported_at: &exported_at, ..*about });
+                if same.bytes == bytes {
+                    return same;
+                }
+            }
+            made(about)
+        }
+        FileFormat::Ndjson => plain(items.iter().flat_map(|item| [&*item.text, "\n"]).collect()),
+        FileFormat::Yaml if items.is_empty() => plain("[]\n".into()),
+        FileFormat::Yaml => plain(items.iter().map(|item| &*item.text).collect()),
+    }
+}
+
+/// When an older file was written, by its own word.
+pub(super) fn exported_at(shape: Shape, bytes: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Dated {
+        exported_at: String,
+    }
+    let text = text(shape, bytes)?;
+    let dated: Dated = match shape.format {
+        FileFormat::Json | FileFormat::Ndjson => serde_json::from_str(&text).ok()?,
+        FileFormat::Yaml => from_yaml(&text)?,
+    };
+    Some(dated.exported_at)
+}
+
+/// The index of mode split.
+pub(super) fn index(
+    shape: Shape,
+    cluster: &str,
+    paths: &[&str],
+    checksum: &str,
+    exported_at: &str,
+) -> Vec<u8> {
+    let quoted = |text: &str| envelope::escaped(&serde_json::Value::from(text).to_string());
+    let paths: Vec<String> = paths.iter().map(|path| quoted(path)).collect();
+    let json = format!(
+        "{{\"schemaVersion\":{},\"itemCount\":{},\"checksum\":{},\"exportedAt\":{},\"cluster\":{},\"paths\":[{}]}}",
+        quoted(envelope::SCHEMA_VERSION),
+        paths.len(),
+        quoted(checksum),
+        quoted(exported_at),
+        quoted(if cluster.is_empty() { "default" } else { cluster }),
+        paths.join(","),
+    );
+    let text = match shape.format {
+        FileFormat::Json => json_text::indented(&json) + "\n",
+        FileFormat::Ndjson => json + "\n",
+        FileFormat::Yaml => yaml::document(&json),
+    };
+    text.into_bytes()
+}
+
+/// Checksum of a tree: of its files, wherever they come from.
+pub(super) fn tree_checksum<'a>(files: impl IntoIterator<Item = (&'a str, Hash)>) -> String {
+    let mut files: Vec<_> = files.into_iter().collect();
+    files.sort_unstable();
+    let mut hasher = Sha256::new();
+    for (path, hash) in files {
+        hasher.update(format!("{path}\0{:032x}\n", hash.0));
+    }
+    envelope::hex(&hasher.finalize())
+}
+
+/// Compressed bytes say nothing about when: the same text gives the same bytes.
+fn packed(shape: Shape, bytes: Vec<u8>) -> Vec<u8> {
+    if !shape.gzip {
+        return bytes;
+    }
+    let mut encoder = flate2::GzBuilder::new()
+        .mtime(0)
+        .write(Vec::with_capacity(bytes.len() / 4), flate2::Compression::default());
+    encoder.write_all(&bytes).expect("memory takes everything");
+    encoder.finish().expect("memory takes everything")
+}

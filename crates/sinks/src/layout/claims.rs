@@ -1,0 +1,87 @@
+//! Who holds an inventory: one small file per claim, of which the one with the highest number counts.
+//!
+//! A file is created or it is not, so no two claims have the same number.
+
+use bytes::Bytes;
+use kollect_model::{
+    batch::InventoryId,
+    claim::{Claim, Claimant, Holder},
+    sink::{SinkError, SinkReason},
+};
+
+use super::blobs::Blobs;
+
+/// How often others may be quicker before we give up.
+const ATTEMPTS: usize = 32;
+
+fn file(books: &str, epoch: i64) -> String {
+    format!("{books}/claim-{epoch:019}.json")
+}
+
+/// The numbers of all claims that have a file, ascending.
+async fn epochs(blobs: &dyn Blobs, books: &str) -> Result<Vec<i64>, SinkError> {
+    let prefix = format!("{books}/claim-");
+    let number = |path: &String| path.strip_prefix(&prefix)?.strip_suffix(".json")?.parse().ok();
+    let mut epochs: Vec<i64> = blobs.list(books).await?.iter().filter_map(number).collect();
+    epochs.sort_unstable();
+    Ok(epochs)
+}
+
+/// The holder of an inventory.
+pub(super) async fn holder(blobs: &dyn Blobs, books: &str) -> Result<Option<Holder>, SinkError> {
+    for _ in 0..ATTEMPTS {
+        let Some(epoch) = epochs(blobs, books).await?.pop() else { return Ok(None) };
+        // Gone again: there is a newer one.
+        let Some(bytes) = blobs.read(&file(books, epoch)).await? else { continue };
+        let holder = serde_json::from_slice::<Holder>(&bytes).ok().filter(|holder| holder.epoch == epoch);
+        let Some(holder) = holder else {
+            let attempt = format!(
+                "{} is damaged: remove the files claim-* beside it and start again",
+                file(books, epoch)
+            );
+            return Err(SinkError::new(SinkReason::Incompatible, attempt));
+        };
+        return Ok(Some(holder));
+    }
+    Err(busy(books))
+}
+
+/// Takes the next number.
+pub(super) async fn claim(
+    blobs: &dyn Blobs,
+    books: &str,
+    inventory: &InventoryId,
+    claimant: &Claimant,
+) -> Result<Claim, SinkError> {
+    for _ in 0..ATTEMPTS {
+        let held = holder(blobs, books).await?;
+        let taken = claimant.take(inventory, held.as_ref())?;
+        let bytes = serde_json::to_vec(&taken).expect("a holder is always JSON");
+        if !blobs.create(&file(books, taken.epoch), Bytes::from(bytes)).await? {
+            continue;
+        }
+        let epochs = epochs(blobs, books).await?;
+        if epochs.last() != Some(&taken.epoch) {
+            // Others were here twice while we were looking.
+            blobs.delete(&file(books, taken.epoch)).await?;
+            continue;
+        }
+        for old in epochs.iter().filter(|epoch| **epoch < taken.epoch) {
+            blobs.delete(&file(books, *old)).await?;
+        }
+        return Ok(taken.claim());
+    }
+    Err(busy(books))
+}
+
+/// Removes the record.
+pub(super) async fn forget(blobs: &dyn Blobs, books: &str) -> Result<(), SinkError> {
+    for epoch in epochs(blobs, books).await? {
+        blobs.delete(&file(books, epoch)).await?;
+    }
+    Ok(())
+}
+
+fn busy(books: &str) -> SinkError {
+    SinkError::new(SinkReason::Busy, format!("claim {books}: others keep claiming it"))
+}

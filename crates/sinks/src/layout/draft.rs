@@ -1,0 +1,326 @@
+//! A write, drawn up: from what an inventory has and a delta to the files it shall have.
+//!
+//! Nothing is read or written here. [`Draft::reads`] says which files are needed, [`Draft::change`] says
+//! what to do. Rows that the delta does not mention stay, in a new layout too.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use bytes::Bytes;
+use kollect_model::{
+    batch::{Batch, Refusal},
+    crd::sinks::LayoutContent,
+    envelope::{self, About, Item},
+    row::{Row, RowDigest, RowKey},
+};
+
+use super::{
+    Settings, Shape, chunks,
+    manifest::{Hash, Line, Manifest},
+    paths,
+};
+
+/// A write, drawn up.
+pub(super) struct Draft<'a> {
+    settings: &'a Settings,
+    batch: &'a Batch<'a>,
+    held: Option<&'a Manifest>,
+    shape: Shape,
+    /// Whether files of before were made in another way.
+    stale: bool,
+    wants: BTreeMap<&'a RowKey, Want<'a>>,
+    /// Paths of the wants in a tree, in their order.
+    tree: Vec<String>,
+    index: Option<String>,
+    refused: Vec<Refusal>,
+}
+
+/// A row that the files shall hold.
+struct Want<'a> {
+    from: Origin<'a>,
+    whole: Option<String>,
+}
+
+#[derive(Clone, Copy)]
+enum Origin<'a> {
+    Given(&'a Row),
+    Held(&'a Line),
+}
+
+impl Origin<'_> {
+    fn name(&self) -> &str {
+        match self {
+            Self::Given(row) => &row.name,
+            Self::Held(line) => &line.name,
+        }
+    }
+}
+
+/// What to do, in this order: note the journal, write the intent, the files, delete, write the manifest.
+pub(super) struct Change {
+    /// What would be lost if we stopped half-way: chunks of rows that move.
+    pub(super) journal: BTreeMap<Hash, String>,
+    /// What was held, and the paths that are new.
+    pub(super) intent: Option<Manifest>,
+    pub(super) writes: Vec<(String, Bytes)>,
+    pub(super) deletes: Vec<String>,
+    pub(super) manifest: Manifest,
+    pub(super) checksum: String,
+    pub(super) refused: Vec<Refusal>,
+}
+
+impl<'a> Draft<'a> {
+    pub(super) fn new(settings: &'a Settings, batch: &'a Batch<'a>, held: Option<&'a Manifest>) -> Self {
+        let mut wants: BTreeMap<&RowKey, Want<'_>> = BTreeMap::new();
+        let kept = |line: &'a Line| Want { from: Origin::Held(line), whole: line.whole.clone() };
+        for (key, line) in held.iter().flat_map(|held| &held.rows) {
+            wants.insert(key, kept(line));
+        }
+        for removed in &batch.delta.removed {
+            wants.remove(&removed.key);
+        }
+        for row in batch.delta.rows() {
+            wants.insert(&row.key, Want { from: Origin::Given(row), whole: chunks::whole_object(row) });
+        }
+        let shape = settings.shape(wants.values().map(|want| want.whole.is_some()));
+        let mut refused = Vec::new();
+        if shape.content == LayoutContent::Manifest {
+            for row in batch.delta.rows() {
+                if wants.get(&row.key).is_some_and(|want| want.whole.is_none()) {
+                    refused.push(Refusal { key: row.key.clone(), why: no_manifest(row) });
+                    wants.remove(&row.key);
+                    if let Some((key, line)) = held.and_then(|held| held.rows.get_key_value(&row.key)) {
+                        wants.insert(key, kept(line));
+                    }
+                }
+            }
+        }
+        let stale = held
+            .is_some_and(|held| held.header.settings != settings.fingerprint() || held.header.shape != shape);
+        let mut draft =
+            Self { settings, batch, held, shape, stale, wants, tree: Vec::new(), index: None, refused };
+        if !shape.document {
+            draft.place();
+        }
+        draft
+    }
+
+    fn place(&mut self) {
+        let (inventory, generation) = (self.batch.inventory, self.batch.generation);
+        if let Some(template) = self.settings.index.as_ref().filter(|_| self.shape.index) {
+            self.index = Some(paths::document(template, self.settings, inventory, generation).whole());
+        }
+        let sources = self.wants.iter().map(|(key, want)| paths::Source { key, name: want.from.name() });
+        self.tree =
+            paths::rows(sources, self.settings, self.shape, inventory, generation, self.index.as_slice());
+    }
+
+    /// The files whose bytes are needed to go on.
+    pub(super) fn reads(&self) -> BTreeSet<&str> {
+        let Some(held) = self.held else { return BTreeSet::new() };
+        if self.shape.document || self.stale || held.header.writing {
+            return held.paths();
+        }
+        let moved = self.wants.values().zip(&self.tree).filter_map(|(want, path)| match want.from {
+            Origin::Held(line) if line.path != *path && !line.path.is_empty() => Some(&*line.path),
+            _ => None,
+        });
+        moved.chain(held.header.files.keys().map(|path| &**path)).collect()
+    }
+
+    /// What to do, given the bytes of the files and the journal of a write that has not ended.
+    pub(super) fn change(
+        self,
+        files: &BTreeMap<String, Bytes>,
+        journal: BTreeMap<Hash, String>,
+        exported_at: &str,
+    ) -> Change {
+        let mut old = journal;
+        if let Some(held) = self.held {
+            for bytes in files.values() {
+                for chunk in chunks::split(held.header.shape, bytes) {
+                    old.insert(Hash::of(chunk.as_bytes()), chunk);
+                }
+            }
+        }
+        let mut change = Change {
+            journal: BTreeMap::new(),
+            intent: None,
+            writes: Vec::new(),
+            deletes: Vec::new(),
+            manifest: Manifest::new(self.batch.inventory, self.settings.fingerprint(), self.shape),
+            checksum: String::new(),
+            refused: Vec::new(),
+        };
+        if self.shape.document {
+            self.documents(files, &old, exported_at, &mut change);
+        } else {
+            self.tree(files, &old, exported_at, &mut change);
+        }
+        self.compare(&old, &mut change);
+        change.refused = self.refused;
+        change
+    }
+
+    /// The text of a row and the line for it; no text if it is lost.
+    fn text(&self, key: &RowKey, want: &Want<'_>, old: &BTreeMap<Hash, String>) -> (Option<String>, Line) {
+        match want.from {
+            Origin::Given(row) => {
+                let text = chunks::chunk(self.shape, key, &row.version, &row.name, row.attributes.get());
+                let line = Line {
+                    version: row.version.to_string(),
+                    name: row.name.to_string(),
+                    digest: row.digest,
+                    whole: want.whole.clone(),
+                    path: String::new(),
+                    hash: Hash::of(text.as_bytes()),
+                };
+                (Some(text), line)
+            }
+            Origin::Held(line) => {
+                let mut line = Line { path: String::new(), ..line.clone() };
+                let mut text = old.get(&line.hash).cloned();
+                if let Some(held) = self.held.filter(|_| self.stale) {
+                    let before = held.header.shape;
+                    text = text
+                        .and_then(|text| chunks::attributes(before, line.whole.as_deref(), &text))
+                        .filter(|_| self.shape.content != LayoutContent::Manifest || line.whole.is_some())
+                        .map(|attributes| {
+                            chunks::chunk(self.shape, key, &line.version, &line.name, &attributes)
+                        });
+                    if let Some(text) = &text {
+                        line.hash = Hash::of(text.as_bytes());
+                        // Decimals may have changed on the way: whoever sees the row again writes it again.
+                        line.digest = RowDigest(0);
+                    }
+                }
+                (text, line)
+            }
+        }
+    }
+
+    fn documents(
+        &self,
+        files: &BTreeMap<String, Bytes>,
+        old: &BTreeMap<Hash, String>,
+        exported_at: &str,
+        change: &mut Change,
+    ) {
+        let batch = self.batch;
+        let about = About {
+            generation: batch.generation,
+            cluster: &batch.inventory.cluster,
+            exported_at,
+            part_bytes: batch.part_bytes,
+        };
+        let mut items = Vec::with_capacity(self.wants.len());
+        for (key, want) in &self.wants {
+            let (text, line) = self.text(key, want, old);
+            if let Some(text) = text {
+                items.push(Item::with_text(key, &line.version, &line.name, text));
+            }
+            change.manifest.rows.insert((*key).clone(), line);
+        }
+        let path =
+            paths::document(&self.settings.documents, self.settings, batch.inventory, batch.generation);
+        let overhead =
+            if self.shape.format == super::FileFormat::Json { envelope::overhead(&about) } else { 0 };
+        let parts = envelope::pack(items, overhead, batch.part_bytes);
+        let mut places: HashMap<Hash, Vec<String>> = HashMap::new();
+        let mut checksums = Vec::new();
+        for (index, items) in parts.iter().enumerate() {
+            let part = (parts.len() > 1).then_some((index + 1, parts.len()));
+            let path = path.part(part);
+            for item in items {
+                places.entry(Hash::of(item.text.as_bytes())).or_default().push(path.clone());
+            }
+            let made =
+                chunks::document(self.shape, items, part, &about, files.get(&path).map(|bytes| &**bytes));
+            change.manifest.header.files.insert(path.clone(), Hash::of(&made.bytes));
+            checksums.push(made.checksum);
+            change.writes.push((path, made.bytes.into()));
+        }
+        for line in change.manifest.rows.values_mut() {
+            line.path = places.get_mut(&line.hash).and_then(Vec::pop).unwrap_or_default();
+        }
+        change.checksum = envelope::combined(checksums.iter().map(|checksum| &**checksum));
+    }
+
+    fn tree(
+        &self,
+        files: &BTreeMap<String, Bytes>,
+        old: &BTreeMap<Hash, String>,
+        exported_at: &str,
+        change: &mut Change,
+    ) {
+        for ((key, want), path) in self.wants.iter().zip(&self.tree) {
+            if let Origin::Held(line) = want.from
+                && line.path == *path
+                && !self.stale
+            {
+                change.manifest.rows.insert((*key).clone(), line.clone());
+                continue;
+            }
+            let (text, mut line) = self.text(key, want, old);
+            if let Some(text) = text {
+                line.path.clone_from(path);
+                change.writes.push((path.clone(), text.into()));
+            }
+            change.manifest.rows.insert((*key).clone(), line);
+        }
+        let rows = change.manifest.rows.values().filter(|line| !line.path.is_empty());
+        change.checksum = chunks::tree_checksum(rows.clone().map(|line| (&*line.path, line.hash)));
+        if let Some(path) = &self.index {
+            let mut listed: Vec<&str> = rows.map(|line| &*line.path).collect();
+            listed.sort_unstable();
+            let cluster = &self.batch.inventory.cluster;
+            let made = |at: &str| chunks::index(self.shape, cluster, &listed, &change.checksum, at);
+            let before = files.get(path);
+            let same = before
+                .and_then(|bytes| chunks::exported_at(self.shape, bytes))
+                .map(|at| made(&at))
+                .filter(|bytes| before.is_some_and(|before| **before == **bytes));
+            let bytes = same.unwrap_or_else(|| made(exported_at));
+            change.manifest.header.files.insert(path.clone(), Hash::of(&bytes));
+            change.writes.push((path.clone(), bytes.into()));
+        }
+    }
+
+    /// What has to go, and what has to be remembered until all is done.
+    fn compare(&self, old: &BTreeMap<Hash, String>, change: &mut Change) {
+        let Some(held) = self.held else {
+            let mut intent = Manifest::new(self.batch.inventory, self.settings.fingerprint(), self.shape);
+            intent.header.writing = true;
+            intent.header.claimed = change.manifest.paths().into_iter().map(ToOwned::to_owned).collect();
+            change.intent = Some(intent);
+            return;
+        };
+        let (had, has) = (held.paths(), change.manifest.paths());
+        change.deletes = had.difference(&has).map(|path| (*path).to_owned()).collect();
+        for (key, want) in &self.wants {
+            let Origin::Held(line) = want.from else { continue };
+            let after = change.manifest.rows.get(*key);
+            let moves = after.is_some_and(|after| after.path != line.path || after.hash != line.hash);
+            // After a crash the journal may be the only place that still has a row.
+            if (moves || held.header.writing)
+                && let Some(text) = old.get(&line.hash)
+            {
+                change.journal.insert(line.hash, text.clone());
+            }
+        }
+        let fresh: BTreeSet<String> = has.difference(&had).map(|path| (*path).to_owned()).collect();
+        if !fresh.is_empty() || !change.journal.is_empty() {
+            let mut intent = held.clone();
+            intent.header.writing = true;
+            intent.header.claimed.extend(fresh);
+            change.intent = Some(intent);
+        }
+    }
+}
+
+fn no_manifest(row: &Row) -> String {
+    format!(
+        "{}: layout.content is manifest, and the row has no single attribute that holds the whole object; \
+         write content item or attributes, or let the profile export the resource",
+        row.described()
+    )
+}

@@ -1,0 +1,260 @@
+//! Paths of files, from templates. Whatever a name holds, a path stays below the root and outside of the
+//! own bookkeeping, and two rows never share one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kollect_model::{batch::InventoryId, crd::sinks::GroupInPath, row::RowKey};
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::{Settings, Shape};
+
+/// Directory of the bookkeeping, below the root.
+pub(super) const BOOKS: &str = ".kollect";
+
+/// A path with placeholders.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Template(String);
+
+/// A path in two halves, so that something can be put in front of the extension.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct FilePath {
+    stem: String,
+    extension: String,
+}
+
+impl FilePath {
+    pub(super) fn whole(&self) -> String {
+        format!("{}{}", self.stem, self.extension)
+    }
+
+    /// The path of one of several parts.
+    pub(super) fn part(&self, part: Option<(usize, usize)>) -> String {
+        match part {
+            None => self.whole(),
+            Some((index, total)) => {
+                format!("{}.part-{index:04}-of-{total:04}{}", self.stem, self.extension)
+            }
+        }
+    }
+}
+
+/// What is wrong with the text of a template.
+pub(super) fn problem(text: &str) -> Option<&'static str> {
+    let segments = || text.split('/');
+    if text.starts_with('/') || segments().any(|segment| segment == "." || segment.contains("..")) {
+        return Some("must be a relative path without .. and . segments");
+    }
+    if text.chars().any(|c| c.is_control() || matches!(c, '\\' | '#')) {
+        return Some("must hold no control characters, backslashes and #");
+    }
+    if segments().next().is_some_and(|first| first.eq_ignore_ascii_case(BOOKS)) {
+        return Some("must not begin with .kollect, where Kollect keeps its own books");
+    }
+    (text.ends_with('/') || text.is_empty()).then_some("must name a file, not a directory")
+}
+
+impl Template {
+    pub(super) fn new(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+
+    /// The path with its placeholders filled. Empty segments are dropped.
+    fn fill(&self, extension: &str, longest: usize, value: impl Fn(&str) -> String) -> FilePath {
+        let mut text = self.0.as_str();
+        let mut ending = String::new();
+        if let Some(rest) = text.strip_suffix("{extension}") {
+            (text, ending) = (rest, extension.to_owned());
+        } else if let Some((rest, literal)) = text.rsplit_once('.')
+            && !literal.contains(['{', '}', '/'])
+        {
+            (text, ending) = (rest, format!(".{literal}"));
+        }
+        let mut segments = Vec::new();
+        for segment in text.split('/') {
+            let mut filled = String::new();
+            let mut rest = segment;
+            while let Some((literal, after)) = rest.split_once('{') {
+                filled.push_str(literal);
+                let (name, after) = after.split_once('}').unwrap_or((after, ""));
+                filled.push_str(&if name == "extension" { extension.to_owned() } else { value(name) });
+                rest = after;
+            }
+            filled.push_str(rest);
+            let cut = cut(&filled, longest);
+            if !cut.is_empty() {
+                segments.push(cut.to_owned());
+            }
+        }
+        // Placeholders that are all empty leave no name.
+        if text.ends_with('/') || segments.is_empty() {
+            segments.push("unnamed".into());
+        }
+        FilePath { stem: segments.join("/"), extension: ending }
+    }
+}
+
+/// The path of documents or of an index. Different inventories have different ones, whatever their names hold.
+pub(super) fn document(
+    template: &Template,
+    settings: &Settings,
+    inventory: &InventoryId,
+    generation: i64,
+) -> FilePath {
+    let extension = format!("{}{}", settings.format.extension(), if settings.gzip { ".gz" } else { "" });
+    let mut path = template.fill(&extension, LONGEST, |name| of_inventory(name, inventory, generation));
+    if settings.gzip && path.extension.rsplit('.').next() != Some("gz") {
+        path.extension.push_str(".gz");
+    }
+    path
+}
+
+fn of_inventory(placeholder: &str, inventory: &InventoryId, generation: i64) -> String {
+    match placeholder {
+        "cluster" if inventory.cluster.is_empty() => "default".into(),
+        "cluster" => distinct(&inventory.cluster),
+        "namespace" => distinct(inventory.stored_namespace()),
+        "name" => distinct(&inventory.name),
+        "generation" => generation.to_string(),
+        _ => String::new(),
+    }
+}
+
+/// The row that a path is for.
+pub(super) struct Source<'a> {
+    pub(super) key: &'a RowKey,
+    pub(super) name: &'a str,
+}
+
+/// The paths of rows. Rows that would share a path get a suffix each, which depends on nothing but them.
+pub(super) fn rows<'a>(
+    sources: impl IntoIterator<Item = Source<'a>>,
+    settings: &Settings,
+    shape: Shape,
+    inventory: &InventoryId,
+    generation: i64,
+    taken: &[String],
+) -> Vec<String> {
+    let mut places: Vec<(FilePath, u128, usize)> = sources
+        .into_iter()
+        .map(|source| {
+            let path = row(&source, settings, shape, inventory, generation);
+            (path, key_hash(source.key), 0)
+        })
+        .collect();
+    let path = |(path, hash, level): &(FilePath, u128, usize)| match level {
+        0 => path.whole(),
+        1 => format!("{}-{:016x}{}", path.stem, hash >> 64, path.extension),
+        level => format!("{}-{hash:032x}-{level}{}", path.stem, path.extension),
+    };
+    loop {
+        let paths: Vec<String> = places.iter().map(&path).collect();
+        let mut count: BTreeMap<&str, usize> = BTreeMap::new();
+        for path in paths.iter().chain(taken) {
+            *count.entry(path).or_default() += 1;
+        }
+        // A file cannot be where another one needs a directory.
+        let directories: BTreeSet<&str> = paths
+            .iter()
+            .chain(taken)
+            .flat_map(|path| path.match_indices('/').filter_map(|(at, _)| path.get(..at)))
+            .collect();
+        let mut settled = true;
+        for (place, path) in places.iter_mut().zip(&paths) {
+            if count.get(path.as_str()).is_some_and(|n| *n > 1) || directories.contains(path.as_str()) {
+                place.2 += 1;
+                settled = false;
+            }
+        }
+        if settled {
+            return paths;
+        }
+    }
+}
+
+fn row(
+    source: &Source<'_>,
+    settings: &Settings,
+    shape: Shape,
+    inventory: &InventoryId,
+    generation: i64,
+) -> FilePath {
+    let key = source.key;
+    settings.rows.fill(shape.format.extension(), settings.max_segment, |name| {
+        let kind = if settings.lowercase_kind { key.kind.to_lowercase() } else { key.kind.to_string() };
+        let value = match name {
+            "targetNamespace" => key.target.namespace.as_deref().unwrap_or(&key.namespace),
+            "targetName" => &key.target.name,
+            "sourceNamespace" => &key.namespace,
+            "sourceName" => source.name,
+            "group" => match settings.group_in_path {
+                GroupInPath::Never => "",
+                GroupInPath::Always if key.group.is_empty() => "core",
+                GroupInPath::Always | GroupInPath::Auto => &key.group,
+            },
+            "kind" => &kind,
+            "uid" => &key.uid,
+            // What names the inventory.
+            name => return of_inventory(name, inventory, generation),
+        };
+        clean(value)
+    })
+}
+
+/// File systems take 255 bytes per name; extension, part numbers and suffixes come on top.
+const LONGEST: usize = 180;
+
+/// The value as part of a segment: no separators, no run of dots, nothing that hides a file.
+fn clean(value: &str) -> String {
+    let mut out = String::with_capacity(value.len());
+    let mut chars = value.chars().peekable();
+    while let Some(c) = chars.next() {
+        let bad = |c: char| matches!(c, '/' | '\\' | ':' | '#') || c.is_control();
+        if bad(c) {
+            while chars.next_if(|c| bad(*c)).is_some() {}
+            out.push('-');
+        } else if c == '.' && chars.next_if_eq(&'.').is_some() {
+            while chars.next_if_eq(&'.').is_some() {}
+            out.push('-');
+        } else {
+            out.push(c);
+        }
+    }
+    let trimmed = out.trim_matches(['.', '-', ' ']);
+    if trimmed.is_empty() && !value.is_empty() {
+        return format!("{:016x}", xxh3_128(value.as_bytes()) >> 64);
+    }
+    trimmed.to_owned()
+}
+
+/// Like [`clean`], but different values stay different.
+fn distinct(value: &str) -> String {
+    let cleaned = clean(value);
+    let short = cut(&cleaned, LONGEST - 20);
+    if short == value { cleaned } else { format!("{short}-{:016x}", xxh3_128(value.as_bytes()) >> 64) }
+}
+
+fn cut(text: &str, longest: usize) -> &str {
+    text.get(..text.floor_char_boundary(longest)).unwrap_or(text)
+}
+
+/// Lengths keep different keys apart.
+fn key_hash(key: &RowKey) -> u128 {
+    let target = key.target.namespace.as_deref();
+    let parts =
+        [target.unwrap_or_default(), &key.target.name, &key.group, &key.kind, &key.namespace, &key.uid];
+    let mut bytes = vec![u8::from(target.is_some())];
+    for part in parts {
+        bytes.extend((part.len() as u64).to_le_bytes());
+        bytes.extend(part.as_bytes());
+    }
+    xxh3_128(&bytes)
+}
+
+/// Where the books of an inventory are.
+pub(super) fn books(inventory: &InventoryId) -> String {
+    let InventoryId { cluster, namespace, name } = inventory;
+    let identity =
+        format!("{}\0{cluster}\0{}\0{name}", namespace.is_some(), namespace.as_deref().unwrap_or_default());
+    let readable = clean(&format!("{}.{name}", inventory.stored_namespace()));
+    format!("{BOOKS}/{}-{:032x}", cut(&readable, LONGEST - 40), xxh3_128(identity.as_bytes()))
+}

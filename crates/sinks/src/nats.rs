@@ -1,0 +1,235 @@
+//! NATS JetStream: one message per row in a stream that keeps the last one, or whole snapshots.
+//!
+//! With `mode: rows` every row has a subject of its own below the sink's, and the stream keeps the last
+//! message of each: what it holds can be read back, and whoever subscribes sees every change. A batch is a
+//! sequence of events, each of them atomic; after an error the engine reads back what has arrived and
+//! sends the rest. With `mode: snapshot` every event is a whole document on one subject.
+//!
+//! Nothing that the stream's owner has set is ever changed, but for our subject in its list.
+
+use std::{fmt, time::Duration};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use kollect_model::{
+    SpecError,
+    crd::sinks::{EventMode, KollectEventSinkSpec, ProvisioningMode},
+    sink::{Sink, SinkError, SinkReason},
+};
+
+use crate::{
+    Network, Secrets,
+    tls::{certificates, identity},
+};
+
+mod connect;
+mod failure;
+mod message;
+mod read;
+mod rows;
+mod snapshot;
+mod stream;
+mod subjects;
+
+use connect::{Address, Connection};
+use stream::Stream;
+
+const NATS_REF: &str = "spec.nats.secretRef";
+const SECRET_REF: &str = "spec.secretRef";
+const CA_REF: &str = "spec.tls.caSecretRef";
+const CA_KEYS: &[&str] = &["tls.crt", "ca.crt", "ca.pem"];
+const STREAM: &str = "kollect_events";
+
+/// How long a removal stays in the stream. Whoever was away for longer compares instead: a row that has no
+/// message is not there.
+const MARKER_TTL: Duration = Duration::from_hours(24);
+
+/// Which subjects, in which stream, on which servers.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Config {
+    servers: Vec<Address>,
+    subject: String,
+    stream: String,
+    mode: EventMode,
+    create: bool,
+    marker_ttl: Duration,
+    trust: Trust,
+    /// The field that names the Secret with credentials.
+    secret: Option<&'static str>,
+    credentials: Credentials,
+}
+
+/// Which servers to trust.
+#[derive(Clone, PartialEq, Eq)]
+struct Trust {
+    /// PEM; `None`: the roots of the machine.
+    certificates: Option<Vec<u8>>,
+    anybody: bool,
+}
+
+/// Who we are.
+#[derive(Clone, Default, PartialEq, Eq)]
+struct Credentials {
+    /// The Secret has been read, or there is none.
+    read: bool,
+    token: Option<String>,
+    user: Option<(String, String)>,
+    /// Certificate and key, PEM.
+    identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+/// Without credentials.
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("servers", &self.servers)
+            .field("subject", &self.subject)
+            .field("stream", &self.stream)
+            .field("mode", &self.mode)
+            .field("create", &self.create)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Config {
+    /// The plan of a sink of type nats. It opens after [`Config::with_secrets`].
+    pub fn plan(spec: &KollectEventSinkSpec) -> Result<Self, Vec<SpecError>> {
+        let Some(nats) = &spec.nats else {
+            return Err(vec![SpecError::absent("spec.nats", "is required for type nats")]);
+        };
+        let mut errors = Vec::new();
+        let (field, url) = match (&nats.url, &spec.common.endpoint) {
+            (Some(url), _) => ("spec.nats.url", url.as_str()),
+            (None, Some(endpoint)) => ("spec.endpoint", endpoint.as_str()),
+            (None, None) => ("spec.nats.url", ""),
+        };
+        // The text itself may hold a password, so it is not repeated.
+        let servers = Address::parse_list(url).unwrap_or_else(|problem| {
+            errors.push(SpecError::absent(field, problem));
+            Vec::new()
+        });
+        if let Err(problem) = subjects::check(&nats.subject) {
+            errors.push(SpecError::new("spec.nats.subject", &nats.subject.as_str().into(), problem));
+        }
+        let stream = nats.stream.as_deref().unwrap_or(STREAM).replace('.', "_");
+        if let Err(problem) = stream::check_name(&stream) {
+            errors.push(SpecError::new("spec.nats.stream", &stream.as_str().into(), problem));
+        }
+        let tls = spec.common.tls.clone().unwrap_or_default();
+        let bundle = tls.ca_bundle.as_deref().map(|bundle| {
+            let pem = STANDARD.decode(bundle.trim()).map_err(|_| "is not base64".to_owned())?;
+            certificates(&pem).map(|_| pem)
+        });
+        let trusted = bundle.transpose().unwrap_or_else(|problem| {
+            errors.push(SpecError::absent("spec.tls.caBundle", problem));
+            None
+        });
+        if !errors.is_empty() {
+            return Err(errors);
+        }
+        let secret = match (&nats.secret_ref, &spec.common.secret_ref) {
+            (Some(_), _) => Some(NATS_REF),
+            (None, Some(_)) => Some(SECRET_REF),
+            (None, None) => None,
+        };
+        let provisioning = spec.common.provisioning.as_ref().and_then(|p| p.mode).unwrap_or_default();
+        Ok(Self {
+            servers,
+            subject: nats.subject.clone(),
+            stream,
+            mode: spec.mode.unwrap_or_default(),
+            create: provisioning == ProvisioningMode::Ensure,
+            marker_ttl: MARKER_TTL,
+            trust: Trust { certificates: trusted, anybody: tls.insecure_skip_verify },
+            secret,
+            credentials: Credentials { read: secret.is_none(), ..Credentials::default() },
+        })
+    }
+
+    /// The plan with credentials and certificates.
+    pub fn with_secrets(mut self, secrets: &Secrets) -> Result<Self, Vec<SpecError>> {
+        if let Some(field) = self.secret {
+            self.credentials = Credentials::read(secrets, field)
+                .map_err(|problem| vec![SpecError::absent(field, format!("the Secret {problem}"))])?;
+        }
+        if let Some(pem) = secrets.first(CA_REF, CA_KEYS) {
+            certificates(pem)
+                .map_err(|problem| vec![SpecError::absent(CA_REF, format!("the Secret {problem}"))])?;
+            self.trust.certificates = Some(pem.to_vec());
+        }
+        Ok(self)
+    }
+
+    /// Refuses servers that the program may not reach, as far as their names tell.
+    pub(crate) fn check(&self, network: &Network) -> Result<(), Vec<SpecError>> {
+        let errors: Vec<SpecError> = self
+            .servers
+            .iter()
+            .filter_map(|server| {
+                let problem = network.check_host(&server.host).err()?;
+                Some(SpecError::new("spec.nats.url", &server.host.as_str().into(), problem))
+            })
+            .collect();
+        if errors.is_empty() { Ok(()) } else { Err(errors) }
+    }
+
+    /// Which subjects on which servers, whoever writes them.
+    pub(crate) fn place(&self) -> String {
+        let mut servers: Vec<String> =
+            self.servers.iter().map(|server| server.to_string().to_lowercase()).collect();
+        servers.sort();
+        format!("nats://{} {} {}", servers.join(","), self.stream, self.subject)
+    }
+
+    /// The plan with another time for removals to stay in the stream; whole seconds, at least one.
+    #[must_use]
+    pub fn with_marker_ttl(mut self, ttl: Duration) -> Self {
+        self.marker_ttl = ttl;
+        self
+    }
+}
+
+impl Credentials {
+    fn read(secrets: &Secrets, field: &str) -> Result<Self, String> {
+        let text = |key: &str| {
+            let text = secrets.first(field, &[key]).map(str::from_utf8).transpose();
+            let text = text.map_err(|_| format!("holds no text in key {key}"))?;
+            // Files that became Secrets end with a newline, tokens never do.
+            Ok::<_, String>(text.map(|text| text.trim_end_matches(['\r', '\n']).to_owned()))
+        };
+        let user = match (text("username")?, text("password")?) {
+            (Some(user), Some(password)) => Some((user, password)),
+            (None, None) => None,
+            (Some(_), None) => return Err("has a username and no password".into()),
+            (None, Some(_)) => return Err("has a password and no username".into()),
+        };
+        let key = |name| secrets.first(field, &[name]).map(<[u8]>::to_vec);
+        let identity = match (key("tls.crt"), key("tls.key")) {
+            (Some(certificate), Some(key)) => {
+                identity(&certificate, &key)?;
+                Some((certificate, key))
+            }
+            (None, Some(_)) => return Err("has tls.key and no tls.crt".into()),
+            // A certificate without a key is one to trust, as in spec.tls.
+            (_, None) => None,
+        };
+        let token = text("token")?;
+        if token.is_none() && user.is_none() && identity.is_none() {
+            return Err("has none of the keys token, username and password, tls.crt and tls.key".into());
+        }
+        Ok(Self { read: true, token, user, identity })
+    }
+}
+
+/// Connects, and creates the stream or adds the subject to it unless the plan says that both must exist.
+pub(crate) async fn open(config: &Config, network: &Network) -> Result<Box<dyn Sink>, SinkError> {
+    if let Some(field) = config.secret.filter(|_| !config.credentials.read) {
+        let why = format!("connect to NATS: the Secret of {field} has not been read");
+        return Err(SinkError::new(SinkReason::Missing, why));
+    }
+    let connection = Connection::open(config, network).await?;
+    let stream = Stream::prepare(&connection, config).await?;
+    Ok(match config.mode {
+        EventMode::Rows => Box::new(rows::RowSink::new(connection, stream, config)),
+        EventMode::Snapshot => Box::new(snapshot::SnapshotSink::new(connection, stream, config)),
+    })
+}

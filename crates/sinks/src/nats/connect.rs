@@ -1,0 +1,327 @@
+//! One connection, which ends when it is lost.
+//!
+//! The client library would connect again by itself, and then send what was waiting: changes that may have
+//! been compared and sent otherwise meanwhile. So it may not, everything that waits fails at once, and
+//! whoever uses the sink opens it again and reads back what has arrived.
+
+use std::{
+    fmt,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use async_nats::{
+    Auth, AuthError, Client, ConnectOptions, Event, ServerAddr, ServerError,
+    connection::State,
+    jetstream::{self, context::ContextBuilder, message::PublishMessage, publish::PublishAck},
+};
+use futures::future::{Either, select};
+use kollect_model::sink::{SinkError, SinkReason};
+use rustls::pki_types::ServerName;
+use serde_json::Value;
+use tokio::{sync::watch, time::timeout};
+
+use super::{
+    Config,
+    failure::{self, Failure},
+};
+use crate::{
+    Network,
+    tls::{Check, certificates, client_config, identity},
+};
+
+/// From the first packet to a session that can be used, for all addresses together.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// For one address: others may answer.
+const ADDRESS_LIMIT: Duration = Duration::from_secs(4);
+/// For an answer. A server that stores a message needs milliseconds.
+pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// Messages under way at once; more make nothing faster.
+pub(super) const UNDER_WAY: usize = 1024;
+/// A peer that vanished is noticed in about half a minute.
+const PING: Duration = Duration::from_secs(15);
+
+/// A server, as a person names it.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Address {
+    pub(super) host: String,
+    port: u16,
+    tls: bool,
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port, .. } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+impl Address {
+    /// Servers of one cluster, separated by commas. A problem is said without the text.
+    pub(super) fn parse_list(text: &str) -> Result<Vec<Self>, String> {
+        text.split(',').map(|one| Self::parse(one.trim())).collect()
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        const FORM: &str = "write nats://HOST:4222, or tls://HOST:4222";
+        let address: ServerAddr = text.parse().map_err(|_| format!("is not an address; {FORM}"))?;
+        if !matches!(address.scheme(), "nats" | "tls") {
+            return Err(format!("has a scheme that is not supported; {FORM}"));
+        }
+        if address.has_user_pass() || address.password().is_some() {
+            return Err(
+                "holds credentials, and everybody who may read the sink can read them; put them into \
+                        the Secret of spec.nats.secretRef"
+                    .into(),
+            );
+        }
+        if address.host().is_empty() {
+            return Err(format!("names no host; {FORM}"));
+        }
+        Ok(Self { host: address.host().to_owned(), port: address.port(), tls: address.scheme() == "tls" })
+    }
+
+    /// Where it is now. Everything that is connected to comes from here.
+    async fn resolve(&self, network: &Network) -> Result<Vec<SocketAddr>, SinkError> {
+        network.resolve(&self.host, self.port).await
+    }
+}
+
+/// Why a connection cannot be used any more.
+#[derive(Clone, Debug)]
+enum Trouble {
+    Lost,
+    Forbidden(String),
+}
+
+/// An open connection.
+pub(super) struct Connection {
+    client: Client,
+    pub(super) jetstream: jetstream::Context,
+    trouble: watch::Receiver<Option<Trouble>>,
+}
+
+impl Connection {
+    /// Connects to the first server that answers.
+    pub(super) async fn open(config: &Config, network: &Network) -> Result<Self, SinkError> {
+        let mut failed = None;
+        let tried = timeout(CONNECT_LIMIT, async {
+            for server in &config.servers {
+                let attempt = format!("connect to NATS at {server}");
+                match Self::open_server(config, server, network, &attempt).await {
+                    Ok(connection) => return Some(connection),
+                    Err(error) => failed = Some(error),
+                }
+            }
+            None
+        });
+        match tried.await {
+            Ok(Some(connection)) => Ok(connection),
+            Ok(None) | Err(_) => Err(failed.unwrap_or_else(|| {
+                let attempt = format!("connect to NATS at {:?}: no answer within 10 s", config.servers);
+                SinkError::new(SinkReason::Unreachable, attempt)
+            })),
+        }
+    }
+
+    async fn open_server(
+        config: &Config,
+        server: &Address,
+        network: &Network,
+        attempt: &str,
+    ) -> Result<Self, SinkError> {
+        let mut failed = None;
+        for address in server.resolve(network).await? {
+            match Self::open_address(config, server, address, attempt).await {
+                Ok(connection) => return Ok(connection),
+                Err(error) => failed = Some(error),
+            }
+        }
+        Err(failed.unwrap_or_else(|| {
+            SinkError::new(SinkReason::Unreachable, format!("{attempt}: the name has no address"))
+        }))
+    }
+
+    /// Connects to one address. Certificates are checked against the name of the server nevertheless.
+    async fn open_address(
+        config: &Config,
+        server: &Address,
+        address: SocketAddr,
+        attempt: &str,
+    ) -> Result<Self, SinkError> {
+        let (tell, trouble) = watch::channel(None);
+        let options = options(config, server, attempt)?.event_callback(move |event| {
+            let tell = tell.clone();
+            async move {
+                let found = match event {
+                    Event::Disconnected | Event::Closed => Trouble::Lost,
+                    Event::ServerError(ServerError::AuthorizationViolation) => {
+                        Trouble::Forbidden("the server has revoked the authorization".into())
+                    }
+                    // Said once and to nobody in particular: whoever waits for an answer gets none.
+                    Event::ServerError(ServerError::Other(text))
+                        if text.to_ascii_lowercase().contains("permissions violation") =>
+                    {
+                        Trouble::Forbidden(text)
+                    }
+                    _ => return,
+                };
+                // Why we may not is worth more than that the connection ended then.
+                tell.send_if_modified(|known| {
+                    let new = known.is_none();
+                    if new {
+                        *known = Some(found);
+                    }
+                    new
+                });
+            }
+        });
+        let wrong = |_| SinkError::new(SinkReason::Incompatible, format!("{attempt}: not an address"));
+        let url: ServerAddr = format!("nats://{address}").parse().map_err(wrong)?;
+        let client = options.connect(url).await.map_err(|error| failure::of_connecting(attempt, &error))?;
+        let jetstream = ContextBuilder::new()
+            .timeout(ANSWER_LIMIT)
+            .ack_timeout(ANSWER_LIMIT)
+            .max_ack_inflight(2 * UNDER_WAY)
+            .backpressure_on_inflight(true)
+            .build(client.clone());
+        Ok(Self { client, jetstream, trouble })
+    }
+
+    /// Largest message that the server takes, with its headers.
+    pub(super) fn max_payload(&self) -> usize {
+        self.client.max_payload()
+    }
+
+    /// Does something, and stops as soon as the connection is lost.
+    pub(super) async fn attentive<T>(
+        &self,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        let mut trouble = self.trouble.clone();
+        let noticed = async move {
+            let found = trouble.wait_for(Option::is_some).await;
+            found.ok().and_then(|found| found.clone()).unwrap_or(Trouble::Lost)
+        };
+        match select(std::pin::pin!(work), std::pin::pin!(noticed)).await {
+            // The library notices first, and calls it a closed channel.
+            Either::Left((Err(Failure::Other(_)), _))
+                if self.client.connection_state() != State::Connected =>
+            {
+                Err(Failure::Lost)
+            }
+            Either::Left((outcome, _)) => outcome,
+            Either::Right((Trouble::Lost, _)) => Err(Failure::Lost),
+            Either::Right((Trouble::Forbidden(text), _)) => Err(Failure::Forbidden(text)),
+        }
+    }
+
+    /// Asks JetStream. Configurations travel as they are, so that nothing that we do not know gets lost.
+    pub(super) async fn ask(&self, subject: String, body: &Value) -> Result<Value, Failure> {
+        let answer = self
+            .attentive(async {
+                let answer = self.jetstream.request::<_, _, Value>(subject, body).await;
+                answer.map_err(|error| (&error).into())
+            })
+            .await?;
+        match answer.get("error") {
+            None => Ok(answer),
+            Some(said) => Err(match serde_json::from_value::<jetstream::Error>(said.clone()) {
+                Ok(said) => (&said).into(),
+                Err(_) => Failure::Other("the server refused without saying why".into()),
+            }),
+        }
+    }
+
+    /// Sends a message and waits until it is stored.
+    pub(super) async fn publish(
+        &self,
+        subject: String,
+        message: PublishMessage,
+    ) -> Result<PublishAck, Failure> {
+        self.attentive(async { Ok(self.jetstream.send_publish(subject, message).await?.await?) }).await
+    }
+}
+
+fn options(config: &Config, server: &Address, attempt: &str) -> Result<ConnectOptions, SinkError> {
+    let credentials = &config.credentials;
+    let (user, token) = (credentials.user.clone(), credentials.token.clone());
+    let connected = Arc::new(AtomicBool::new(false));
+    // Asked for each connection, so this is where a second one is refused.
+    let mut options = ConnectOptions::with_auth_callback(move |_| {
+        let again = connected.swap(true, Ordering::Relaxed);
+        let mut auth = Auth::new();
+        auth.token.clone_from(&token);
+        if let Some((user, password)) = user.clone().filter(|_| token.is_none()) {
+            (auth.username, auth.password) = (Some(user), Some(password));
+        }
+        async move { if again { Err(AuthError::new("a lost connection stays lost")) } else { Ok(auth) } }
+    });
+    if let Some(token) = &credentials.token {
+        options = options.token(token.clone());
+    }
+    let trust = &config.trust;
+    let required =
+        server.tls || trust.certificates.is_some() || trust.anybody || credentials.identity.is_some();
+    match tls(config, server) {
+        Ok(tls) => options = options.tls_client_config(tls),
+        // A machine without any root certificates can still talk to servers without TLS.
+        Err(_) if !required => {}
+        Err(problem) => {
+            return Err(SinkError::new(SinkReason::Incompatible, format!("{attempt}: {problem}")));
+        }
+    }
+    Ok(options
+        .name("kollect")
+        .require_tls(required)
+        .connection_timeout(ADDRESS_LIMIT)
+        .request_timeout(Some(ANSWER_LIMIT))
+        .ping_interval(PING)
+        .ignore_discovered_servers()
+        .max_reconnects(1))
+}
+
+fn tls(config: &Config, server: &Address) -> Result<rustls::ClientConfig, String> {
+    let trusted = config.trust.certificates.as_deref().map(certificates).transpose()?;
+    let check = if config.trust.anybody { Check::Nothing } else { Check::ChainAndName };
+    let named = ServerName::try_from(server.host.clone())
+        .map_err(|_| "the host is not a name that a certificate can have")?;
+    let own = config.credentials.identity.as_ref();
+    let own = own.map(|(certificate, key)| identity(certificate, key)).transpose()?;
+    client_config(check, trusted, Some(named), own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_and_never_hold_credentials() {
+        for (text, shown, tls) in [
+            ("nats://h", "h:4222", false),
+            ("h:4223", "h:4223", false),
+            ("tls://h.example:1", "h.example:1", true),
+            ("nats://[::1]:4222", "[::1]:4222", false),
+        ] {
+            let address = Address::parse(text).unwrap();
+            assert_eq!((address.to_string().as_str(), address.tls), (shown, tls));
+        }
+        assert_eq!(Address::parse_list("nats://a, b:1").unwrap().len(), 2);
+        for bad in
+            ["", "http://h", "ws://h", "nats://u:hunter2@h", "nats://hunter2@h", "nats://:hunter2@h", "a,,b"]
+        {
+            let problem = Address::parse_list(bad).unwrap_err();
+            assert!(!problem.contains("hunter2"), "{problem}");
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Messages of rows: what is in their headers, so that nobody has to read their bodies to compare.
+//!
+//! `Kollect-Row-Key` names the row, `Kollect-Row-Digest` says what it is, `Kollect-Op` what happened. The
+//! server checks the others: which stream, which message is replaced, whether it came before, and when it
+//! expires.
+
+use std::fmt::Write as _;
+
+use async_nats::{HeaderMap, header, jetstream::message::PublishMessage};
+use bytes::Bytes;
+use kollect_model::{
+    event,
+    row::{RowDigest, RowKey, TargetId},
+};
+
+const ROW_KEY: header::HeaderName = header::HeaderName::from_static("Kollect-Row-Key");
+const ROW_DIGEST: header::HeaderName = header::HeaderName::from_static("Kollect-Row-Digest");
+const OP: header::HeaderName = header::HeaderName::from_static("Kollect-Op");
+const TTL: header::HeaderName = header::HeaderName::from_static("Nats-TTL");
+const CONTENT_TYPE: header::HeaderName = header::HeaderName::from_static("Content-Type");
+
+/// Of a removal, in [`OP`].
+const REMOVED: &str = "removed";
+/// The segment of a key for a target without a namespace. No text is written like this.
+const NONE: &str = "~";
+
+/// What the last message of a subject stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    /// A row.
+    Row(RowDigest),
+    /// A row that was removed.
+    Marker,
+    /// Nothing that we can read: somebody else has sent it.
+    Unknown,
+}
+
+/// What a message says about itself, and about its place in the stream.
+pub(super) struct Stamp<'a> {
+    pub(super) stream: &'a str,
+    /// Sequence of the message that it replaces; 0: there is none.
+    pub(super) replaces: u64,
+    /// Messages with one id are stored once. `None`: stored in any case.
+    pub(super) id: Option<&'a str>,
+    /// When it expires.
+    pub(super) ttl: Option<&'a str>,
+}
+
+impl Stamp<'_> {
+    /// The headers that the server checks.
+    pub(super) fn headers(&self) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::NATS_EXPECTED_STREAM, self.stream);
+        headers.insert(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, self.replaces.to_string());
+        if let Some(id) = self.id {
+            headers.insert(header::NATS_MESSAGE_ID, id);
+        }
+        if let Some(ttl) = self.ttl {
+            headers.insert(TTL, ttl);
+        }
+        headers
+    }
+
+    /// A message of a row; without a digest the row is removed.
+    pub(super) fn row(&self, key: &RowKey, op: &str, digest: Option<RowDigest>) -> HeaderMap {
+        let mut headers = self.headers();
+        headers.insert(CONTENT_TYPE, event::CONTENT_TYPE);
+        headers.insert(OP, op);
+        headers.insert(ROW_KEY, encode(key));
+        if let Some(digest) = digest {
+            headers.insert(ROW_DIGEST, digest.to_string());
+        }
+        headers
+    }
+}
+
+/// What is sent.
+pub(super) fn message(headers: HeaderMap, body: Bytes) -> PublishMessage {
+    PublishMessage::build().headers(headers).payload(body)
+}
+
+/// Bytes of the headers on the wire.
+pub(super) fn size(headers: &HeaderMap) -> usize {
+    let line = |name: &str, value: &str| name.len() + value.len() + 4;
+    let lines = headers.iter().flat_map(|(name, values)| values.iter().map(move |value| (name, value)));
+    14 + lines.map(|(name, value)| line(name.as_ref(), value.as_str())).sum::<usize>()
+}
+
+/// What the headers of a message say; `None` for the key of what is not a row.
+pub(super) fn read(headers: Option<&HeaderMap>) -> (Option<RowKey>, Held) {
+    let get = |name| headers.and_then(|headers| headers.get(name)).map(header::HeaderValue::as_str);
+    let Some(key) = get(ROW_KEY).and_then(decode) else { return (None, Held::Unknown) };
+    let digest = get(ROW_DIGEST).and_then(|digest| digest.parse().ok());
+    let held = match (get(OP), digest) {
+        (Some(REMOVED), _) => Held::Marker,
+        (Some(_), Some(digest)) => Held::Row(digest),
+        _ => Held::Unknown,
+    };
+    (Some(key), held)
+}
+
+/// The key in one line of visible ASCII.
+fn encode(key: &RowKey) -> String {
+    let RowKey { target, group, kind, namespace, uid } = key;
+    let mut text = String::with_capacity(128);
+    match &target.namespace {
+        Some(namespace) => escape(&mut text, namespace),
+        None => text.push_str(NONE),
+    }
+    for part in [&target.name, group, kind, namespace, uid] {
+        text.push('/');
+        escape(&mut text, part);
+    }
+    text
+}
+
+fn escape(text: &mut String, part: &str) {
+    for byte in part.bytes() {
+        if byte.is_ascii_graphic() && !b"%/~".contains(&byte) {
+            text.push(char::from(byte));
+        } else {
+            write!(text, "%{byte:02X}").ok();
+        }
+    }
+}
+
+fn decode(text: &str) -> Option<RowKey> {
+    let mut parts = text.split('/');
+    let target_namespace = match parts.next()? {
+        NONE => None,
+        namespace => Some(unescape(namespace)?.into()),
+    };
+    let mut next = || parts.next().and_then(unescape);
+    let key = RowKey {
+        target: TargetId { namespace: target_namespace, name: next()?.into() },
+        group: next()?.into(),
+        kind: next()?.into(),
+        namespace: next()?.into(),
+        uid: next()?.into(),
+    };
+    parts.next().is_none().then_some(key)
+}
+
+fn unescape(part: &str) -> Option<String> {
+    if !part.contains('%') {
+        return Some(part.to_owned());
+    }
+    let mut bytes = Vec::with_capacity(part.len());
+    let mut rest = part.bytes();
+    while let Some(byte) = rest.next() {
+        if byte == b'%' {
+            let digits = [rest.next()?, rest.next()?];
+            bytes.push(u8::from_str_radix(str::from_utf8(&digits).ok()?, 16).ok()?);
+        } else {
+            bytes.push(byte);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_come_back_whatever_they_hold() {
+        for text in ["", "a", "~", "/", "%", "%41", "a b", "\r\n", "ü🦀", "it's \"so\"", ":"] {
+            for namespace in [None, Some(text)] {
+                let key = RowKey {
+                    target: TargetId { namespace: namespace.map(Into::into), name: text.into() },
+                    group: text.into(),
+                    kind: "K".into(),
+                    namespace: text.into(),
+                    uid: text.into(),
+                };
+                let line = encode(&key);
+                assert!(line.bytes().all(|byte| byte.is_ascii_graphic()), "{line}");
+                assert_eq!(decode(&line), Some(key));
+            }
+        }
+        for bad in ["", "a/b", "~/t/g/k/n/u/x", "~/%4/g/k/n/u", "~/%zz/g/k/n/u", "~/%ff/g/k/n/u"] {
+            assert_eq!(decode(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn headers_say_what_they_stand_for() {
+        let target = TargetId { namespace: None, name: "t".into() };
+        let key =
+            RowKey { target, group: "".into(), kind: "Node".into(), namespace: "".into(), uid: "u".into() };
+        let stamp = Stamp { stream: "s", replaces: 7, id: Some("id"), ttl: Some("60s") };
+        let row = stamp.row(&key, "added", Some(RowDigest(1)));
+        assert_eq!(read(Some(&row)), (Some(key.clone()), Held::Row(RowDigest(1))));
+        assert_eq!(row.get(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE).unwrap().as_str(), "7");
+        assert_eq!(row.get("Nats-TTL").unwrap().as_str(), "60s");
+        assert_eq!(read(Some(&stamp.row(&key, REMOVED, None))), (Some(key.clone()), Held::Marker));
+        assert_eq!(read(Some(&stamp.row(&key, "added", None))), (Some(key), Held::Unknown));
+        assert_eq!(read(Some(&stamp.headers())), (None, Held::Unknown));
+        assert_eq!(read(None), (None, Held::Unknown));
+    }
+}

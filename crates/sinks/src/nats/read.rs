@@ -1,0 +1,193 @@
+//! Reads back what a stream holds of an inventory: the last message of each subject, headers only.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_nats::jetstream::{
+    self,
+    consumer::{AckPolicy, DeliverPolicy, pull},
+    stream::LastRawMessageErrorKind,
+};
+use bytes::Bytes;
+use futures::StreamExt as _;
+use kollect_model::{
+    batch::Baseline,
+    row::{RowDigest, RowKey, TargetId},
+};
+use tokio::time::timeout;
+
+use super::{
+    connect::{ANSWER_LIMIT, Connection},
+    failure::{Failure, with_causes},
+    message::{self, Held},
+    subjects::{Subjects, place},
+};
+
+/// Messages asked for at once: fewer than the client keeps for a slow reader.
+const FETCH: usize = 20_000;
+/// A consumer that nobody asks any more goes away.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(30);
+
+/// What the stream holds of an inventory: where, and since which message. At most a hundred bytes a row.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// Sequence of the record of who may write; 0: there is none.
+    pub(super) record: u64,
+    /// By [`place`] of the subject.
+    pub(super) rows: HashMap<u64, Position>,
+}
+
+/// The last message of a subject.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Position {
+    pub(super) sequence: u64,
+    pub(super) held: Held,
+}
+
+/// Everything that the stream holds of an inventory.
+pub(super) async fn all(
+    connection: &Connection,
+    stream: &str,
+    subjects: &Subjects,
+) -> Result<(Baseline, Known), Failure> {
+    let config = pull::Config {
+        deliver_policy: DeliverPolicy::LastPerSubject,
+        ack_policy: AckPolicy::None,
+        filter_subject: subjects.all(),
+        headers_only: true,
+        memory_storage: true,
+        num_replicas: 1,
+        inactive_threshold: FORGOTTEN_AFTER,
+        ..pull::Config::default()
+    };
+    let created = async {
+        let created = connection.jetstream.create_consumer_on_stream(config, stream).await;
+        created.map_err(|error| said(&error))
+    };
+    let consumer = connection.attentive(created).await?;
+    let outcome = if consumer.cached_info().num_pending == 0 {
+        Ok((Baseline::new(), Known::default()))
+    } else {
+        connection.attentive(fetch(&consumer, subjects)).await
+    };
+    let name = consumer.cached_info().name.clone();
+    // Else the server does it by itself.
+    connection
+        .attentive(async { Ok(connection.jetstream.delete_consumer_from_stream(name, stream).await) })
+        .await
+        .ok();
+    outcome
+}
+
+async fn fetch(
+    consumer: &jetstream::consumer::Consumer<pull::Config>,
+    subjects: &Subjects,
+) -> Result<(Baseline, Known), Failure> {
+    let holder = subjects.holder();
+    let (mut baseline, mut known) = (Baseline::new(), Known::default());
+    // Thousands of rows share a few targets, groups, kinds and namespaces.
+    let mut shared = HashSet::new();
+    let mut delivered = 0;
+    loop {
+        let before = delivered;
+        let mut batch =
+            consumer.fetch().max_messages(FETCH).messages().await.map_err(|error| said(&error))?;
+        let mut pending = 0;
+        while let Some(message) = timeout(ANSWER_LIMIT, batch.next()).await.map_err(|_| Failure::Late)? {
+            let message = message.map_err(|error| Failure::Other(error.to_string()))?;
+            let info = message.info().map_err(|error| Failure::Other(error.to_string()))?;
+            delivered += 1;
+            if info.consumer_sequence != delivered {
+                return Err(Failure::Other("messages were lost on the way".into()));
+            }
+            pending = info.pending;
+            let sequence = info.stream_sequence;
+            let subject = message.subject.as_str();
+            if subject == holder {
+                known.record = sequence;
+                continue;
+            }
+            let (key, held) = message::read(message.headers.as_ref());
+            // What somebody has copied to another subject is nobody's row.
+            let key = key.filter(|key| subjects.row(key) == subject);
+            let held = if key.is_some() { held } else { Held::Unknown };
+            known.rows.insert(place(subject), Position { sequence, held });
+            match (key, held) {
+                (Some(key), Held::Row(digest)) => baseline.insert(thrifty(key, &mut shared), digest),
+                // A digest that somebody has spoilt equals none, so the row is sent again.
+                (Some(key), Held::Unknown) => baseline.insert(key, RowDigest(0)),
+                _ => None,
+            };
+        }
+        if pending == 0 || delivered == before {
+            return Ok((baseline, known));
+        }
+    }
+}
+
+fn thrifty(key: RowKey, shared: &mut HashSet<Arc<str>>) -> RowKey {
+    let mut share = |text: Arc<str>| match shared.get(&text) {
+        Some(known) => known.clone(),
+        None => {
+            shared.insert(text.clone());
+            text
+        }
+    };
+    let RowKey { target: TargetId { namespace, name }, group, kind, namespace: of_object, uid } = key;
+    RowKey {
+        target: TargetId { namespace: namespace.map(&mut share), name: share(name) },
+        group: share(group),
+        kind: share(kind),
+        namespace: share(of_object),
+        uid,
+    }
+}
+
+/// The last message of a subject.
+pub(super) struct Last {
+    pub(super) sequence: u64,
+    pub(super) held: Held,
+    pub(super) body: Bytes,
+}
+
+/// The last message of a subject, from the server that decides.
+pub(super) async fn last(
+    connection: &Connection,
+    stream: &str,
+    subject: &str,
+) -> Result<Option<Last>, Failure> {
+    let asked = async {
+        let stream = connection.jetstream.get_stream_no_info(stream).await.map_err(|error| said(&error))?;
+        match stream.get_last_raw_message_by_subject(subject).await {
+            Ok(message) => Ok(Some(Last {
+                sequence: message.sequence,
+                held: message::read(Some(&message.headers)).1,
+                body: message.payload,
+            })),
+            Err(error) => match error.kind() {
+                LastRawMessageErrorKind::NoMessageFound => Ok(None),
+                LastRawMessageErrorKind::JetStream(said) => Err((&said).into()),
+                _ => Err(said(&error)),
+            },
+        }
+    };
+    connection.attentive(asked).await
+}
+
+/// A failure of the client library, with what the server said if it said anything.
+fn said(error: &(dyn std::error::Error + 'static)) -> Failure {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(said) = error.downcast_ref::<jetstream::Error>() {
+            return said.into();
+        }
+        if let Some(request) = error.downcast_ref::<jetstream::context::RequestError>() {
+            return request.into();
+        }
+        cause = error.source();
+    }
+    Failure::Other(with_causes(error))
+}

@@ -1,0 +1,362 @@
+//! `mode: rows`: a subject for each row, and one for the record of who may write.
+
+use std::{collections::HashMap, sync::Mutex};
+
+use async_nats::jetstream::{message::PublishMessage, publish::PublishAck};
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::{StreamExt as _, stream::FuturesUnordered};
+use kollect_model::{
+    batch::{Baseline, Batch, Delta, InventoryId, Receipt, Refusal, Removed},
+    claim::{Claim, Claimant, Holder},
+    event::{Change, Event},
+    row::{Row, RowKey},
+    sink::{Sink, SinkError, SinkReason},
+};
+use serde_json::json;
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::{
+    Config,
+    connect::{Connection, UNDER_WAY},
+    failure::Failure,
+    message::{self, Held, Stamp},
+    read::{self, Known, Position},
+    stream::{self, Stream},
+    subjects::{Subjects, place},
+};
+
+/// Bytes under way at once.
+const BYTES_UNDER_WAY: usize = 32 << 20;
+/// After so many messages it is asked again whether we may still write.
+const ADMITTED: usize = 4096;
+/// Others may claim at the same moment.
+const TRIES: usize = 8;
+
+/// Rows of inventories as messages.
+pub(super) struct RowSink {
+    connection: Connection,
+    stream: Stream,
+    subject: String,
+    marker_ttl: Option<String>,
+    /// Of inventories that nobody works on. What is taken out and not put back is read again.
+    known: Mutex<HashMap<InventoryId, Known>>,
+}
+
+/// One write.
+struct Work<'a> {
+    batch: &'a Batch<'a>,
+    subjects: Subjects,
+    /// Sequence of the record that lets us.
+    record: u64,
+    time: String,
+}
+
+/// A message on its way.
+struct Sent<'a> {
+    change: Change<'a>,
+    subject: String,
+    bytes: usize,
+}
+
+impl RowSink {
+    pub(super) fn new(connection: Connection, stream: Stream, config: &Config) -> Self {
+        let marker_ttl = stream.expires.then(|| stream::ttl(config));
+        Self { connection, stream, subject: config.subject.clone(), marker_ttl, known: Mutex::default() }
+    }
+
+    fn subjects(&self, inventory: &InventoryId) -> Subjects {
+        Subjects::new(&self.subject, inventory)
+    }
+
+    fn attempt(&self, what: &str, inventory: &InventoryId) -> String {
+        format!("{what} inventory {inventory} in stream {}", self.stream.name)
+    }
+
+    fn take_known(&self, inventory: &InventoryId) -> Option<Known> {
+        self.known.lock().unwrap_or_else(std::sync::PoisonError::into_inner).remove(inventory)
+    }
+
+    fn keep_known(&self, inventory: &InventoryId, known: Known) {
+        self.known.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(inventory.clone(), known);
+    }
+
+    /// Who may write, and since which message.
+    async fn holder(&self, subjects: &Subjects) -> Result<Option<(u64, Holder)>, Failure> {
+        let subject = subjects.holder();
+        let Some(last) = read::last(&self.connection, &self.stream.name, &subject).await? else {
+            return Ok(None);
+        };
+        let holder = serde_json::from_slice(&last.body).map_err(|_| {
+            let name = &self.stream.name;
+            let why = format!(
+                "read who may write: {subject} holds something else; if nobody needs it, run: \
+                 nats stream purge {name} --subject='{subject}'"
+            );
+            SinkError::new(SinkReason::Incompatible, why)
+        })?;
+        Ok(Some((last.sequence, holder)))
+    }
+
+    /// Makes sure that nobody has claimed the inventory since. Answers the sequence of the record.
+    async fn admitted(
+        &self,
+        subjects: &Subjects,
+        inventory: &InventoryId,
+        claim: &Claim,
+    ) -> Result<u64, Failure> {
+        let held = self.holder(subjects).await?;
+        Holder::admits(held.as_ref().map(|(_, holder)| holder), inventory, claim)?;
+        Ok(held.map_or(0, |(sequence, _)| sequence))
+    }
+
+    async fn take(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, Failure> {
+        let subjects = self.subjects(inventory);
+        for _ in 0..TRIES {
+            let held = self.holder(&subjects).await?;
+            let taken = claimant.take(inventory, held.as_ref().map(|(_, holder)| holder))?;
+            let replaces = held.map_or(0, |(sequence, _)| sequence);
+            let stamp = Stamp { stream: &self.stream.name, replaces, id: None, ttl: None };
+            let record = message::message(stamp.headers(), Bytes::from(json!(taken).to_string()));
+            match self.connection.publish(subjects.holder(), record).await {
+                Ok(stored) => {
+                    // Nobody else was allowed to write since it was read: it still holds.
+                    if let Some(mut known) =
+                        self.take_known(inventory).filter(|known| known.record == replaces)
+                    {
+                        known.record = stored.sequence;
+                        self.keep_known(inventory, known);
+                    }
+                    return Ok(taken.claim());
+                }
+                Err(Failure::Overtaken) => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        let why = format!("{}: others claim it again and again", self.attempt("claim", inventory));
+        Err(SinkError::new(SinkReason::Busy, why).into())
+    }
+
+    async fn write_all(&self, batch: &Batch<'_>) -> Result<Receipt, Failure> {
+        let subjects = self.subjects(batch.inventory);
+        let record = self.admitted(&subjects, batch.inventory, batch.claim).await?;
+        if batch.delta.is_empty() {
+            return Ok(Receipt::default());
+        }
+        let known = self.take_known(batch.inventory).filter(|known| known.record == record);
+        let mut known = match known {
+            Some(known) => known,
+            None => read::all(&self.connection, &self.stream.name, &subjects).await?.1,
+        };
+        known.record = record;
+        let work = Work { batch, subjects, record, time: jiff::Timestamp::now().to_string() };
+        let mut refused = Vec::new();
+        self.send(&work, &mut known, &mut refused).await?;
+        self.keep_known(batch.inventory, known);
+        Ok(Receipt { checksum: None, refused })
+    }
+
+    /// Sends what differs. After a failure nothing more is sent, and nothing is under way when it returns.
+    async fn send(
+        &self,
+        work: &Work<'_>,
+        known: &mut Known,
+        refused: &mut Vec<Refusal>,
+    ) -> Result<(), Failure> {
+        let mut changes = Change::all(work.batch.delta).enumerate();
+        let mut under_way = FuturesUnordered::new();
+        let (mut bytes, mut failed) = (0, None);
+        loop {
+            let full = under_way.len() >= UNDER_WAY || bytes >= BYTES_UNDER_WAY;
+            let next = if full || failed.is_some() { None } else { changes.next() };
+            if let Some((number, change)) = next {
+                if number > 0 && number % ADMITTED == 0 {
+                    let batch = work.batch;
+                    if let Err(failure) = self.admitted(&work.subjects, batch.inventory, batch.claim).await {
+                        failed = Some(failure);
+                        continue;
+                    }
+                }
+                match self.prepare(work, known, change) {
+                    Ok(Some((sent, message))) => {
+                        bytes += sent.bytes;
+                        let publish = self.connection.publish(sent.subject.clone(), message);
+                        under_way.push(async move { (sent, publish.await) });
+                    }
+                    Ok(None) => {}
+                    Err(refusal) => refused.push(refusal),
+                }
+                continue;
+            }
+            let Some((sent, outcome)) = under_way.next().await else { break };
+            bytes -= sent.bytes;
+            if failed.is_some() {
+                continue;
+            }
+            let place = place(&sent.subject);
+            match self.stored(work, &sent, outcome).await {
+                Ok(sequence) => {
+                    let held = sent.change.after().map_or(Held::Marker, |row| Held::Row(row.digest));
+                    known.rows.insert(place, Position { sequence, held });
+                }
+                Err(Failure::TooLarge) => {
+                    refused.push(refusal(sent.change, "the stream takes no message so large"));
+                }
+                Err(failure) => failed = Some(failure),
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// The message of a change; `None` if the stream holds it already.
+    fn prepare<'a>(
+        &self,
+        work: &Work<'_>,
+        known: &Known,
+        change: Change<'a>,
+    ) -> Result<Option<(Sent<'a>, PublishMessage)>, Refusal> {
+        let subject = work.subjects.row(change.key());
+        let position = known.rows.get(&place(&subject));
+        match (position.map(|position| position.held), change.after()) {
+            (Some(Held::Row(digest)), Some(row)) if digest == row.digest => return Ok(None),
+            (Some(Held::Marker) | None, None) => return Ok(None),
+            _ => {}
+        }
+        let replaces = position.map_or(0, |position| position.sequence);
+        let (message, bytes) = self.fitting(work, change, &subject, replaces, true)?;
+        Ok(Some((Sent { change, subject, bytes }, message)))
+    }
+
+    /// A message that the server takes, and its size. What the row was is left out if it has no room. `once`:
+    /// not stored if it has been stored before.
+    fn fitting(
+        &self,
+        work: &Work<'_>,
+        change: Change<'_>,
+        subject: &str,
+        replaces: u64,
+        once: bool,
+    ) -> Result<(PublishMessage, usize), Refusal> {
+        let id = work.id(subject, change, replaces);
+        let ttl = change.after().is_none().then_some(self.marker_ttl.as_deref()).flatten();
+        let stamp = Stamp { stream: &self.stream.name, replaces, id: once.then_some(&*id), ttl };
+        let headers = stamp.row(change.key(), change.op(), change.after().map(|row| row.digest));
+        let limit = self.stream.max_message.unwrap_or(usize::MAX).min(self.connection.max_payload());
+        let mut with_before = true;
+        loop {
+            let event = Event {
+                inventory: work.batch.inventory,
+                change,
+                id: &id,
+                time: &work.time,
+                revision: work.batch.revision,
+                with_before,
+            };
+            let body = serde_json::to_vec(&event).map_err(|error| refusal(change, &error.to_string()))?;
+            let bytes = message::size(&headers) + body.len();
+            if bytes <= limit {
+                return Ok((message::message(headers, body.into()), bytes));
+            }
+            if !with_before || change.before().is_none() {
+                let why = format!("its message has {bytes} bytes, and the server takes {limit}");
+                return Err(refusal(change, &why));
+            }
+            with_before = false;
+        }
+    }
+
+    /// The sequence of a message that is stored, by this attempt or an earlier one.
+    async fn stored(
+        &self,
+        work: &Work<'_>,
+        sent: &Sent<'_>,
+        outcome: Result<PublishAck, Failure>,
+    ) -> Result<u64, Failure> {
+        match outcome {
+            Ok(stored) if !stored.duplicate => return Ok(stored.sequence),
+            // It was there before, or something else is there now.
+            Ok(_) | Err(Failure::Overtaken) => {}
+            Err(failure) => return Err(failure),
+        }
+        let batch = work.batch;
+        self.admitted(&work.subjects, batch.inventory, batch.claim).await?;
+        let last = read::last(&self.connection, &self.stream.name, &sent.subject).await?;
+        match (last, sent.change.after()) {
+            (Some(read::Last { held: Held::Row(digest), sequence, .. }), Some(row))
+                if digest == row.digest =>
+            {
+                Ok(sequence)
+            }
+            (Some(read::Last { held: Held::Marker, sequence, .. }), None) => Ok(sequence),
+            // A removal that has expired, or somebody has removed it: there is nothing to replace.
+            (None, _) => {
+                let Ok((message, _)) = self.fitting(work, sent.change, &sent.subject, 0, false) else {
+                    return Err(Failure::TooLarge);
+                };
+                Ok(self.connection.publish(sent.subject.clone(), message).await?.sequence)
+            }
+            (Some(_), _) => Err(Failure::Overtaken),
+        }
+    }
+
+    async fn forget_all(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), Failure> {
+        let subjects = self.subjects(inventory);
+        self.admitted(&subjects, inventory, claim).await?;
+        let (held, known) = read::all(&self.connection, &self.stream.name, &subjects).await?;
+        self.keep_known(inventory, known);
+        let removed = held.into_keys().map(|key| Removed { key, before: None }).collect();
+        let delta = Delta { removed, ..Delta::default() };
+        // Whoever listens hears of it, before nothing is left to read.
+        self.write_all(&Batch::new(inventory, claim, &delta)).await?;
+        self.take_known(inventory);
+        let purge = json!({ "filter": subjects.all() });
+        self.connection.ask(format!("STREAM.PURGE.{}", self.stream.name), &purge).await?;
+        Ok(())
+    }
+}
+
+impl Work<'_> {
+    /// The same for the same change of what the subject holds, under the same claim.
+    fn id(&self, subject: &str, change: Change<'_>, replaces: u64) -> String {
+        let digest = change.after().map(|row| row.digest.to_string()).unwrap_or_default();
+        let text = format!("{subject} {digest} {replaces} {}", self.record);
+        format!("{:032x}", xxh3_128(text.as_bytes()))
+    }
+}
+
+fn refusal(change: Change<'_>, why: &str) -> Refusal {
+    let RowKey { target, kind, uid, .. } = change.key();
+    let row = change.after().or(change.before());
+    let row = row.map_or_else(|| format!("{kind} of target {target} (uid {uid})"), Row::described);
+    Refusal { key: change.key().clone(), why: format!("{row}: {why}") }
+}
+
+#[async_trait]
+impl Sink for RowSink {
+    async fn check(&self) -> Result<(), SinkError> {
+        self.stream.check(&self.connection).await
+    }
+
+    async fn baseline(&self, inventory: &InventoryId) -> Result<Baseline, SinkError> {
+        let read = read::all(&self.connection, &self.stream.name, &self.subjects(inventory)).await;
+        let (baseline, known) =
+            read.map_err(|failure| failure.into_error(&self.attempt("read", inventory)))?;
+        self.keep_known(inventory, known);
+        Ok(baseline)
+    }
+
+    async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
+        let claimed = self.take(inventory, claimant).await;
+        claimed.map_err(|failure| failure.into_error(&self.attempt("claim", inventory)))
+    }
+
+    async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
+        let written = self.write_all(batch).await;
+        written.map_err(|failure| failure.into_error(&self.attempt("write", batch.inventory)))
+    }
+
+    async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
+        let forgotten = self.forget_all(inventory, claim).await;
+        forgotten.map_err(|failure| failure.into_error(&self.attempt("clean", inventory)))
+    }
+}

@@ -1,0 +1,198 @@
+//! `mode: snapshot`: all rows of an inventory as one event, or one for each part of the document.
+//!
+//! Nothing can be read back, so what was sent last is known by its checksum only. There is no record of who
+//! may write either: a late writer is not kept from sending, and consumers go by the time of an event.
+
+use std::{collections::HashMap, sync::Mutex};
+
+use async_nats::{HeaderMap, header};
+use async_trait::async_trait;
+use bytes::Bytes;
+use kollect_model::{
+    batch::{Baseline, Batch, Delta, InventoryId, Receipt, Refusal},
+    claim::{Claim, Claimant},
+    envelope::{self, About, Document, Item},
+    row::Row,
+    sink::{Delivery, Sink, SinkError},
+};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::{Config, connect::Connection, failure::Failure, message, stream::Stream};
+
+/// Of an event, beside its document, the cluster and the namespace: headers and names of fields.
+const AROUND: usize = 1024;
+
+/// Snapshots of inventories as messages.
+pub(super) struct SnapshotSink {
+    connection: Connection,
+    stream: Stream,
+    subject: String,
+    last: Mutex<HashMap<InventoryId, Last>>,
+}
+
+/// What was sent last of an inventory.
+#[derive(Clone, Debug)]
+struct Last {
+    checksum: String,
+    /// Sequence of its last message.
+    sequence: u64,
+}
+
+/// The event as its consumers know it.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Snapshot<'a> {
+    schema_version: &'static str,
+    timestamp: &'a str,
+    cluster: &'a str,
+    namespace: &'a str,
+    payload: &'a RawValue,
+}
+
+impl SnapshotSink {
+    pub(super) fn new(connection: Connection, stream: Stream, config: &Config) -> Self {
+        Self { connection, stream, subject: config.subject.clone(), last: Mutex::default() }
+    }
+
+    fn last(&self, inventory: &InventoryId) -> Option<Last> {
+        self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get(inventory).cloned()
+    }
+
+    fn keep(&self, inventory: &InventoryId, last: Last) {
+        self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(inventory.clone(), last);
+    }
+
+    async fn write_all(&self, batch: &Batch<'_>) -> Result<Receipt, Failure> {
+        let inventory = batch.inventory;
+        let limit = self.stream.max_message.unwrap_or(usize::MAX).min(self.connection.max_payload());
+        let names = 6 * (inventory.cluster.len() + inventory.stored_namespace().len());
+        let room = limit.saturating_sub(AROUND + names);
+        let now = jiff::Timestamp::now().to_string();
+        let about = About {
+            generation: batch.generation,
+            cluster: &inventory.cluster,
+            exported_at: &now,
+            part_bytes: batch.part_bytes.min(room),
+        };
+        let mut refused = Vec::new();
+        let most = room.saturating_sub(envelope::overhead(&about) + 1);
+        let rows = batch.delta.rows().map(|row| &**row).filter(|row| match fits(row, most) {
+            Ok(()) => true,
+            Err(refusal) => {
+                refused.push(refusal);
+                false
+            }
+        });
+        let documents = envelope::documents(rows, &about);
+        let checksum = envelope::checksum(&documents);
+        let last = self.last(inventory);
+        let sent = last.as_ref().map(|last| last.checksum.as_str()).or(batch.last_checksum);
+        if sent != Some(&checksum) {
+            let mut sequence = 0;
+            for document in &documents {
+                sequence = self.send(batch, document, &checksum, sent, last.as_ref(), &now).await?;
+            }
+            self.keep(inventory, Last { checksum: checksum.clone(), sequence });
+        }
+        Ok(Receipt { checksum: Some(checksum), refused })
+    }
+
+    /// Sends one part and answers its sequence.
+    async fn send(
+        &self,
+        batch: &Batch<'_>,
+        document: &Document,
+        checksum: &str,
+        before: Option<&str>,
+        last: Option<&Last>,
+        now: &str,
+    ) -> Result<u64, Failure> {
+        let inventory = batch.inventory;
+        let unreadable = |error: &dyn std::fmt::Display| Failure::Other(format!("write the event: {error}"));
+        let payload: &RawValue =
+            serde_json::from_slice(&document.bytes).map_err(|error| unreadable(&error))?;
+        let snapshot = Snapshot {
+            schema_version: envelope::SCHEMA_VERSION,
+            timestamp: now,
+            cluster: &inventory.cluster,
+            namespace: inventory.stored_namespace(),
+            payload,
+        };
+        let body = Bytes::from(serde_json::to_vec(&snapshot).map_err(|error| unreadable(&error))?);
+        // What was there before is part of the id: content that comes back is news. So is the subject: others
+        // in the stream have their own events.
+        let id = |salt: u64| {
+            let InventoryId { cluster, name, .. } = inventory;
+            let (part, namespace) = (document.part.map_or(0, |(part, _)| part), inventory.stored_namespace());
+            let text = format!(
+                "{} {cluster:?} {namespace:?} {name:?} {checksum} {part} {before:?} {} {salt}",
+                self.subject, batch.revision
+            );
+            format!("{:032x}", xxh3_128(text.as_bytes()))
+        };
+        let message = |id: String| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::NATS_EXPECTED_STREAM, self.stream.name.as_str());
+            headers.insert(header::NATS_MESSAGE_ID, id);
+            message::message(headers, body.clone())
+        };
+        let stored = self.connection.publish(self.subject.clone(), message(id(0))).await?;
+        match last {
+            // The same change came up before, and what we sent since is newer than that.
+            Some(last) if stored.duplicate && stored.sequence <= last.sequence => {
+                let again = message(id(last.sequence));
+                Ok(self.connection.publish(self.subject.clone(), again).await?.sequence)
+            }
+            _ => Ok(stored.sequence),
+        }
+    }
+}
+
+/// Names a row that no event can hold.
+fn fits(row: &Row, most: usize) -> Result<(), Refusal> {
+    // Attributes alone are nearly all of an item, and escapes make them six times as long at most.
+    if row.attributes.get().len() < most / 12 {
+        return Ok(());
+    }
+    let bytes = Item::of(row).text.len();
+    if bytes <= most {
+        return Ok(());
+    }
+    let why = format!("{}: it has {bytes} bytes, and an event has room for {most}", row.described());
+    Err(Refusal { key: row.key.clone(), why })
+}
+
+#[async_trait]
+impl Sink for SnapshotSink {
+    fn delivery(&self) -> Delivery {
+        Delivery::Snapshots
+    }
+
+    async fn check(&self) -> Result<(), SinkError> {
+        self.stream.check(&self.connection).await
+    }
+
+    /// Nothing: a stream of snapshots says what was sent, not what is there.
+    async fn baseline(&self, _: &InventoryId) -> Result<Baseline, SinkError> {
+        Ok(Baseline::new())
+    }
+
+    /// Best effort: there is no record, so everybody may send.
+    async fn claim(&self, _: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
+        Ok(Claim { owner: claimant.owner.clone(), epoch: 1 })
+    }
+
+    async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
+        let written = self.write_all(batch).await;
+        written.map_err(|failure| {
+            failure.into_error(&format!("send inventory {} to {}", batch.inventory, self.subject))
+        })
+    }
+
+    /// Sends that there is nothing.
+    async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
+        self.write(&Batch::new(inventory, claim, &Delta::default())).await.map(drop)
+    }
+}

@@ -1,0 +1,242 @@
+//! The stream: found, created, or given one more subject. Nothing else of it is ever changed.
+
+use kollect_model::{
+    crd::sinks::EventMode,
+    sink::{SinkError, SinkReason},
+};
+use serde_json::{Value, json};
+
+use super::{
+    Config,
+    connect::Connection,
+    failure::{Failure, STREAM_EXISTS, STREAM_NOT_FOUND},
+};
+
+/// Others may add their subjects at the same moment.
+const TRIES: usize = 8;
+
+/// What must be known about the stream to write to it.
+#[derive(Clone, Debug)]
+pub(super) struct Stream {
+    pub(super) name: String,
+    /// Whether messages may expire one by one.
+    pub(super) expires: bool,
+    /// Largest message that it takes; `None`: whatever the server takes.
+    pub(super) max_message: Option<usize>,
+    mode: EventMode,
+    subjects: String,
+}
+
+/// Makes sure that a stream can have the name.
+pub(super) fn check_name(name: &str) -> Result<(), String> {
+    let bad = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '*' | '>' | '/' | '\\');
+    if name.is_empty() || name.contains(bad) {
+        return Err("must not be empty or contain white space, *, >, / or \\".into());
+    }
+    Ok(())
+}
+
+impl Stream {
+    /// Finds the stream as the sink needs it, and creates or completes it if the plan allows that.
+    pub(super) async fn prepare(connection: &Connection, config: &Config) -> Result<Self, SinkError> {
+        let name = &config.stream;
+        let attempt = format!("prepare stream {name}");
+        let subjects = match config.mode {
+            EventMode::Rows => format!("{}.>", config.subject),
+            EventMode::Snapshot => config.subject.clone(),
+        };
+        let mut stream =
+            Self { name: name.clone(), expires: false, max_message: None, mode: config.mode, subjects };
+        for _ in 0..TRIES {
+            let held = match connection.ask(format!("STREAM.INFO.{name}"), &json!({})).await {
+                Ok(info) => info.get("config").cloned().unwrap_or_default(),
+                Err(Failure::Said { code: STREAM_NOT_FOUND, .. }) if config.create => {
+                    match connection.ask(format!("STREAM.CREATE.{name}"), &stream.wanted()).await {
+                        Ok(info) => info.get("config").cloned().unwrap_or_default(),
+                        // Somebody was faster.
+                        Err(Failure::Said { code: STREAM_EXISTS, .. }) => continue,
+                        Err(failure) => return Err(failure.into_error(&attempt)),
+                    }
+                }
+                Err(failure) => return Err(stream.unusable(failure, &attempt)),
+            };
+            stream.judge(&held, &attempt)?;
+            if stream.is_taken_by(&held) {
+                stream.expires = held.get("allow_msg_ttl").and_then(Value::as_bool).unwrap_or(false);
+                stream.max_message = held
+                    .get("max_msg_size")
+                    .and_then(Value::as_u64)
+                    .and_then(|size| usize::try_from(size).ok())
+                    .filter(|size| *size > 0);
+                return Ok(stream);
+            }
+            if !config.create {
+                return Err(stream.lacks_subject(&held, &attempt));
+            }
+            let completed = stream.with_subject(held);
+            let answer = connection.ask(format!("STREAM.UPDATE.{name}"), &completed).await;
+            answer.map_err(|failure| failure.into_error(&attempt))?;
+            // Read again: an update of somebody else may just have removed it.
+        }
+        Err(SinkError::new(SinkReason::Busy, format!("{attempt}: others keep changing it")))
+    }
+
+    /// Whether the stream is still there and takes our messages.
+    pub(super) async fn check(&self, connection: &Connection) -> Result<(), SinkError> {
+        let attempt = format!("read stream {}", self.name);
+        let info = connection.ask(format!("STREAM.INFO.{}", self.name), &json!({})).await;
+        let info = info.map_err(|failure| self.unusable(failure, &attempt))?;
+        let held = info.get("config").cloned().unwrap_or_default();
+        self.judge(&held, &attempt)?;
+        if self.is_taken_by(&held) { Ok(()) } else { Err(self.lacks_subject(&held, &attempt)) }
+    }
+
+    /// What a stream of our own looks like.
+    fn wanted(&self) -> Value {
+        let mut config = json!({
+            "name": self.name,
+            "description": "Inventories of Kollect",
+            "subjects": [self.subjects],
+            "retention": "limits",
+            "storage": "file",
+            "num_replicas": 1,
+            "max_consumers": -1,
+            "max_msgs": -1,
+            "max_bytes": -1,
+            "max_age": 0,
+            "discard": "old",
+            "allow_direct": true,
+        });
+        if self.mode == EventMode::Rows {
+            config["max_msgs_per_subject"] = json!(1);
+            // Servers before 2.11 leave it out of what they answer; removals stay there then.
+            config["allow_msg_ttl"] = json!(true);
+        }
+        config
+    }
+
+    /// Refuses a stream in which our messages would not be what they must be.
+    fn judge(&self, held: &Value, attempt: &str) -> Result<(), SinkError> {
+        let name = &self.name;
+        let refuse = |why: String| Err(SinkError::new(SinkReason::Incompatible, format!("{attempt}: {why}")));
+        let retention = held.get("retention").and_then(Value::as_str).unwrap_or("limits");
+        if retention != "limits" {
+            return refuse(format!(
+                "its retention is {retention}, which removes what has been read; name another stream in \
+                 spec.nats.stream"
+            ));
+        }
+        if held.get("no_ack").and_then(Value::as_bool) == Some(true) {
+            return refuse(format!("it does not acknowledge; run: nats stream edit {name} --ack"));
+        }
+        let kept = held.get("max_msgs_per_subject").and_then(Value::as_i64).unwrap_or(-1);
+        match self.mode {
+            EventMode::Rows if kept != 1 => refuse(format!(
+                "it keeps more than the last message of each subject, and mode rows needs one that keeps only \
+                 that; name another stream in spec.nats.stream, or run: nats stream edit {name} \
+                 --max-msgs-per-subject=1"
+            )),
+            EventMode::Snapshot if kept == 1 => refuse(
+                "it keeps only the last message of each subject, and snapshots of several inventories share \
+                 one; name another stream in spec.nats.stream"
+                    .into(),
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_taken_by(&self, held: &Value) -> bool {
+        let subjects = held.get("subjects").and_then(Value::as_array);
+        subjects.is_some_and(|all| {
+            all.iter().filter_map(Value::as_str).any(|pattern| covers(pattern, &self.subjects))
+        })
+    }
+
+    fn with_subject(&self, mut held: Value) -> Value {
+        match held.get_mut("subjects").and_then(Value::as_array_mut) {
+            Some(all) => {
+                // What ours includes would overlap with it.
+                all.retain(|known| !known.as_str().is_some_and(|known| covers(&self.subjects, known)));
+                all.push(json!(self.subjects));
+            }
+            None => held["subjects"] = json!([self.subjects]),
+        }
+        held
+    }
+
+    fn lacks_subject(&self, held: &Value, attempt: &str) -> SinkError {
+        let Self { name, subjects, .. } = self;
+        let known = held.get("subjects").and_then(Value::as_array).cloned().unwrap_or_default();
+        let all: Vec<&str> = known.iter().filter_map(Value::as_str).chain([subjects.as_str()]).collect();
+        let why = format!(
+            "{attempt}: it does not take {subjects}; run: nats stream edit {name} --subjects='{}'",
+            all.join(",")
+        );
+        SinkError::new(SinkReason::Incompatible, why)
+    }
+
+    fn unusable(&self, failure: Failure, attempt: &str) -> SinkError {
+        let Self { name, subjects, .. } = self;
+        match failure {
+            Failure::NobodyListens => {
+                let why = "JetStream is not enabled on this server or for this account";
+                SinkError::new(SinkReason::Incompatible, format!("{attempt}: {why}"))
+            }
+            Failure::Said { code: STREAM_NOT_FOUND, .. } => {
+                let kind = match self.mode {
+                    EventMode::Rows => " --max-msgs-per-subject=1 --allow-msg-ttl",
+                    EventMode::Snapshot => "",
+                };
+                let why = format!(
+                    "{attempt}: it does not exist; run: nats stream add {name} --subjects='{subjects}' \
+                     --defaults{kind}"
+                );
+                SinkError::new(SinkReason::Missing, why)
+            }
+            failure => failure.into_error(attempt),
+        }
+    }
+}
+
+/// Whether everything that matches `subject` matches `pattern`.
+fn covers(pattern: &str, subject: &str) -> bool {
+    let (mut pattern, mut subject) = (pattern.split('.'), subject.split('.'));
+    loop {
+        match (pattern.next(), subject.next()) {
+            (None, None) | (Some(">"), Some(_)) => return true,
+            (Some("*"), Some(token)) if token != ">" => {}
+            (Some(one), Some(other)) if one == other && one != "*" => {}
+            _ => return false,
+        }
+    }
+}
+
+/// The header that makes a message expire: whole seconds.
+pub(super) fn ttl(config: &Config) -> String {
+    format!("{}s", config.marker_ttl.max(std::time::Duration::from_secs(1)).as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_cover_what_they_match() {
+        for (pattern, subject, expected) in [
+            ("a.>", "a.>", true),
+            ("a.>", "a.b.>", true),
+            (">", "a.>", true),
+            ("a.>", "a", false),
+            ("a", "a", true),
+            ("*", "a", true),
+            ("*.>", "a.>", true),
+            ("a.*", "a.>", false),
+            ("a.*", "a.*", true),
+            ("a", "b", false),
+            ("a.b", "a", false),
+            ("a.b.>", "a.>", false),
+        ] {
+            assert_eq!(covers(pattern, subject), expected, "{pattern} {subject}");
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Subjects: a legal token for any text, and one subject for each row.
+
+use std::fmt::Write as _;
+
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use kollect_model::{batch::InventoryId, event::DEFAULT_CLUSTER, row::RowKey};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128};
+
+/// Longest token; what is longer ends with a hash.
+const TOKEN: usize = 64;
+/// Of a long text, so many characters are kept for people.
+const SHOWN: usize = 32;
+/// Stands for the namespace of objects that have none.
+const NO_NAMESPACE: &str = "-";
+/// Behind an inventory: who holds it. No token of a row has this character.
+const HOLDER: &str = "$holder";
+
+/// Makes sure that messages can be sent to a subject, and below it.
+pub(super) fn check(subject: &str) -> Result<(), String> {
+    if subject.split('.').any(str::is_empty) {
+        return Err("has an empty token: no dot at its ends, no two in a row".into());
+    }
+    if subject.contains(|c: char| c.is_whitespace() || c.is_control() || c == '*' || c == '>') {
+        return Err("must not contain white space, * or >".into());
+    }
+    if subject.starts_with('$') || subject.starts_with("_INBOX.") {
+        return Err("belongs to the server: begin with another name".into());
+    }
+    Ok(())
+}
+
+/// The subjects of one inventory.
+#[derive(Clone, Debug)]
+pub(super) struct Subjects {
+    /// `<subject>.<cluster>.<namespace>.<inventory>`
+    prefix: String,
+}
+
+impl Subjects {
+    pub(super) fn new(subject: &str, inventory: &InventoryId) -> Self {
+        let InventoryId { cluster, name, .. } = inventory;
+        let cluster = if cluster.is_empty() { DEFAULT_CLUSTER } else { cluster };
+        let namespace = inventory.stored_namespace();
+        Self { prefix: format!("{subject}.{}.{}.{}", token(cluster), token(namespace), token(name)) }
+    }
+
+    /// All of them.
+    pub(super) fn all(&self) -> String {
+        format!("{}.>", self.prefix)
+    }
+
+    /// The record of who may write.
+    pub(super) fn holder(&self) -> String {
+        format!("{}.{HOLDER}", self.prefix)
+    }
+
+    /// `<prefix>.<kind>.<namespace>.<row>`, one for each key.
+    pub(super) fn row(&self, key: &RowKey) -> String {
+        let namespace = if key.namespace.is_empty() { NO_NAMESPACE.into() } else { token(&key.namespace) };
+        let hash = URL_SAFE_NO_PAD.encode(hash(key).to_be_bytes());
+        format!("{}.{}.{namespace}.{hash}", self.prefix, token(&key.kind))
+    }
+}
+
+/// Where a subject is remembered: eight bytes instead of a hundred.
+pub(super) fn place(subject: &str) -> u64 {
+    xxh3_64(subject.as_bytes())
+}
+
+/// Lengths go into the hash, so that no two keys feed it the same bytes.
+fn hash(key: &RowKey) -> u128 {
+    let RowKey { target, group, kind, namespace, uid } = key;
+    let mut hasher = Xxh3::new();
+    hasher.update(&[u8::from(target.namespace.is_some())]);
+    for part in [target.namespace.as_deref().unwrap_or_default(), &target.name, group, kind, namespace, uid] {
+        hasher.update(&(part.len() as u64).to_le_bytes());
+        hasher.update(part.as_bytes());
+    }
+    hasher.digest128()
+}
+
+/// A token for any text: `=` and two digits for what may not be in one, a hash behind what is too long.
+fn token(text: &str) -> String {
+    let mut token = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-' {
+            token.push(char::from(byte));
+        } else {
+            write!(token, "={byte:02X}").ok();
+        }
+    }
+    match token.as_str() {
+        "" => "=".into(),
+        // Elsewhere it means that there is none.
+        NO_NAMESPACE => "=2D".into(),
+        _ if token.len() > TOKEN => {
+            token.truncate(SHOWN);
+            // No digit follows `=` here, so that it is no text's own token.
+            format!("{token}=h{:032x}", xxh3_128(text.as_bytes()))
+        }
+        _ => token,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use kollect_model::row::TargetId;
+
+    use super::*;
+
+    #[test]
+    fn tokens_are_readable_where_they_can_be() {
+        for (text, expected) in [
+            ("shop", "shop"),
+            ("Cron-Tab_2", "Cron-Tab_2"),
+            ("a.b", "a=2Eb"),
+            ("> *", "=3E=20=2A"),
+            ("ü", "=C3=BC"),
+            ("=2E", "=3D2E"),
+            ("-", "=2D"),
+            ("$holder", "=24holder"),
+            ("", "="),
+        ] {
+            assert_eq!(token(text), expected);
+        }
+        assert_eq!(token(&"n".repeat(64)), "n".repeat(64));
+        assert_eq!(token(&"n".repeat(65)).len(), SHOWN + 34);
+    }
+
+    #[test]
+    fn distinct_keys_have_distinct_legal_subjects() {
+        let long = ["x".repeat(64), "x".repeat(65), format!("{}y", "x".repeat(65)), "🦀".repeat(100)];
+        let mut texts = vec!["", "-", "a", "a.b", "a=2Eb", "a b", "*", ">", "\u{0}\r\n", "$holder", "ä"];
+        texts.extend(long.iter().map(String::as_str));
+        let mut seen: HashMap<String, String> = HashMap::new();
+        let mut see = |subject: String, whose: String| {
+            for token in subject.split('.') {
+                assert!(!token.is_empty() && token.len() <= 100, "{subject}");
+                assert!(token.bytes().all(|b| b.is_ascii_graphic() && b != b'*' && b != b'>'), "{subject}");
+            }
+            if let Some(other) = seen.insert(subject.clone(), whose.clone()) {
+                assert_eq!(other, whose, "{subject}");
+            }
+        };
+        for cluster in ["", "east"] {
+            for one in &texts {
+                for other in &texts {
+                    let place = InventoryId {
+                        cluster: cluster.into(),
+                        namespace: Some((*one).into()),
+                        name: (*other).into(),
+                    };
+                    see(Subjects::new("kollect", &place).holder(), format!("{place:?}"));
+                }
+            }
+        }
+        let place = InventoryId { cluster: String::new(), namespace: None, name: "all".into() };
+        let subjects = Subjects::new("kollect", &place);
+        for one in &texts {
+            for other in &texts {
+                for target in [None, Some("")] {
+                    for parts in [
+                        [*one, *other, "k", "n", "u"],
+                        ["t", *one, *other, "n", "u"],
+                        ["t", "g", "k", *one, *other],
+                    ] {
+                        let [name, group, kind, namespace, uid] = parts.map(Into::into);
+                        let target = TargetId { namespace: target.map(Into::into), name };
+                        let key = RowKey { target, group, kind, namespace, uid };
+                        see(subjects.row(&key), format!("{key:?}"));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn subjects_that_nobody_can_send_to_are_refused() {
+        for bad in ["", ".", "a.", ".a", "a..b", "a b", "a.*", "a.>", "$JS.API", "_INBOX.x", "a\tb"] {
+            assert!(check(bad).is_err(), "{bad}");
+        }
+        for good in ["kollect", "kollect.rows", "team-a_1.inventory", "a.$b"] {
+            assert!(check(good).is_ok(), "{good}");
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! TLS for every sink that speaks it: whom to trust, whether the name must match, and who we are.
+//!
+//! A verifier of our own, because there are steps between "trust anybody" and "trust nobody without a
+//! name", and because a connection to an address that was looked up before must still be checked against
+//! the name.
+
+use std::sync::Arc;
+
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+        verify_server_name,
+    },
+    crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject as _},
+    server::ParsedCertificate,
+    sign::{CertifiedKey, SingleCertAndKey},
+};
+
+/// What of a server's certificate is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Check {
+    /// Nothing: anybody may answer.
+    Nothing,
+    /// Who signed it.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "only connection strings say so"))]
+    Chain,
+    /// Who signed it, and whom it names.
+    ChainAndName,
+}
+
+/// A client certificate with its key, from PEM. The problem says nothing about the key.
+pub(crate) fn identity(certificate: &[u8], key: &[u8]) -> Result<CertifiedKey, String> {
+    let chain = certificates(certificate)?;
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
+        "holds no private key; write PEM that begins with -----BEGIN PRIVATE KEY-----".to_owned()
+    })?;
+    CertifiedKey::from_der(chain, key, &ring::default_provider())
+        .map_err(|_| "has a key of another certificate, or of an unknown kind".to_owned())
+}
+
+/// Certificates of a PEM text; none is an error, because it would trust nobody.
+pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match found {
+        Ok(found) if !found.is_empty() => Ok(found),
+        _ => Err("holds no certificate; write PEM that begins with -----BEGIN CERTIFICATE-----".into()),
+    }
+}
+
+/// The client side of TLS. `trusted`: `None` for the roots of the machine. `named`: what a certificate must
+/// name if that is not what is connected to.
+pub(crate) fn client_config(
+    check: Check,
+    trusted: Option<Vec<CertificateDer<'static>>>,
+    named: Option<ServerName<'static>>,
+    identity: Option<CertifiedKey>,
+) -> Result<ClientConfig, String> {
+    let provider = Arc::new(ring::default_provider());
+    let chain = match check {
+        Check::Nothing => None,
+        _ => Some(Chain::new(trusted, check == Check::ChainAndName, named, &provider)?),
+    };
+    let verifier = Arc::new(Verifier { chain, provider: provider.clone() });
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .dangerous()
+        .with_custom_certificate_verifier(verifier);
+    Ok(match identity {
+        None => config.with_no_client_auth(),
+        Some(identity) => config.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity))),
+    })
+}
+
+/// Which chains are good.
+#[derive(Debug)]
+struct Chain {
+    web: Arc<WebPkiServerVerifier>,
+    /// Certificates that were given by hand: a server may show one of them itself.
+    given: Vec<CertificateDer<'static>>,
+    check_name: bool,
+    /// What the certificate must name, where the connection itself goes by another name.
+    named: Option<ServerName<'static>>,
+}
+
+impl Chain {
+    fn new(
+        trusted: Option<Vec<CertificateDer<'static>>>,
+        check_name: bool,
+        named: Option<ServerName<'static>>,
+        provider: &Arc<CryptoProvider>,
+    ) -> Result<Self, String> {
+        let given = trusted.clone().unwrap_or_default();
+        let mut roots = RootCertStore::empty();
+        // Some machines carry roots that nobody can read; the others still count.
+        roots.add_parsable_certificates(
+            trusted.unwrap_or_else(|| rustls_native_certs::load_native_certs().certs),
+        );
+        let web = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+            .build()
+            .map_err(|error| format!("no certificate can be trusted: {error}"))?;
+        Ok(Self { web, given, check_name, named })
+    }
+
+    fn verify(
+        &self,
+        shown: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<(), rustls::Error> {
+        let name = self.named.as_ref().unwrap_or(name);
+        // `openssl req -x509` makes such certificates, and libpq takes them; webpki says that a CA
+        // cannot be a server.
+        if self.given.iter().any(|given| given == shown) {
+            if self.check_name {
+                verify_server_name(&ParsedCertificate::try_from(shown)?, name)?;
+            }
+            return Ok(());
+        }
+        match self.web.verify_server_cert(shown, intermediates, name, ocsp, now) {
+            Err(rustls::Error::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) if !self.check_name => Ok(()),
+            verified => verified.map(|_| ()),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Verifier {
+    /// `None`: any certificate will do.
+    chain: Option<Chain>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        shown: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        if let Some(chain) = &self.chain {
+            chain.verify(shown, intermediates, name, ocsp, now)?;
+        }
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signature, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signature, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,324 @@
+//! Directories, as people and other programs see them.
+
+use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt, path::Path, sync::Arc};
+
+use kollect_model::{
+    batch::{Baseline, Batch, Delta, InventoryId},
+    claim::Claimant,
+    row::{Row, RowDigest, RowKey, TargetId},
+    sink::{ErrorClass, Sink, SinkReason, SinkSpec},
+};
+use kollect_sinks::{Policy, open, plan, plan_destination};
+use serde_json::{Value, json, value::RawValue};
+
+use crate::conformance::{Place, added, changed, conformance, gone, holding, inventory, write};
+
+mod broken_off;
+mod trees;
+
+/// A spec of a directory with more fields.
+fn spec(path: &Path, more: &Value) -> SinkSpec {
+    let mut spec = json!({ "type": "filesystem", "filesystem": { "path": path } });
+    for (name, value) in more.as_object().unwrap() {
+        spec[name] = value.clone();
+    }
+    SinkSpec::Snapshot(serde_json::from_value(spec).unwrap())
+}
+
+async fn open_dir(path: &Path, more: &Value) -> Box<dyn Sink> {
+    open(&plan(&spec(path, more)).unwrap(), &Policy::default()).await.unwrap()
+}
+
+/// Every file below a directory with its bytes, but for the books.
+fn tree(root: &Path) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    let mut open = vec![root.to_owned()];
+    while let Some(directory) = open.pop() {
+        for entry in fs::read_dir(&directory).unwrap().map(Result::unwrap) {
+            let path = entry.path();
+            let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+            if path.is_dir() {
+                open.push(path);
+            } else if !name.starts_with(".kollect/") {
+                found.insert(name, String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned());
+            }
+        }
+    }
+    found
+}
+
+/// A row of any object.
+fn object(uid: &str, group: &str, kind: &str, namespace: &str, name: &str, attributes: &str) -> Arc<Row> {
+    let key = RowKey {
+        target: TargetId { namespace: Some("team".into()), name: "web".into() },
+        group: group.into(),
+        kind: kind.into(),
+        namespace: namespace.into(),
+        uid: uid.into(),
+    };
+    let attributes = RawValue::from_string(attributes.into()).unwrap();
+    Arc::new(Row::new(key, "v1".into(), name.into(), attributes.into()))
+}
+
+/// A directory in one of the layouts. Paths hold the inventory, so that many can be side by side.
+struct Files {
+    dir: tempfile::TempDir,
+    more: Value,
+}
+
+impl Files {
+    fn new(layout: &str, format: &str) -> Self {
+        let more = json!({
+            "serialization": { "format": format },
+            "pathTemplate": "{cluster}/{namespace}/{name}{extension}",
+            "layout": {
+                "mode": layout,
+                "pathTemplate": "{cluster}/{namespace}/{name}/{kind}/{sourceName}{extension}",
+                "index": { "pathTemplate": "{cluster}/{namespace}/{name}{extension}" },
+            },
+        });
+        Self { dir: tempfile::tempdir().unwrap(), more }
+    }
+
+    /// The files of an inventory of the namespace team.
+    fn files(&self, name: &str) -> BTreeMap<String, String> {
+        let below = [format!("default/team/{name}."), format!("default/team/{name}/")];
+        let mut files = tree(self.dir.path());
+        files.retain(|path, _| below.iter().any(|prefix| path.starts_with(prefix)));
+        files
+    }
+}
+
+/// A deep and large text, as a reader without limits sees it.
+fn from_yaml(text: &str) -> Value {
+    let parse = || {
+        let options = serde_saphyr::options! {
+            budget: serde_saphyr::budget! {
+                max_events: usize::MAX,
+                max_nodes: usize::MAX,
+                max_depth: 512,
+                max_total_scalar_bytes: usize::MAX,
+            },
+        };
+        serde_saphyr::from_str_with_options(text, options).unwrap()
+    };
+    std::thread::scope(|scope| {
+        std::thread::Builder::new().stack_size(64 << 20).spawn_scoped(scope, parse).unwrap().join().unwrap()
+    })
+}
+
+/// What a path says about the format.
+fn format(path: &str) -> &str {
+    path.rsplit_once('.').unwrap().1
+}
+
+/// The items of a file, in any format.
+fn items(path: &str, text: &str) -> Vec<Value> {
+    let value: Value = match path {
+        _ if format(path) == "yaml" => from_yaml(text),
+        _ if format(path) == "ndjson" => {
+            text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).collect()
+        }
+        _ => serde_json::from_str(text).unwrap(),
+    };
+    match value {
+        Value::Array(items) => items,
+        Value::Object(mut fields) => match fields.remove("items") {
+            Some(Value::Array(items)) => items,
+            _ => vec![Value::Object(fields)],
+        },
+        _ => Vec::new(),
+    }
+}
+
+impl Place for Files {
+    async fn open(&self) -> Box<dyn Sink> {
+        open_dir(self.dir.path(), &self.more).await
+    }
+
+    async fn seen(&self) -> String {
+        let dated = |(path, text): (String, String)| {
+            let modified = fs::metadata(self.dir.path().join(&path)).unwrap().modified().unwrap();
+            format!("{path} {modified:?}\n{text}\n")
+        };
+        self.files("all").into_iter().map(dated).collect()
+    }
+
+    async fn meddle(&self) {
+        for (path, text) in self.files("all") {
+            let file = self.dir.path().join(&path);
+            let items = items(&path, &text);
+            let has = |uid: &str| items.iter().any(|item| item["uid"] == uid);
+            match (has("u1"), has("u2")) {
+                // A document: without the one, with the other changed.
+                (true, true) if format(&path) == "json" => {
+                    let mut value: Value = serde_json::from_str(&text).unwrap();
+                    let items = value["items"].as_array_mut().unwrap();
+                    items.retain(|item| item["uid"] != "u1");
+                    items[0]["attributes"] = json!({ "n": "spoilt" });
+                    fs::write(file, value.to_string()).unwrap();
+                }
+                (true, true) => {
+                    let start = if format(&path) == "yaml" { "- " } else { "{" };
+                    let mut kept = String::new();
+                    let mut skip = false;
+                    for (index, line) in text.lines().enumerate() {
+                        skip = if line.starts_with(start) { index == 0 } else { skip };
+                        if !skip {
+                            kept.push_str(&line.replace("cart", "spoilt"));
+                            kept.push('\n');
+                        }
+                    }
+                    fs::write(file, kept).unwrap();
+                }
+                (true, false) => fs::remove_file(file).unwrap(),
+                (false, true) => fs::write(file, text + " ").unwrap(),
+                _ => {}
+            }
+        }
+    }
+
+    async fn attributes(&self, uid: &str) -> String {
+        let files = self.files("awkward");
+        let mut items = files.iter().flat_map(|(path, text)| items(path, text));
+        items.find(|item| item["uid"] == uid).unwrap()["attributes"].to_string()
+    }
+
+    /// Nine operations on every file: with 50,000 of them a minute in a debug build.
+    fn many(&self) -> usize {
+        if self.more["layout"]["mode"] == "document" { 50_000 } else { 5_000 }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn documents_of_json_conform() {
+    conformance(&Files::new("document", "json")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn documents_of_yaml_conform() {
+    conformance(&Files::new("document", "yaml")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn documents_of_ndjson_conform() {
+    conformance(&Files::new("document", "ndjson")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_per_row_of_yaml_conform() {
+    conformance(&Files::new("perResource", "yaml")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn split_files_of_json_conform() {
+    conformance(&Files::new("split", "json")).await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_used_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "text").unwrap();
+    let existing = json!({ "provisioning": { "mode": "existing" } });
+    for (path, more, reason) in [
+        (file.clone(), json!({}), SinkReason::Incompatible),
+        (file.join("below"), json!({}), SinkReason::Incompatible),
+        (file.clone(), existing.clone(), SinkReason::Incompatible),
+        (dir.path().join("absent"), existing.clone(), SinkReason::Missing),
+    ] {
+        let Err(error) = open(&plan(&spec(&path, &more)).unwrap(), &Policy::default()).await else {
+            unreachable!("{} must not open", path.display())
+        };
+        assert_eq!((error.reason, error.class()), (reason, ErrorClass::Terminal), "{error}");
+        assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+    }
+    assert!(!dir.path().join("absent").exists(), "existing never creates");
+    let sink = open_dir(dir.path(), &existing).await;
+    sink.check().await.unwrap();
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "a probe leaves nothing behind");
+}
+
+#[tokio::test]
+async fn formats_and_options_without_effect_are_refused() {
+    let dir = Path::new("/nowhere");
+    for (more, text) in [
+        (
+            json!({ "serialization": { "format": "parquet" } }),
+            "spec.serialization.format = \"parquet\": is not available",
+        ),
+        (
+            json!({ "serialization": { "format": "csv" } }),
+            "spec.serialization.format = \"csv\": is not available",
+        ),
+        (
+            json!({ "serialization": { "compression": "gzip" }, "layout": { "mode": "split" } }),
+            "spec.serialization.compression = \"gzip\": is for documents",
+        ),
+        (
+            json!({ "layout": { "mode": "document", "content": "manifest" } }),
+            "spec.layout.content = \"manifest\": has no effect in mode document",
+        ),
+        (
+            json!({ "pathTemplate": "../{namespace}/{name}" }),
+            "spec.pathTemplate = \"../{namespace}/{name}\": must be a relative",
+        ),
+        (
+            json!({ "layout": { "pathTemplate": ".kollect/{uid}" } }),
+            "spec.layout.pathTemplate = \".kollect/{uid}\": must not begin",
+        ),
+        (
+            json!({ "layout": { "pathTemplate": "/{uid}" } }),
+            "spec.layout.pathTemplate = \"/{uid}\": must be a relative",
+        ),
+        (
+            json!({ "layout": { "pathTemplate": "{uid}#1" } }),
+            "spec.layout.pathTemplate = \"{uid}#1\": must hold no",
+        ),
+        (json!({ "filesystem": { "path": "" } }), "spec.filesystem.path: is required"),
+    ] {
+        let errors = plan(&spec(dir, &more)).unwrap_err();
+        assert!(errors[0].to_string().starts_with(text), "{}", errors[0]);
+    }
+    for (text, problem) in
+        [("dir:", "is not a directory"), ("dir:x?layout=heap", "an option that is not known, layout=heap")]
+    {
+        assert!(plan_destination(text).unwrap_err().contains(problem));
+    }
+}
+
+#[tokio::test]
+async fn refused_access_is_told_from_failure() {
+    let dir = tempfile::tempdir().unwrap();
+    let sink = open_dir(dir.path(), &json!({})).await;
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o555)).unwrap();
+    // Root may write everywhere: then there is nothing to see here.
+    if fs::write(dir.path().join("probe"), "").is_err() {
+        let error = sink.check().await.unwrap_err();
+        assert_eq!((error.reason, error.class()), (SinkReason::Forbidden, ErrorClass::Forbidden), "{error}");
+    }
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Two claims at the same moment never get the same number.
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_at_once_are_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = inventory("", "all");
+    let claims = (0..16).map(|_| {
+        let (path, place) = (dir.path().to_owned(), place.clone());
+        tokio::spawn(async move {
+            open_dir(&path, &json!({})).await.claim(&place, &Claimant::default()).await.unwrap().epoch
+        })
+    });
+    let mut epochs: Vec<i64> =
+        futures::future::join_all(claims).await.into_iter().map(Result::unwrap).collect();
+    epochs.sort_unstable();
+    epochs.dedup();
+    assert_eq!(epochs.len(), 16);
+    let sink = open_dir(dir.path(), &json!({})).await;
+    let next = sink.claim(&place, &Claimant::default()).await.unwrap();
+    assert!(next.epoch > 16 - 1);
+    sink.forget(&place, &next).await.unwrap();
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left, no directory either");
+}

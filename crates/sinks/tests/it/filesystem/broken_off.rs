@@ -1,0 +1,220 @@
+//! Writes that are cut off between any two operations on files.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use kollect_model::sink::SinkError;
+use kollect_sinks::{
+    filesystem::{Config, Directory},
+    layout::{blobs::Blobs, keeper::Keeper},
+};
+
+use super::*;
+
+/// A directory that fails after some operations that change something, for good.
+struct Failing {
+    directory: Directory,
+    left: Arc<AtomicUsize>,
+}
+
+impl Failing {
+    fn step(&self) -> Result<(), SinkError> {
+        let taken = self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        taken.map(drop).map_err(|_| SinkError::new(SinkReason::WriteFailed, "the power is gone"))
+    }
+}
+
+#[async_trait]
+impl Blobs for Failing {
+    async fn read(&self, path: &str) -> Result<Option<Bytes>, SinkError> {
+        self.directory.read(path).await
+    }
+
+    async fn write(&self, path: &str, bytes: Bytes) -> Result<(), SinkError> {
+        self.step()?;
+        self.directory.write(path, bytes).await
+    }
+
+    async fn create(&self, path: &str, bytes: Bytes) -> Result<bool, SinkError> {
+        self.directory.create(path, bytes).await
+    }
+
+    async fn delete(&self, path: &str) -> Result<(), SinkError> {
+        self.step()?;
+        self.directory.delete(path).await
+    }
+
+    async fn list(&self, directory: &str) -> Result<Vec<String>, SinkError> {
+        self.directory.list(directory).await
+    }
+
+    async fn check(&self) -> Result<(), SinkError> {
+        self.directory.check().await
+    }
+
+    fn describe(&self) -> String {
+        self.directory.describe()
+    }
+}
+
+fn config(dir: &Path, more: &Value) -> Config {
+    let SinkSpec::Snapshot(spec) = spec(dir, more) else { unreachable!() };
+    Config::plan(&spec).unwrap()
+}
+
+fn pod(uid: usize, name: &str, text: usize) -> Arc<Row> {
+    object(&format!("u{uid}"), "", "Pod", "shop", name, &format!(r#"{{"s":"{}"}}"#, "x".repeat(text)))
+}
+
+/// Whenever a write stops, whoever comes next brings everything in order, and rows that nobody can see at
+/// the moment are still there.
+#[tokio::test(flavor = "multi_thread")]
+async fn w64_a_write_may_stop_anywhere() {
+    let all = inventory("", "all");
+    let layout = |mode: &str, format: &str| json!({ "layout": { "mode": mode }, "serialization": { "format": format } });
+    // From one layout to another, or within one.
+    let cases = [
+        (layout("document", "json"), layout("document", "json")),
+        (layout("document", "yaml"), layout("document", "yaml")),
+        (layout("document", "ndjson"), layout("document", "ndjson")),
+        (layout("perResource", "yaml"), layout("perResource", "yaml")),
+        (layout("split", "json"), layout("split", "json")),
+        (layout("document", "json"), layout("perResource", "json")),
+        (layout("perResource", "json"), layout("document", "ndjson")),
+    ];
+    let blind: Vec<_> =
+        [(90, "a"), (91, "b"), (92, "twin"), (93, "m")].map(|(uid, name)| pod(uid, name, 300)).to_vec();
+    let before: Vec<_> =
+        [(1, "c", 10), (2, "n", 400), (3, "twin", 0), (4, "z", 700)].map(|(u, n, t)| pod(u, n, t)).to_vec();
+    let after: Vec<_> =
+        [(1, "c", 900), (2, "n", 0), (5, "0", 500), (6, "y", 10)].map(|(u, n, t)| pod(u, n, t)).to_vec();
+    for (from, to) in &cases {
+        let mut stop = 0;
+        loop {
+            let dir = tempfile::tempdir().unwrap();
+            let first = open_dir(dir.path(), from).await;
+            let claim = first.claim(&all, &Claimant::default()).await.unwrap();
+            let start = added(&[&*before, &*blind].concat());
+            first.write(&Batch { part_bytes: 1200, ..Batch::new(&all, &claim, &start) }).await.unwrap();
+
+            let difference = |held: &Baseline, wanted: &[Arc<Row>]| {
+                let mut delta = Delta::default();
+                for row in wanted {
+                    match held.get(&row.key) {
+                        None => delta.added.push(row.clone()),
+                        Some(digest) if *digest != row.digest => delta.changed.push(changed(row)),
+                        Some(_) => {}
+                    }
+                }
+                let known = |key: &RowKey| wanted.iter().chain(&blind).any(|row| row.key == *key);
+                let rest = held.keys().filter(|key| !known(key));
+                delta.removed = rest
+                    .map(|key| kollect_model::batch::Removed { key: key.clone(), before: None })
+                    .collect();
+                delta
+            };
+            let left = Arc::new(AtomicUsize::new(stop));
+            let opened =
+                kollect_sinks::filesystem::directory(config(dir.path(), to), &kollect_sinks::Files::Anywhere)
+                    .await
+                    .unwrap();
+            let failing = Keeper::new(Failing { directory: opened.0, left: left.clone() }, opened.1);
+            let delta = difference(&failing.baseline(&all).await.unwrap(), &after);
+            let batch = Batch { part_bytes: 1200, ..Batch::new(&all, &claim, &delta) };
+            let ended = failing.write(&batch).await.is_ok();
+            // And it stops once more while it is being repaired.
+            left.store(stop / 2, Ordering::SeqCst);
+            let delta = difference(&failing.baseline(&all).await.unwrap(), &after);
+            let batch = Batch { part_bytes: 1200, ..Batch::new(&all, &claim, &delta) };
+            failing.write(&batch).await.ok();
+
+            let sink = open_dir(dir.path(), to).await;
+            let delta = difference(&sink.baseline(&all).await.unwrap(), &after);
+            sink.write(&Batch { part_bytes: 1200, ..Batch::new(&all, &claim, &delta) }).await.unwrap();
+            let mut held = sink.baseline(&all).await.unwrap();
+            for row in &blind {
+                let digest = held.remove(&row.key);
+                assert!(
+                    digest == Some(row.digest) || (from != to && digest.is_some()),
+                    "{from} {to} {stop}: {row:?}"
+                );
+            }
+            assert_eq!(held, holding(&after), "{from} {to} {stop}");
+
+            // Exactly the files of one write, and in them exactly the rows.
+            let direct = tempfile::tempdir().unwrap();
+            let once = open_dir(direct.path(), to).await;
+            let claim = once.claim(&all, &Claimant::default()).await.unwrap();
+            let rows = added(&[&*after, &*blind].concat());
+            once.write(&Batch { part_bytes: 1200, ..Batch::new(&all, &claim, &rows) }).await.unwrap();
+            let (files, expected) = (tree(dir.path()), tree(direct.path()));
+            assert_eq!(
+                files.keys().collect::<Vec<_>>(),
+                expected.keys().collect::<Vec<_>>(),
+                "{from} {to} {stop}"
+            );
+            let rows = |files: &BTreeMap<String, String>| -> Vec<(String, Vec<Value>)> {
+                let rows = files
+                    .iter()
+                    .filter(|(path, _)| !path.starts_with("inventory") || to["layout"]["mode"] != "split");
+                rows.map(|(path, text)| (path.clone(), items(path, text))).collect()
+            };
+            assert_eq!(rows(&files), rows(&expected), "{from} {to} {stop}");
+            let books: Vec<_> = walk(&dir.path().join(".kollect"));
+            assert!(!books.iter().any(|name| name.contains("journal")), "{books:?}");
+            if ended {
+                break;
+            }
+            stop += 1;
+        }
+        assert!(stop > 1, "{from} {to}: something was cut off");
+    }
+}
+
+/// Of a first write that was cut off, and of a removal that was, nothing is left in the end.
+#[tokio::test(flavor = "multi_thread")]
+async fn w9_a_removal_may_stop_anywhere() {
+    let all = inventory("", "all");
+    let rows = added(&[pod(1, "a", 10), pod(2, "b", 500), pod(3, "b", 900)]);
+    for mode in ["document", "perResource", "split"] {
+        for stop in 0..20 {
+            let dir = tempfile::tempdir().unwrap();
+            let more = json!({ "layout": { "mode": mode } });
+            let left = Arc::new(AtomicUsize::new(stop));
+            let opened = kollect_sinks::filesystem::directory(
+                config(dir.path(), &more),
+                &kollect_sinks::Files::Anywhere,
+            )
+            .await
+            .unwrap();
+            let failing = Keeper::new(Failing { directory: opened.0, left: left.clone() }, opened.1);
+            let claim = failing.claim(&all, &Claimant::default()).await.unwrap();
+            let batch = Batch { part_bytes: 1000, ..Batch::new(&all, &claim, &rows) };
+            let written = failing.write(&batch).await.is_ok();
+            // The intent, the files and the manifest: five operations, and one for an index.
+            assert_eq!(written, stop >= if mode == "split" { 6 } else { 5 }, "{mode} {stop}");
+            left.store(stop / 2, Ordering::SeqCst);
+            failing.forget(&all, &claim).await.ok();
+            let sink = open_dir(dir.path(), &more).await;
+            let claim = sink.claim(&all, &Claimant::default()).await.unwrap();
+            sink.forget(&all, &claim).await.unwrap();
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "{mode} {stop}");
+        }
+    }
+}
+
+fn walk(root: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.is_dir() {
+            found.extend(walk(&entry));
+        } else {
+            found.push(entry.to_str().unwrap().to_owned());
+        }
+    }
+    found
+}

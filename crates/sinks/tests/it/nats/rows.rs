@@ -1,0 +1,404 @@
+//! `mode: rows`.
+
+use std::{sync::Arc, time::Duration};
+
+use async_nats::HeaderMap;
+use futures::StreamExt as _;
+use kollect_model::{
+    batch::{Batch, Changed, Delta, Removed},
+    row::Row,
+    sink::{ErrorClass, Sink, SinkReason},
+};
+use kollect_sinks::{Plan, plan};
+use kollect_testbed::Nats;
+use serde_json::{Value, json};
+
+use super::{Message, Other, eventually, open, opened, planned, refused, settings, spec};
+use crate::conformance::{
+    Place, added, assert_holds, changed, claimant, conformance, gone, holding, inventory, row, write,
+};
+
+struct Subjects {
+    server: &'static Nats,
+    other: Other,
+    name: &'static str,
+}
+
+impl Place for Subjects {
+    async fn open(&self) -> Box<dyn Sink> {
+        opened(self.server, self.name, "rows").await
+    }
+
+    async fn seen(&self) -> String {
+        let all = self.other.rows(self.name, "all").await;
+        let seen: Vec<_> = all.iter().map(|one| (one.sequence, &one.subject, &one.body)).collect();
+        format!("{seen:?}")
+    }
+
+    async fn meddle(&self) {
+        for message in self.other.rows(self.name, "all").await {
+            if message.uid() == "u1" {
+                self.other.purge(self.name, &message.subject).await;
+            }
+            if message.uid() == "u2" {
+                // A copy elsewhere is nobody's row; what has no headers is no row at all.
+                let copy = format!("{}x", message.subject);
+                let sent =
+                    self.other.jetstream.publish_with_headers(copy, message.headers_of_key(), "x".into());
+                sent.await.unwrap().await.unwrap();
+                self.other.jetstream.publish(message.subject, "garbage".into()).await.unwrap().await.unwrap();
+            }
+        }
+    }
+
+    async fn attributes(&self, uid: &str) -> String {
+        let all = self.other.rows(self.name, "awkward").await;
+        let message = all.iter().find(|message| message.uid() == uid).unwrap();
+        message.json()["data"]["after"]["attributes"].to_string()
+    }
+}
+
+impl Message {
+    fn headers_of_key(&self) -> HeaderMap {
+        let ours = ["Kollect-Row-Key", "Kollect-Row-Digest", "Kollect-Op"];
+        let mut headers = HeaderMap::new();
+        for name in ours {
+            headers.insert(name, self.header(name).unwrap());
+        }
+        headers
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_conforms() {
+    let server = Nats::shared();
+    conformance(&Subjects { server, other: Other::at(server).await, name: "conforms" }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_say_in_headers_what_is_compared() {
+    let (server, name) = (Nats::shared(), "headers");
+    let (sink, other, all) =
+        (opened(server, name, "rows").await, Other::at(server).await, inventory("", "all"));
+    let (old, new) = (row("u1", r#"{"n":1}"#), row("u1", r#"{"n":2}"#));
+    write(&*sink, &all, Some("c1"), &added(std::slice::from_ref(&old))).await.unwrap();
+    let first = other.rows(name, "all").await.remove(0);
+    assert!(first.subject.starts_with("headers.default.team.all.Deployment.shop."), "{first:?}");
+    assert_eq!(first.header("Kollect-Op"), Some("added"));
+    assert_eq!(first.header("Kollect-Row-Key"), Some("team/pods/apps/Deployment/shop/u1"));
+    assert_eq!(first.header("Kollect-Row-Digest"), Some(old.digest.to_string().as_str()));
+    assert_eq!(first.header("Content-Type"), Some("application/cloudevents+json; charset=UTF-8"));
+    assert_eq!(first.header("Nats-TTL"), None, "rows stay");
+    assert_eq!(first.json()["id"].as_str(), first.header("Nats-Msg-Id"));
+
+    let claim = sink.claim(&all, &claimant(Some("c1"))).await.unwrap();
+    let change = Changed { before: Some(old.clone()), after: new.clone() };
+    let delta = Delta { changed: vec![change], ..Delta::default() };
+    sink.write(&Batch { revision: 42, ..Batch::new(&all, &claim, &delta) }).await.unwrap();
+    let second = other.rows(name, "all").await;
+    assert_eq!(second.len(), 1, "the last message of a subject stays");
+    let event = second[0].json();
+    assert_eq!(event["type"], "dev.kollect.row.changed");
+    assert_eq!(event["data"]["before"], json!(*old));
+    assert_eq!(event["data"]["after"], json!(*new));
+    assert_eq!((&event["data"]["changed"], &event["data"]["revision"]), (&json!(["n"]), &json!(42)));
+
+    let removal = Delta {
+        removed: vec![Removed { key: new.key.clone(), before: Some(new.clone()) }],
+        ..Delta::default()
+    };
+    sink.write(&Batch::new(&all, &claim, &removal)).await.unwrap();
+    let marker = other.rows(name, "all").await.remove(0);
+    assert_eq!((marker.header("Kollect-Op"), marker.header("Nats-TTL")), (Some("removed"), Some("86400s")));
+    assert_eq!(marker.json()["data"]["before"], json!(*new));
+    // Every claim, and no row, is in the record.
+    let record = other.messages(name, "headers.default.team.all.$holder").await;
+    let holder: Value = record[0].json();
+    assert_eq!(holder, json!({ "owner": "c1", "writer": "cli", "epoch": 2 }));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn removals_expire_and_rows_come_back_after_that() {
+    let (server, name) = (Nats::shared(), "expiring");
+    let Plan::Nats(config) = planned(&server.url(), name, "rows") else { unreachable!() };
+    let plan = Plan::Nats(config.with_marker_ttl(Duration::from_secs(1)));
+    let (sink, other, all) = (open(&plan).await.unwrap(), Other::at(server).await, inventory("", "all"));
+    let one = row("u1", "{}");
+    let first = added(std::slice::from_ref(&one));
+    let claim = sink.claim(&all, &claimant(None)).await.unwrap();
+    sink.write(&Batch::new(&all, &claim, &first)).await.unwrap();
+    let removal = Delta { removed: vec![gone(&one)], ..Delta::default() };
+    sink.write(&Batch::new(&all, &claim, &removal)).await.unwrap();
+    eventually("the removal expires", async || other.rows(name, "all").await.is_empty()).await;
+    // The sink remembers a message that is no longer there.
+    sink.write(&Batch::new(&all, &claim, &first)).await.unwrap();
+    assert_eq!(sink.baseline(&all).await.unwrap(), holding([&one]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_without_expiry_keeps_removals() {
+    let (server, name) = (Nats::shared(), "lasting");
+    let other = Other::at(server).await;
+    other.create(json!({ "name": name, "subjects": ["lasting.>"], "max_msgs_per_subject": 1 })).await;
+    let (sink, all, one) = (opened(server, name, "rows").await, inventory("", "all"), row("u1", "{}"));
+    write(&*sink, &all, None, &added(std::slice::from_ref(&one))).await.unwrap();
+    let removal = Delta { removed: vec![gone(&one)], ..Delta::default() };
+    write(&*sink, &all, None, &removal).await.unwrap();
+    assert!(sink.baseline(&all).await.unwrap().is_empty());
+    let marker = other.rows(name, "all").await.remove(0);
+    assert_eq!((marker.header("Kollect-Op"), marker.header("Nats-TTL")), (Some("removed"), None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn w35_two_sinks_share_a_stream() {
+    let (server, name) = (Nats::shared(), "w35");
+    let other = Other::at(server).await;
+    // As its owner wants it, with a setting that no client of ours knows of.
+    other
+        .create(json!({
+            "name": name, "subjects": ["w35.theirs"], "max_msgs_per_subject": 1, "max_bytes": 100_000_000,
+            "description": "ours, hands off", "metadata": { "team": "a" }, "allow_msg_schedules": true,
+        }))
+        .await;
+    let before = settings(&other.stream(name).await);
+    let sink = async |subject: &str| {
+        let more = json!({ "nats": { "subject": subject } });
+        open(&plan(&spec(&server.url(), name, "rows", more)).unwrap()).await.unwrap()
+    };
+    let (all, one) = (inventory("", "all"), row("u1", "{}"));
+    // At the same moment, and again.
+    let first = futures::join!(sink("w35.a"), sink("w35.b"), sink("w35.c"));
+    let second = (sink("w35.a").await, sink("w35.b").await, sink("w35.c").await);
+    for (number, sink) in [first.0, first.1, first.2, second.0, second.1, second.2].iter().enumerate() {
+        sink.check().await.unwrap();
+        let row = row(&format!("u{number}"), "{}");
+        write(&**sink, &all, None, &added(&[one.clone(), row.clone()])).await.unwrap();
+        let held = sink.baseline(&all).await.unwrap();
+        assert_eq!(held.get(&row.key), Some(&row.digest));
+    }
+    let after = other.stream(name).await;
+    assert_eq!(settings(&after), before);
+    let mut subjects: Vec<String> = serde_json::from_value(after["config"]["subjects"].clone()).unwrap();
+    subjects.sort();
+    assert_eq!(subjects, ["w35.a.>", "w35.b.>", "w35.c.>", "w35.theirs"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn w35_what_comes_back_arrives_and_what_is_repeated_does_not() {
+    let (server, name) = (Nats::shared(), "back");
+    let (sink, other, all) =
+        (opened(server, name, "rows").await, Other::at(server).await, inventory("", "all"));
+    let mut heard = other.client.subscribe("back.*.*.*.*.*.*").await.unwrap();
+    other.client.flush().await.unwrap();
+    let (a, b) = (row("u1", r#"{"n":"a"}"#), row("u1", r#"{"n":"b"}"#));
+    let claim = sink.claim(&all, &claimant(None)).await.unwrap();
+    sink.write(&Batch::new(&all, &claim, &added(std::slice::from_ref(&a)))).await.unwrap();
+    for next in [&b, &a, &b, &a] {
+        let delta = Delta { changed: vec![changed(next)], ..Delta::default() };
+        for _ in 0..2 {
+            sink.write(&Batch::new(&all, &claim, &delta)).await.unwrap();
+        }
+    }
+    let mut ids = Vec::new();
+    for expected in ["a", "b", "a", "b", "a"] {
+        let message = heard.next().await.unwrap();
+        let event: Value = serde_json::from_slice(&message.payload).unwrap();
+        assert_eq!(event["data"]["after"]["attributes"]["n"], expected);
+        ids.push(event["id"].to_string());
+    }
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), 5);
+    other.client.publish("back.x.x.x.x.x.x", "end".into()).await.unwrap();
+    assert_eq!(heard.next().await.unwrap().payload, "end", "nothing was sent twice");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_somebody_has_sent_meanwhile_is_not_replaced_unseen() {
+    let (server, name) = (Nats::shared(), "meanwhile");
+    let (sink, other, all) =
+        (opened(server, name, "rows").await, Other::at(server).await, inventory("", "all"));
+    let (one, two) = (row("u1", "{}"), row("u1", r#"{"n":2}"#));
+    let claim = sink.claim(&all, &claimant(None)).await.unwrap();
+    sink.write(&Batch::new(&all, &claim, &added(std::slice::from_ref(&one)))).await.unwrap();
+    let message = other.rows(name, "all").await.remove(0);
+    let sent = other.jetstream.publish(message.subject.clone(), "mine".into()).await.unwrap().await.unwrap();
+
+    let delta = Delta { changed: vec![changed(&two)], ..Delta::default() };
+    let error = sink.write(&Batch::new(&all, &claim, &delta)).await.unwrap_err();
+    assert_eq!((error.reason, error.class()), (SinkReason::WriteFailed, ErrorClass::Transient));
+    assert_eq!(other.rows(name, "all").await[0].sequence, sent.sequence);
+    // The engine compares after an error.
+    assert!(sink.baseline(&all).await.unwrap().is_empty());
+    sink.write(&Batch::new(&all, &claim, &added(std::slice::from_ref(&two)))).await.unwrap();
+    assert_eq!(sink.baseline(&all).await.unwrap(), holding([&two]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_writer_is_fenced_also_with_what_it_has_read_before() {
+    let (server, name) = (Nats::shared(), "late");
+    let (early, late) = (opened(server, name, "rows").await, opened(server, name, "rows").await);
+    let (all, one, two) = (inventory("", "all"), row("u1", "{}"), row("u1", r#"{"n":2}"#));
+    let old = early.claim(&all, &claimant(Some("c1"))).await.unwrap();
+    early.write(&Batch::new(&all, &old, &added(std::slice::from_ref(&one)))).await.unwrap();
+    let new = late.claim(&all, &claimant(Some("c1"))).await.unwrap();
+    let delta = Delta { changed: vec![changed(&two)], ..Delta::default() };
+    late.write(&Batch::new(&all, &new, &delta)).await.unwrap();
+    let error = early.write(&Batch::new(&all, &old, &delta)).await.unwrap_err();
+    assert_eq!(error.reason, SinkReason::Fenced);
+    // A new claim reads again what another writer has changed in between.
+    let again = early.claim(&all, &claimant(Some("c1"))).await.unwrap();
+    let back = Delta { changed: vec![changed(&one)], ..Delta::default() };
+    early.write(&Batch::new(&all, &again, &back)).await.unwrap();
+    assert_eq!(late.baseline(&all).await.unwrap(), holding([&one]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_dies_in_mid_write_gets_everything_once() {
+    let (mut server, name, count) = (Nats::start().unwrap(), "killed", 60_000);
+    let rows: Vec<Arc<Row>> = (0..count).map(|i| row(&format!("u{i}"), r#"{"text":"some"}"#)).collect();
+    let all = inventory("", "all");
+    let writing = {
+        let (sink, delta, all) = (opened(&server, name, "rows").await, added(&rows), all.clone());
+        tokio::spawn(async move {
+            let claim = sink.claim(&all, &claimant(None)).await.unwrap();
+            sink.write(&Batch::new(&all, &claim, &delta)).await
+        })
+    };
+    let other = Other::at(&server).await;
+    let arrived = async || other.stream(name).await["state"]["messages"].as_u64().unwrap();
+    eventually("some rows arrive", async || arrived().await > 1000).await;
+    server.kill();
+    let error = writing.await.unwrap().unwrap_err();
+    assert_eq!((error.reason, error.class()), (SinkReason::Unreachable, ErrorClass::Transient), "{error}");
+    assert_eq!(refused(&planned(&server.url(), name, "rows")).await.reason, SinkReason::Unreachable);
+
+    server.resume().unwrap();
+    let sink = opened(&server, name, "rows").await;
+    let claim = sink.claim(&all, &claimant(None)).await.unwrap();
+    let held = sink.baseline(&all).await.unwrap();
+    assert!(!held.is_empty() && held.len() < count, "{} rows were there", held.len());
+    let missing: Vec<_> = rows.iter().filter(|row| !held.contains_key(&row.key)).cloned().collect();
+    sink.write(&Batch::new(&all, &claim, &added(&missing))).await.unwrap();
+    assert_holds(&*sink, &all, &rows).await;
+    // Two claims, and each row once.
+    let state = Other::at(&server).await.stream(name).await["state"].clone();
+    assert_eq!(state["last_seq"], count + 2, "{state}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_connection_stays_lost() {
+    let (mut server, name) = (Nats::start().unwrap(), "lost");
+    let sink = opened(&server, name, "rows").await;
+    server.kill();
+    server.resume().unwrap();
+    let error = sink.check().await.unwrap_err();
+    assert_eq!(error.reason, SinkReason::Unreachable, "{error}");
+    opened(&server, name, "rows").await.check().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_are_too_large_are_named_and_all_others_are_written() {
+    let (server, name) = (Nats::shared(), "oversize");
+    let (sink, other, all) =
+        (opened(server, name, "rows").await, Other::at(server).await, inventory("", "all"));
+    let text = |megabytes: usize| format!(r#"{{"text":"{}"}}"#, "x".repeat(megabytes << 20));
+    let (small, large) = (row("small", "{}"), row("large", &text(9)));
+    let receipt = write(&*sink, &all, None, &added(&[large.clone(), small.clone()])).await.unwrap();
+    assert_eq!(receipt.refused.len(), 1);
+    assert_eq!(receipt.refused[0].key, large.key);
+    let why = &receipt.refused[0].why;
+    assert!(
+        why.contains("Deployment shop/cart") && why.contains("uid large") && why.contains("8388608"),
+        "{why}"
+    );
+    assert_eq!(sink.baseline(&all).await.unwrap(), holding([&small]));
+
+    // Before and after together are too large: what it was is left out, what changed is not.
+    let (old, new) = (row("both", &text(5)), row("both", &text(6)));
+    write(&*sink, &all, None, &added(std::slice::from_ref(&old))).await.unwrap();
+    let change = Changed { before: Some(old), after: new.clone() };
+    let receipt =
+        write(&*sink, &all, None, &Delta { changed: vec![change], ..Delta::default() }).await.unwrap();
+    assert!(receipt.refused.is_empty());
+    assert_eq!(sink.baseline(&all).await.unwrap(), holding([&small, &new]));
+    let event = other.rows(name, "all").await.pop().unwrap().json();
+    assert_eq!((&event["data"]["before"], &event["data"]["changed"]), (&Value::Null, &json!(["text"])));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn existing_never_creates_or_alters() {
+    let (server, name) = (Nats::shared(), "existing");
+    let other = Other::at(server).await;
+    let more = json!({ "provisioning": { "mode": "existing" } });
+    let plan = plan(&spec(&server.url(), name, "rows", more)).unwrap();
+    let error = refused(&plan).await;
+    assert_eq!((error.reason, error.class()), (SinkReason::Missing, ErrorClass::Terminal));
+    assert!(error.to_string().contains("nats stream add existing --subjects='existing.>'"), "{error}");
+    assert_eq!(other.stream(name).await["error"]["err_code"], 10059);
+
+    other.create(json!({ "name": name, "subjects": ["else"], "max_msgs_per_subject": 1 })).await;
+    let before = other.stream(name).await["config"].clone();
+    let error = refused(&plan).await;
+    assert_eq!((error.reason, error.class()), (SinkReason::Incompatible, ErrorClass::Terminal));
+    assert!(error.to_string().contains("nats stream edit existing --subjects='else,existing.>'"), "{error}");
+    assert_eq!(other.stream(name).await["config"], before);
+
+    // Part of what is needed is not enough, all of it is, in whatever words.
+    for (subjects, enough) in [("existing.*.*.>", false), ("existing.>", true)] {
+        let mut config = before.clone();
+        config["subjects"] = json!(["else", subjects]);
+        let answer: Value = other.jetstream.request("STREAM.UPDATE.existing", &config).await.unwrap();
+        assert_eq!(answer.get("error"), None, "{answer}");
+        let config = other.stream(name).await["config"].clone();
+        match open(&plan).await {
+            Err(error) => assert!(!enough && error.reason == SinkReason::Incompatible, "{error}"),
+            Ok(sink) => {
+                assert!(enough);
+                write(&*sink, &inventory("", "all"), None, &added(&[row("u1", "{}")])).await.unwrap();
+            }
+        }
+        assert_eq!(other.stream(name).await["config"], config);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_that_keep_more_or_less_are_refused() {
+    let (server, other) = (Nats::shared(), Other::at(Nats::shared()).await);
+    other.create(json!({ "name": "several", "subjects": ["several.>"], "max_msgs_per_subject": 5 })).await;
+    let error = refused(&planned(&server.url(), "several", "rows")).await;
+    assert_eq!((error.reason, error.class()), (SinkReason::Incompatible, ErrorClass::Terminal));
+    assert!(error.to_string().contains("nats stream edit several --max-msgs-per-subject=1"), "{error}");
+
+    let queue = json!({
+        "name": "queue", "subjects": ["queue.>"], "max_msgs_per_subject": 1, "retention": "workqueue",
+    });
+    other.create(queue).await;
+    let error = refused(&planned(&server.url(), "queue", "rows")).await;
+    assert_eq!(error.reason, SinkReason::Incompatible);
+    assert!(error.to_string().contains("workqueue"), "{error}");
+
+    // Another stream has the subject already.
+    other.create(json!({ "name": "taker", "subjects": ["taken.>"] })).await;
+    let error = refused(&planned(&server.url(), "taken", "rows")).await;
+    assert_eq!(error.reason, SinkReason::Incompatible);
+    assert!(error.to_string().contains("overlap"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_listens_hears_of_a_forgotten_inventory() {
+    let (server, name) = (Nats::shared(), "forgotten");
+    let (sink, other, all) =
+        (opened(server, name, "rows").await, Other::at(server).await, inventory("", "all"));
+    let rows = [row("u1", "{}"), row("u2", "{}")];
+    write(&*sink, &all, None, &added(&rows)).await.unwrap();
+    let mut heard = other.client.subscribe("forgotten.*.*.*.*.*.*").await.unwrap();
+    other.client.flush().await.unwrap();
+    let claim = sink.claim(&all, &claimant(None)).await.unwrap();
+    sink.forget(&all, &claim).await.unwrap();
+    for _ in 0..2 {
+        let event: Value = serde_json::from_slice(&heard.next().await.unwrap().payload).unwrap();
+        assert_eq!(event["type"], "dev.kollect.row.removed");
+    }
+    assert!(other.messages(name, "forgotten.>").await.is_empty(), "nothing is left, not even the record");
+}

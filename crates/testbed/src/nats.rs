@@ -1,0 +1,212 @@
+//! A NATS server with JetStream, built from its Go module.
+//!
+//! Called by the tests of the event sink, the demo and benches. Listens on loopback TCP only and lets
+//! everybody in unless it is started with credentials. What it stores survives [`Nats::kill`].
+
+use std::io::{BufRead as _, BufReader};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+
+use crate::ports::on_free_port;
+use crate::{Error, Scratch, Server, Stop, programs};
+
+const START_LIMIT: Duration = Duration::from_mins(1);
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+/// Larger than the default of 1 MiB, so that large rows fit.
+const MAX_PAYLOAD: u32 = 8 << 20;
+
+/// A running server; dropping it stops it.
+#[derive(Debug)]
+pub struct Nats {
+    program: PathBuf,
+    port: u16,
+    scratch: Scratch,
+    certificates: Option<Certificates>,
+    /// `None` while it is down.
+    server: Option<Server>,
+}
+
+/// What a TLS client needs, all PEM.
+#[derive(Debug, Clone)]
+pub struct Certificates {
+    /// Signed the certificate of the server, and that of the client.
+    pub ca: String,
+    /// Certificate of a client.
+    pub client: String,
+    /// Key of that client.
+    pub client_key: String,
+}
+
+impl Nats {
+    /// Starts a server of its own for one test, and returns when it answers.
+    pub fn start() -> Result<Self, Error> {
+        Self::start_with("")
+    }
+
+    /// Like [`Self::start`], with more lines in the server's own configuration language.
+    pub fn start_with(config: &str) -> Result<Self, Error> {
+        Self::start_as(config, None)
+    }
+
+    /// Like [`Self::start`], for whoever knows the token.
+    pub fn start_with_token(token: &str) -> Result<Self, Error> {
+        Self::start_with(&format!("authorization {{ token: \"{token}\" }}"))
+    }
+
+    /// Like [`Self::start`], for one user.
+    pub fn start_with_user(user: &str, password: &str) -> Result<Self, Error> {
+        Self::start_with(&format!("authorization {{ user: \"{user}\", password: \"{password}\" }}"))
+    }
+
+    /// Like [`Self::start`], with a certificate for `host`; see [`Self::certificates`].
+    pub fn start_with_tls(host: &str) -> Result<Self, Error> {
+        Self::start_as("", Some((host, false)))
+    }
+
+    /// Like [`Self::start_with_tls`], for clients with a certificate of the same authority only.
+    pub fn start_with_client_certificates(host: &str) -> Result<Self, Error> {
+        Self::start_as("", Some((host, true)))
+    }
+
+    /// The server that all tests of this process share; started by the first caller.
+    ///
+    /// # Panics
+    ///
+    /// If it cannot be started: a missing component is a failing test.
+    #[expect(clippy::panic, reason = "a missing component must fail the test, with the reason")]
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Result<Nats, Error>> = OnceLock::new();
+        match SHARED.get_or_init(Self::start) {
+            Ok(nats) => nats,
+            Err(error) => panic!("the shared NATS server did not start: {}", error.with_causes()),
+        }
+    }
+
+    /// Ends the server in the middle of whatever it does: clients lose their connections.
+    pub fn kill(&mut self) {
+        self.server = None;
+    }
+
+    /// Starts the server again after [`Self::kill`], with its streams and on its port.
+    pub fn resume(&mut self) -> Result<(), Error> {
+        self.server = Some(self.run()?);
+        Ok(())
+    }
+
+    /// The address for clients; with TLS as well, where a client must ask for it.
+    pub fn url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port)
+    }
+
+    /// The loopback port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// What a TLS client needs; `None` without TLS.
+    pub fn certificates(&self) -> Option<&Certificates> {
+        self.certificates.as_ref()
+    }
+
+    fn start_as(config: &str, tls: Option<(&str, bool)>) -> Result<Self, Error> {
+        let program = programs::nats_server()?;
+        on_free_port(|port| {
+            let scratch = Scratch::new()?;
+            let file = |name: &str| scratch.path().join(name).display().to_string();
+            let certificates = tls.map(|(host, _)| write_certificates(&scratch, host)).transpose()?;
+            let tls = tls.map_or_else(String::new, |(_, of_clients)| {
+                format!(
+                    "tls {{ cert_file: \"{}\", key_file: \"{}\", ca_file: \"{}\", verify: {of_clients} }}",
+                    file("server.crt"),
+                    file("server.key"),
+                    file("ca.crt"),
+                )
+            });
+            let config = format!(
+                "host: 127.0.0.1\nport: {port}\nserver_name: \"{}\"\nmax_payload: {MAX_PAYLOAD}\n\
+                 jetstream {{ store_dir: \"{}\" }}\n{tls}\n{config}\n",
+                name(&scratch),
+                file("store"),
+            );
+            scratch.write("nats.conf", config)?;
+            let mut nats = Self { program: program.clone(), port, scratch, certificates, server: None };
+            nats.resume()?;
+            Ok(nats)
+        })
+    }
+
+    fn run(&self) -> Result<Server, Error> {
+        let mut command = std::process::Command::new(&self.program);
+        command.arg("--config").arg(self.scratch.path().join("nats.conf"));
+        let mut server = Server::start(&self.scratch, "nats", Stop::Kill, &command)?;
+        // Asks who answers: it may be the server of another process that was faster to this port.
+        let name = format!("\"server_name\":\"{}\"", name(&self.scratch));
+        server.wait_until(START_LIMIT, || greeting(self.port).is_some_and(|said| said.contains(&name)))?;
+        Ok(server)
+    }
+}
+
+/// A name that no other server has.
+fn name(scratch: &Scratch) -> String {
+    scratch.path().file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// The first line that a server sends.
+fn greeting(port: u16) -> Option<String> {
+    let stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    stream.set_read_timeout(Some(ANSWER_LIMIT)).ok()?;
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).ok()?;
+    Some(line)
+}
+
+/// An authority, a certificate for `host`, and one for a client.
+fn write_certificates(scratch: &Scratch, host: &str) -> Result<Certificates, Error> {
+    let ca_key = KeyPair::generate()?;
+    let mut authority = CertificateParams::new(Vec::new())?;
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let ca = authority.self_signed(&ca_key)?.pem();
+    let issuer = Issuer::new(authority, ca_key);
+    let signed = |name: &str, purpose| -> Result<(String, String), Error> {
+        let key = KeyPair::generate()?;
+        let mut leaf = CertificateParams::new([name.to_owned()])?;
+        leaf.extended_key_usages = vec![purpose];
+        Ok((leaf.signed_by(&key, &issuer)?.pem(), key.serialize_pem()))
+    };
+    let (server, server_key) = signed(host, ExtendedKeyUsagePurpose::ServerAuth)?;
+    let (client, client_key) = signed("client", ExtendedKeyUsagePurpose::ClientAuth)?;
+    for (file, text) in [("ca.crt", &ca), ("server.crt", &server), ("server.key", &server_key)] {
+        scratch.write(file, text)?;
+    }
+    Ok(Certificates { ca, client, client_key })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_server_comes_back_on_its_port_and_with_its_files() {
+        let mut nats = Nats::start().unwrap();
+        let store = nats.scratch.path().join("store");
+        assert!(greeting(nats.port).unwrap().contains("\"jetstream\":true"));
+        assert!(fs::metadata(&store).unwrap().is_dir());
+        nats.kill();
+        assert_eq!(greeting(nats.port), None);
+        nats.resume().unwrap();
+        assert!(greeting(nats.port).unwrap().starts_with("INFO "));
+    }
+
+    #[test]
+    fn tls_is_required_where_there_are_certificates() {
+        let nats = Nats::start_with_client_certificates("localhost").unwrap();
+        assert!(greeting(nats.port()).unwrap().contains("\"tls_verify\":true"));
+        assert!(nats.certificates().unwrap().ca.starts_with("-----BEGIN CERTIFICATE-----"));
+    }
+}
