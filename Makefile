@@ -6,7 +6,7 @@ SHELL := /bin/bash
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: tools ## Watch live objects become rows, on a throw-away control plane (needs no cluster)
@@ -33,8 +33,7 @@ bench-scale: servers ## 100,000 objects on a real control plane: time, memory, c
 	N=$(or $(N),100000) cargo bench -p kollect --bench scale
 
 .PHONY: bench-delivery
-bench-delivery: tools ## Rows to real sinks: writes, latency, memory, restarts (N=10000 for the quick form)
-	@scripts/tools postgres
+bench-delivery: servers ## Rows to real sinks: writes, latency, memory, restarts (N=10000 for the quick form)
 	N=$(or $(N),100000) cargo bench -p kollect-sinks --bench delivery
 
 .PHONY: soak

@@ -6,6 +6,7 @@
 //!
 //! `N` says how many rows a table has; all other numbers follow from it.
 
+mod bytes;
 mod downtime;
 mod fill;
 mod lag;
@@ -27,9 +28,9 @@ use std::{
 
 use anyhow::{Context, Result};
 use kollect_sinks::Policy;
-use kollect_testbed::Postgres;
+use kollect_testbed::{Nats, Postgres};
 use lag::{Act, Reader};
-use places::{Place, Schema, SqliteFile};
+use places::{Place, Schema, SqliteFile, Stream, Tree};
 use rows::Rows;
 use running::{Running, inventory};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
@@ -61,6 +62,7 @@ fn main() -> Result<()> {
     runtime.block_on(async {
         let bench = Bench { server: &server, count };
         bench.writes(&mut table).await?;
+        bench.bytes(&mut table).await?;
         bench.table_of_many(&mut table).await?;
         bench.downtime(&mut table).await?;
         bench.restarts(&mut table).await
@@ -90,6 +92,18 @@ async fn settled() -> usize {
     allocated()
 }
 
+/// Single changes of as many rows.
+async fn writes_of(name: &str, place: &impl Place, changes: usize, table: &mut Table) -> Result<()> {
+    tell(format_args!("{name}: {changes} changes of single rows"));
+    let began = Instant::now();
+    let Writes { changes: written, statuses, restart } = writes::measure(place, changes, changes).await?;
+    tell(format_args!("{name}: after {:.1} s", began.elapsed().as_secs_f64()));
+    table.check(&format!("{name}: rows written / rows changed"), float(written) / float(changes), 1.05);
+    table.check(&format!("{name}: rows written, 400 statuses changed"), float(statuses), 0.0);
+    table.check(&format!("{name}: rows written, restart"), float(restart), 0.0);
+    Ok(())
+}
+
 struct Bench<'a> {
     server: &'a Postgres,
     /// Rows of the large table.
@@ -98,20 +112,25 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     async fn writes(&self, table: &mut Table) -> Result<()> {
+        let nats = Nats::start()?;
         let postgres = Schema { server: self.server, name: "writes" };
-        self.writes_of("SQLite", &SqliteFile::new()?, table).await?;
-        self.writes_of("PostgreSQL", &postgres, table).await
+        let many = self.count / 10;
+        writes_of("SQLite", &SqliteFile::new()?, many, table).await?;
+        writes_of("PostgreSQL", &postgres, many, table).await?;
+        writes_of("NATS", &Stream::new(&nats, "writes"), many, table).await?;
+        // A file is more work than a row.
+        writes_of("files", &Tree::new("perResource")?, many / 10, table).await
     }
 
-    async fn writes_of(&self, name: &str, place: &impl Place, table: &mut Table) -> Result<()> {
-        let changes = self.count / 10;
-        tell(format_args!("{name}: {changes} changes of single rows"));
-        let began = Instant::now();
-        let Writes { changes: written, statuses, restart } = writes::measure(place, changes, changes).await?;
-        tell(format_args!("{name}: after {:.1} s", began.elapsed().as_secs_f64()));
-        table.check(&format!("{name}: rows written / rows changed"), float(written) / float(changes), 1.05);
-        table.check(&format!("{name}: rows written, 400 statuses changed"), float(statuses), 0.0);
-        table.check(&format!("{name}: rows written, restart"), float(restart), 0.0);
+    async fn bytes(&self, table: &mut Table) -> Result<()> {
+        for (mode, name) in [("perResource", "a file per row"), ("document", "one document")] {
+            for count in [self.count / 100, self.count / 10] {
+                tell(format_args!("bytes of {name} with {count} rows"));
+                let bytes = bytes::measure(&Tree::new(mode)?, count, 50).await?;
+                let (bytes, row) = (bytes.per_change / 1e3, bytes.held / 1e3 / float(count));
+                table.tell(&format!("{name}, {count} rows of {row:.1} KB: KB per change"), bytes);
+            }
+        }
         Ok(())
     }
 
@@ -205,6 +224,7 @@ impl Bench<'_> {
         let place = Schema { server: self.server, name: "restarts" };
         let seen = restarts::measure(&place, count, 10).await?;
         table.tell("ten restarts: looks of a reader", float(seen.looks));
+        table.tell("ten restarts: ms between two looks", seen.took.as_secs_f64() * 1e3 / float(seen.looks));
         table.check("ten restarts: incomplete states seen", float(seen.incomplete), 0.0);
         Ok(())
     }

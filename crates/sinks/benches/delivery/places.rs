@@ -3,10 +3,20 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use kollect_sinks::{Plan, plan_destination};
+use kollect_model::sink::SinkSpec;
+use kollect_sinks::{Plan, plan, plan_destination};
 use kollect_testbed::Postgres;
 use rusqlite::Connection;
 use tempfile::TempDir;
+
+// Tests take this file by its path, and would look for these beside it.
+#[path = "places/stream.rs"]
+mod stream;
+#[path = "places/tree.rs"]
+mod tree;
+
+pub(crate) use stream::Stream;
+pub(crate) use tree::Tree;
 
 /// A place that nobody has written to.
 pub(crate) trait Place {
@@ -94,4 +104,11 @@ impl Place for Schema<'_> {
 
 fn planned(destination: &str) -> Result<Plan> {
     plan_destination(destination).map_err(anyhow::Error::msg)
+}
+
+fn planned_spec(spec: &SinkSpec) -> Result<Plan> {
+    let problems = |errors: Vec<kollect_model::SpecError>| {
+        errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    };
+    plan(spec).map_err(|errors| anyhow::Error::msg(problems(errors)))
 }

@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::Result;
@@ -27,6 +27,8 @@ const PART: usize = 100;
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) looks: usize,
+    /// All of them together.
+    pub(crate) took: Duration,
     /// Rows that are missing or too many, or only some of those that changed together.
     pub(crate) incomplete: usize,
 }
@@ -65,7 +67,8 @@ async fn look(dsn: String, table: String, count: usize, done: Arc<AtomicBool>) -
         ))
         .await?;
     let count = i64::try_from(count)?;
-    let mut seen = Seen { looks: 0, incomplete: 0 };
+    let mut seen = Seen { looks: 0, took: Duration::ZERO, incomplete: 0 };
+    let began = Instant::now();
     let mut pace = interval(PERIOD);
     pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while !done.load(Ordering::Relaxed) {
@@ -74,5 +77,6 @@ async fn look(dsn: String, table: String, count: usize, done: Arc<AtomicBool>) -
         seen.looks += 1;
         seen.incomplete += usize::from((row.get::<_, i64>(0), row.get::<_, i64>(1)) != (count, 1));
     }
+    seen.took = began.elapsed();
     Ok(seen)
 }

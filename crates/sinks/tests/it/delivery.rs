@@ -4,6 +4,7 @@
 #[path = "../../benches/delivery/downtime.rs"]
 mod downtime;
 #[path = "../../benches/delivery/places.rs"]
+#[expect(dead_code, reason = "the benchmark counts bytes")]
 mod places;
 #[path = "../../benches/delivery/restarts.rs"]
 mod restarts;
@@ -16,8 +17,8 @@ mod running;
 mod writes;
 
 use downtime::Downtime;
-use kollect_testbed::Postgres;
-use places::{Place, Schema, SqliteFile};
+use kollect_testbed::{Nats, Postgres};
+use places::{Place, Schema, SqliteFile, Stream, Tree};
 use writes::Writes;
 
 /// Changes of as many rows.
@@ -37,6 +38,16 @@ async fn sqlite_is_written_only_what_has_changed() {
 async fn postgres_is_written_only_what_has_changed() {
     let server = Postgres::shared();
     writes_only_what_has_changed(&Schema { server, name: "delivery_writes" }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_is_sent_only_what_has_changed() {
+    writes_only_what_has_changed(&Stream::new(Nats::shared(), "delivery_writes")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_are_written_only_where_a_row_has_changed() {
+    writes_only_what_has_changed(&Tree::new("perResource").unwrap()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
