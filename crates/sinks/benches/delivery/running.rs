@@ -78,8 +78,8 @@ impl Running {
             let heard = match told {
                 Told::Compared(outcome) => Said::Compared(outcome.delta.len()),
                 Told::Written(delta, _) => Said::Written(delta.len()),
-                Told::Failed { error, .. } => Said::Failed(chain(error)),
-                Told::Waiting { .. } | Told::HeldBack { .. } | Told::Cleaned => return,
+                Told::Failed { error, .. } | Told::NotCleaned { error, .. } => Said::Failed(chain(error)),
+                Told::Waiting { .. } | Told::HeldBack { .. } | Told::Cleaned { .. } => return,
             };
             // Whoever has heard enough is gone.
             tell.send(heard).ok();

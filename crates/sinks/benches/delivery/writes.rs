@@ -28,14 +28,14 @@ pub(crate) async fn measure(place: &impl Place, count: usize, changes: usize) ->
         rows.change(index, number)?;
         running.written().await?;
     }
-    let changed = place.written().await?;
+    let singles = place.written().await?;
     for index in (0..count).cycle().take(STATUSES) {
         rows.touch(index, u64::MAX)?;
     }
     // Comes after all that could have been written for them.
     rows.change(0, u64::from(u32::MAX))?;
     running.written().await?;
-    let statuses = place.written().await? - changed - 1;
+    let statuses = place.written().await? - singles - 1;
     running.stop().await;
     let before = place.written().await?;
     let again = Rows::pending();
@@ -45,5 +45,5 @@ pub(crate) async fn measure(place: &impl Place, count: usize, changes: usize) ->
     running.stop().await;
     let restart = place.written().await? - before;
     anyhow::ensure!(told == restart, "{told} rows were told and {restart} written");
-    Ok(Writes { changes: changed, statuses, restart })
+    Ok(Writes { changes: singles, statuses, restart })
 }
