@@ -7,7 +7,7 @@ use kollect_model::sink::SinkSpec;
 use kollect_sinks::Plan;
 use kollect_testbed::Nats;
 use serde_json::json;
-use tokio::sync::Mutex;
+use tokio::{sync::Mutex, task::unconstrained};
 
 use super::{Place, planned_spec};
 
@@ -58,7 +58,8 @@ impl Place for Stream<'_> {
         let mut end = client.subscribe(answer.clone()).await?;
         client.publish(answer, "end".into()).await?;
         end.next().await.context("the server is gone")?;
-        while let Some(Some(_)) = messages.next().now_or_never() {
+        // Unconstrained, else the runtime says after so many that there are no more.
+        while let Some(Some(_)) = unconstrained(messages.next()).now_or_never() {
             *count += 1;
         }
         Ok(*count)
