@@ -8,7 +8,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     fmt,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -102,6 +102,25 @@ impl Choice {
     }
 }
 
+/// Checksum of what was sent last.
+#[derive(Clone, Debug, Default)]
+pub struct LastChecksum(Arc<Mutex<Option<String>>>);
+
+impl LastChecksum {
+    /// Begins with what is known.
+    pub fn new(known: Option<String>) -> Self {
+        Self(Arc::new(Mutex::new(known)))
+    }
+
+    fn get(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, checksum: Option<&String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = checksum.cloned();
+    }
+}
+
 /// Opens a sink, as often as it takes. A change of the sink's spec or Secrets makes another one.
 #[async_trait]
 pub trait Open: Send + Sync {
@@ -128,8 +147,8 @@ pub struct Binding {
     pub choice: Choice,
     /// Largest part of a document, in bytes.
     pub part_bytes: usize,
-    /// What was sent last, for sinks that cannot be read back.
-    pub last_checksum: Option<String>,
+    /// What was sent last, for sinks that cannot be read back; the same for all versions of a binding.
+    pub last_checksum: LastChecksum,
     /// Changes when somebody wants the sink to be compared now.
     pub requested: Option<String>,
     /// Where they go.
@@ -258,7 +277,6 @@ struct State {
     refused: BTreeMap<RowKey, Refusal>,
     /// Places that have been seen as a whole at some time.
     once_complete: BTreeSet<(TargetId, Arc<str>, Arc<str>)>,
-    last_checksum: Option<String>,
     last_write: Option<Instant>,
     last_comparison: Instant,
     backoff: Backoff,
@@ -274,7 +292,6 @@ impl State {
             sure: false,
             refused: BTreeMap::new(),
             once_complete: BTreeSet::new(),
-            last_checksum: binding.last_checksum.clone(),
             last_write: None,
             last_comparison: Instant::now(),
             backoff: Backoff::default(),
@@ -441,10 +458,12 @@ impl State {
         if delta.is_empty() {
             return Ok(());
         }
-        let receipt = self.write(sink, claim, &delta, revision, &self.seen.clone()).await?;
+        let mut receipt = self.write(sink, claim, &delta, revision, &self.seen.clone()).await?;
         let keys = delta.rows().map(|row| &row.key).chain(delta.removed.iter().map(|gone| &gone.key));
         keys.for_each(|key| drop(self.refused.remove(key)));
         self.refused.extend(receipt.refused.iter().map(|refused| (refused.key.clone(), refused.clone())));
+        // Those of earlier writes are still missing.
+        receipt.refused = self.refused.values().cloned().collect();
         tell(Told::Written(&delta, &receipt));
         Ok(())
     }
@@ -465,17 +484,21 @@ impl State {
         let complete = seen.iter().filter(|(_, sight)| is_complete(sight, &self.binding.rest));
         let complete = complete.map(|(place, _)| place);
         self.once_complete.extend(complete.cloned());
-        let blind = !seen.keys().all(|place| self.once_complete.contains(place));
+        // A target of which nothing is known, or not yet again, may have rows.
+        let unseen = self.binding.targets.iter().any(|id| !seen.keys().any(|(target, _, _)| target == id));
+        let pending = seen.values().any(|sight| *sight == Sight::Pending);
+        let blind = unseen || pending || !seen.keys().all(|place| self.once_complete.contains(place));
         (self.seen, self.compare, self.last_comparison) = (seen.clone(), false, Instant::now());
-        if blind && self.last_checksum.is_some() {
+        if blind && self.binding.last_checksum.get().is_some() {
             tell(Told::HeldBack { coverage: &coverage(&seen, &self.binding.rest) });
             return Ok(());
         }
         let added = snapshot.rows.values().cloned().collect();
         let delta = Delta { added, ..Delta::default() };
         let receipt = self.write(sink, claim, &delta, snapshot.revision, &seen).await?;
-        self.last_checksum.clone_from(&receipt.checksum);
-        tell(Told::Written(&delta, &receipt));
+        self.binding.last_checksum.set(receipt.checksum.as_ref());
+        let outcome = Outcome { delta, receipt, unchanged: 0, left_alone: 0, drifted: 0 };
+        tell(Told::Compared(&outcome));
         Ok(())
     }
 
@@ -488,12 +511,13 @@ impl State {
         seen: &Sights,
     ) -> Result<Receipt, SinkError> {
         let Binding { inventory, generation, part_bytes, rest, .. } = &*self.binding;
+        let last_checksum = self.binding.last_checksum.get();
         let batch = Batch {
             generation: *generation,
             revision,
             coverage: &coverage(seen, rest),
             part_bytes: *part_bytes,
-            last_checksum: self.last_checksum.as_deref(),
+            last_checksum: last_checksum.as_deref(),
             ..Batch::new(inventory, claim, delta)
         };
         let receipt = sink.write(&batch).await?;

@@ -221,6 +221,7 @@ impl Target {
         let names: Vec<KindName> =
             self.kinds.iter().filter(|(_, kind)| left(kind)).map(|(name, _)| name.clone()).collect();
         for name in names {
+            self.failures.retain(|(kind, _), _| *kind != name);
             for held in self.kinds.remove(&name).into_iter().flat_map(|kind| kind.rows.into_values()) {
                 self.changed(shared, &held.row.key, Some(&held.row), None);
             }

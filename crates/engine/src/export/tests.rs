@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex},
+    sync::Arc,
 };
 
 use async_trait::async_trait;
@@ -204,7 +204,7 @@ pub(crate) fn binding(sink: &Memory) -> Binding {
         rest: Sight::Everything,
         choice: Choice::default(),
         part_bytes: PART_BYTES,
-        last_checksum: None,
+        last_checksum: LastChecksum::default(),
         requested: None,
         sink: Arc::new(sink.clone()),
         breaker: Arc::default(),
@@ -662,7 +662,7 @@ async fn a_sink_that_keeps_nothing_gets_snapshots_and_none_twice() {
 
     // After a restart nothing can be read back; what was sent last is known from the status.
     world.put("Node", 1, 1);
-    world.binding.last_checksum = Some(String::new());
+    world.binding.last_checksum = LastChecksum::new(Some(String::new()));
     world.see("Pod", Sight::Partial);
     world.start();
     world.rest().await;

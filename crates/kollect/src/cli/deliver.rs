@@ -6,7 +6,7 @@ use anyhow::Context;
 use async_trait::async_trait;
 use kollect_engine::{
     deliver::{Deliveries, Wanted},
-    export::{Binding, Open, Told},
+    export::{Binding, LastChecksum, Open, Told},
     schedule::{Cadence, Intervals},
     select::Namespaces,
     store::{Sight, StoreReader},
@@ -155,7 +155,7 @@ pub(crate) fn follow(
                 rest: rest.clone(),
                 choice: choice.clone(),
                 part_bytes,
-                last_checksum: None,
+                last_checksum: LastChecksum::default(),
                 requested: None,
                 sink: Arc::new(Planned { plan: plan.clone(), opener: opener.clone() }),
                 breaker: Arc::default(),

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kollect_engine::{
     deliver::{BindingName, Deliveries, Wanted},
-    export::{Binding, Open},
+    export::{Binding, LastChecksum, Open},
     schedule::Breaker,
     select::Namespaces,
     store::Sight,
@@ -20,6 +20,7 @@ use kollect_model::{
 };
 use kollect_sinks::{Plan, Policy, Sinks};
 
+use super::progress::Board;
 use crate::world::{BoundSink, Family, InventoryName, Name, Resolved, ResolvedInventory, Rules};
 
 /// Annotation: the sinks of the inventory are compared when it changes.
@@ -31,6 +32,7 @@ const TAKE_OVER: &str = "kollect.dev/take-over";
 pub(crate) struct Bindings {
     sinks: Sinks,
     rules: Arc<Rules>,
+    board: Board,
     /// Id of this cluster.
     cluster: String,
     rest: Sight,
@@ -40,8 +42,6 @@ pub(crate) struct Bindings {
     good: BTreeMap<BindingName, Good>,
     /// One per sink object, for as long as somebody uses it.
     breakers: BTreeMap<(Family, Name), Arc<Breaker>>,
-    /// Bindings of deleted inventories that were handed over to be cleaned.
-    cleaning: BTreeSet<BindingName>,
 }
 
 struct Good {
@@ -49,9 +49,15 @@ struct Good {
     wanted: Wanted,
 }
 
-/// The name of a binding.
+/// The name of a binding. Names of cluster inventories have no slash: no namespace is taken for one.
 pub(crate) fn binding_name(inventory: &InventoryName, sink: &str) -> BindingName {
-    format!("{inventory} {sink}").into()
+    format!("{}{sink}", binding_prefix(inventory)).into()
+}
+
+/// What the names of all bindings of an inventory begin with.
+pub(crate) fn binding_prefix(inventory: &InventoryName) -> String {
+    let InventoryName { namespace, name } = inventory;
+    namespace.as_ref().map_or_else(|| format!("{name} "), |namespace| format!("{namespace}/{name} "))
 }
 
 /// Opens a sink as its plan says.
@@ -69,9 +75,9 @@ impl Open for Planned {
 }
 
 impl Bindings {
-    pub(crate) fn new(sinks: Sinks, rules: Arc<Rules>, cluster: String, rest: Sight) -> Self {
-        let (good, breakers, cleaning) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Self { sinks, rules, cluster, rest, namespaces: None, good, breakers, cleaning }
+    pub(crate) fn new(sinks: Sinks, rules: Arc<Rules>, board: Board, cluster: String, rest: Sight) -> Self {
+        let (good, breakers) = (BTreeMap::new(), BTreeMap::new());
+        Self { sinks, rules, board, cluster, rest, namespaces: None, good, breakers }
     }
 
     /// All that the operator looks at.
@@ -102,7 +108,7 @@ impl Bindings {
             }
             // What is wrong stops writing, and leaves what is there.
             let usable = inventory.faults.is_empty() && !inventory.suspended;
-            let prefix = format!("{name} ");
+            let prefix = binding_prefix(name);
             let listed = |binding: &BindingName| {
                 !inventory.faults.is_empty()
                     || inventory.sinks.iter().any(|sink| *binding_name(name, &sink.name) == **binding)
@@ -119,7 +125,6 @@ impl Bindings {
         }
         self.breakers.retain(|sink, _| used.contains(sink));
         self.good.retain(|binding, _| wanted.contains_key(binding));
-        self.cleaning.retain(|binding| !wanted.contains_key(binding));
         deliveries.set(wanted);
     }
 
@@ -156,8 +161,10 @@ impl Bindings {
             rest: self.rest.clone(),
             choice,
             part_bytes: sink.part_bytes,
-            last_checksum: known
-                .map_or_else(last_checksum, |known| known.wanted.binding.last_checksum.clone()),
+            last_checksum: known.map_or_else(
+                || LastChecksum::new(last_checksum()),
+                |known| known.wanted.binding.last_checksum.clone(),
+            ),
             requested: annotation(REQUESTED_AT),
             sink: opener,
             breaker,
@@ -167,56 +174,37 @@ impl Bindings {
             same(&known.wanted.binding, &candidate) && known.wanted.destination == destination
         };
         if known.as_ref().is_none_or(|known| !same(known)) {
+            // It has not been seen that the sink holds what this one wants.
+            self.board.doubt(binding);
             let wanted = Wanted { binding: Arc::new(candidate), destination, suspended: false };
             self.good.insert(binding.clone(), Good { plan: plan.clone(), wanted });
         }
     }
 
-    /// Cleans a sink that an inventory no longer names, unless that is being done already.
-    pub(crate) fn clean_left(
+    /// Forgets everything: another process may have led meanwhile.
+    pub(crate) fn clear(&mut self) {
+        self.good.clear();
+        self.breakers.clear();
+    }
+
+    /// Cleans a sink that an inventory no longer names, unless that is being done. Answers whether anybody
+    /// knows how.
+    pub(crate) fn clean(
         &mut self,
         name: &InventoryName,
         metadata: &ObjectMeta,
         sink: &BoundSink,
         deliveries: &mut Deliveries,
-    ) {
+    ) -> bool {
         let binding = binding_name(name, &sink.name);
-        if !self.cleaning.contains(&binding) {
-            self.want(&binding, name, metadata, &ResolvedInventory::default(), sink, || None);
-            if let Some(good) = self.good.remove(&binding) {
-                deliveries.clean(&binding, good.wanted);
-                self.cleaning.insert(binding);
-            }
+        if deliveries.is_cleaning(&binding) || deliveries.is_running(&binding) {
+            return true;
         }
-    }
-
-    /// Cleans the sinks of a deleted inventory that nobody runs any more, such as after a restart. Answers
-    /// the bindings that are being cleaned, and those of which nobody knows how.
-    pub(crate) fn clean(
-        &mut self,
-        name: &InventoryName,
-        metadata: &ObjectMeta,
-        inventory: &ResolvedInventory,
-        running: &BTreeSet<BindingName>,
-        deliveries: &mut Deliveries,
-    ) -> (Vec<BindingName>, Vec<BindingName>) {
-        let (mut cleaned, mut lost) = (Vec::new(), Vec::new());
-        for sink in &inventory.sinks {
-            let binding = binding_name(name, &sink.name);
-            if !self.cleaning.contains(&binding) && !running.contains(&binding) {
-                self.want(&binding, name, metadata, inventory, sink, || None);
-                match self.good.remove(&binding) {
-                    Some(good) => deliveries.clean(&binding, good.wanted),
-                    None => {
-                        lost.push(binding);
-                        continue;
-                    }
-                }
-            }
-            self.cleaning.insert(binding.clone());
-            cleaned.push(binding);
-        }
-        (cleaned, lost)
+        self.want(&binding, name, metadata, &ResolvedInventory::default(), sink, || None);
+        let good = self.good.remove(&binding);
+        let known = good.is_some();
+        good.into_iter().for_each(|good| deliveries.clean(&binding, good.wanted));
+        known
     }
 }
 

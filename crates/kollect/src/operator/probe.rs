@@ -73,6 +73,8 @@ impl Probes {
             }
             if let Some((_, task)) = self.tasks.remove(&probed) {
                 task.abort();
+                // It was about another definition.
+                lock(&self.verdicts).remove(&probed);
             }
             let planned = Arc::new(planned);
             let (verdicts, changed) = (self.verdicts.clone(), self.changed.clone());

@@ -93,6 +93,22 @@ impl Board {
         }
     }
 
+    /// It has not been seen that a sink holds what its binding wants now.
+    pub(crate) fn doubt(&self, name: &BindingName) {
+        if let Some(progress) = self.lock().get_mut(name) {
+            progress.confirmed = false;
+        }
+    }
+
+    /// Nobody knows how to clean what a binding wrote.
+    pub(crate) fn give_up(&self, name: &BindingName) {
+        let mut bindings = self.lock();
+        let progress = bindings.entry(name.clone()).or_default();
+        if !std::mem::replace(&mut progress.cleaned, true) {
+            warn!(binding = %name, "rows were left behind: the sink that holds them is gone");
+        }
+    }
+
     /// Hears what a binding did.
     pub(crate) fn hear(&self, name: &BindingName, told: &Told<'_>) {
         let mut bindings = self.lock();
@@ -113,11 +129,18 @@ impl Board {
                 progress.failure = Some(Failure { class, message, since, next_attempt });
             }
             Told::Waiting { pause } => {
-                if let Some(failure) = &mut progress.failure {
-                    failure.next_attempt = Some(now + *pause);
-                }
+                let failure = progress.failure.get_or_insert_with(|| Failure {
+                    class: ErrorClass::Transient,
+                    message: "the sink keeps failing, for other inventories too".into(),
+                    since: now,
+                    next_attempt: None,
+                });
+                failure.next_attempt = Some(now + *pause);
             }
-            Told::HeldBack { coverage } => progress.held_back = Some((*coverage).to_owned()),
+            Told::HeldBack { coverage } => {
+                progress.failure = None;
+                progress.held_back = Some((*coverage).to_owned());
+            }
             Told::Cleaned { moved } => {
                 info!(binding = %name, moved, "cleaned");
                 if !moved {
@@ -151,12 +174,9 @@ impl Progress {
     }
 
     fn written(&mut self, delta: &Delta, receipt: &Receipt, now: SystemTime, name: &BindingName) {
-        let grown = count(delta.added.len()) - count(delta.removed.len());
-        self.rows = Some(match receipt.checksum {
-            // A snapshot says everything.
-            Some(_) if delta.changed.is_empty() && delta.removed.is_empty() => count(delta.added.len()),
-            _ => self.rows.unwrap_or(0) + grown,
-        });
+        let refused = delta.added.iter().filter(|row| receipt.refused.iter().any(|r| r.key == row.key));
+        let grown = count(delta.added.len()) - count(delta.removed.len()) - count(refused.count());
+        self.rows = Some(self.rows.unwrap_or(0) + grown);
         self.worked(delta, receipt, now, name);
     }
 
@@ -167,7 +187,8 @@ impl Progress {
         self.last_export = Some(now);
         (self.confirmed, self.cleaned) = (true, false);
         self.held_back = None;
-        self.written += delta.len().saturating_sub(receipt.refused.len()) as u64;
+        let refused = delta.rows().filter(|row| receipt.refused.iter().any(|r| r.key == row.key)).count();
+        self.written += delta.len().saturating_sub(refused) as u64;
         self.checksum.clone_from(&receipt.checksum);
         self.refused = receipt.refused.iter().map(|refusal| refusal.why.clone()).collect();
     }

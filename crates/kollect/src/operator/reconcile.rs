@@ -25,7 +25,10 @@ use kollect_model::{
     row::TargetId,
 };
 use kollect_sinks::Sinks;
-use kube::Client;
+use kube::{
+    Client,
+    api::{DeleteParams, Preconditions},
+};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::{
@@ -35,7 +38,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
-    bindings::{Bindings, Planned, binding_name},
+    bindings::{Bindings, Planned, binding_name, binding_prefix},
     conditions::Conditions,
     finalize::{self, Deleted},
     health::Health,
@@ -75,13 +78,13 @@ pub(crate) struct Operator {
     board: Board,
     /// Only whoever leads writes.
     deliveries: Option<Deliveries>,
-    /// Bindings that this process has begun to write.
-    running: BTreeSet<BindingName>,
     probes: Probes,
     writer: StatusWriter,
     /// When something must be looked at although nothing changes.
     due: Option<Instant>,
     leadership: watch::Receiver<Leadership>,
+    /// The one that this process leads in.
+    term: Option<u64>,
     health: Health,
     shards: Shards,
 }
@@ -101,11 +104,11 @@ impl Operator {
     pub(crate) fn new(setup: Setup, leadership: watch::Receiver<Leadership>, health: Health) -> Self {
         let Setup { source, watch_source, rules, collector, rows, rest, within } = setup;
         let client = source.client();
-        let sinks = Sinks::default();
+        let (sinks, board) = (Sinks::default(), Board::default());
         Self {
             objects: Objects::follow(&watch_source, within.as_ref()),
             secrets: Secrets::new(client.clone(), watch_source),
-            bindings: Bindings::new(sinks.clone(), rules.clone(), source.id.clone(), rest),
+            bindings: Bindings::new(sinks.clone(), rules.clone(), board.clone(), source.id.clone(), rest),
             writer: StatusWriter::new(client.clone()),
             source,
             client,
@@ -115,12 +118,12 @@ impl Operator {
             compiled: Compiled::default(),
             collected: (Vec::new(), BTreeSet::new()),
             sinks,
-            board: Board::default(),
+            board,
             deliveries: None,
-            running: BTreeSet::new(),
             probes: Probes::default(),
             due: None,
             leadership,
+            term: None,
             health,
             shards: Shards::default(),
         }
@@ -145,21 +148,19 @@ impl Operator {
         loop {
             self.health.turned();
             let term = self.leadership.borrow_and_update().term();
+            if term != self.term {
+                self.strip();
+                self.term = term;
+            }
             // Whoever does not lead writes nothing, whatever else it is doing.
-            let stripped = match term {
+            match term {
                 Some(term) => {
                     tokio::select! {
-                        () = self.turn(true) => false,
-                        () = leader::ended(&mut leadership, term) => true,
+                        () = self.turn(true) => {}
+                        () = leader::ended(&mut leadership, term) => self.strip(),
                     }
                 }
-                None => {
-                    self.turn(false).await;
-                    true
-                }
-            };
-            if stripped && self.deliveries.take().is_some() {
-                warn!("no longer leading: nothing is written");
+                None => self.turn(false).await,
             }
             let lost = async {
                 match term {
@@ -167,9 +168,10 @@ impl Operator {
                     None => std::future::pending().await,
                 }
             };
-            let due = self.due.unwrap_or_else(|| Instant::now() + LOOK_AGAIN);
+            let again = Instant::now() + LOOK_AGAIN;
+            let due = self.due.take().map_or(again, |due| due.min(again));
             tokio::select! {
-                () = lost => {}
+                () = lost => self.strip(),
                 Ok(()) = self.leadership.changed() => {}
                 Ok(()) = objects.changed() => {}
                 Ok(()) = secrets.changed() => {}
@@ -189,10 +191,21 @@ impl Operator {
         }
     }
 
-    /// Lets running writes finish.
+    /// Stops writing at once, and forgets what only a leader knows.
+    fn strip(&mut self) {
+        if self.deliveries.take().is_some() {
+            warn!("no longer leading: nothing is written");
+        }
+        self.bindings.clear();
+        self.probes.set(BTreeMap::new());
+    }
+
+    /// Lets running writes finish, for as long as this process leads.
     pub(crate) async fn stop(&mut self) {
-        if let Some(deliveries) = self.deliveries.take() {
-            deliveries.stop().await;
+        let (Some(deliveries), Some(term)) = (self.deliveries.take(), self.term) else { return };
+        tokio::select! {
+            () = deliveries.stop() => {}
+            () = leader::ended(&mut self.leadership, term) => {}
         }
     }
 
@@ -259,12 +272,14 @@ impl Operator {
             for export in exports(known, name) {
                 let binding = binding_name(name, &export.name);
                 let named = inventory.sinks.iter().any(|sink| sink.name == export.name);
-                if named || !inventory.faults.is_empty() || self.running.contains(&binding) {
+                if named || !inventory.faults.is_empty() || self.board.of(&binding).cleaned {
                     continue;
                 }
                 let namespace = export.namespace.as_deref().or(name.namespace.as_deref()).unwrap_or_default();
-                if let Some(sink) = world.left_sink(&export.name, namespace, &self.rules) {
-                    self.bindings.clean_left(name, metadata, &sink, deliveries);
+                match world.left_sink(&export.name, namespace, &self.rules) {
+                    Some(sink) => drop(self.bindings.clean(name, metadata, &sink, deliveries)),
+                    None if deliveries.is_cleaning(&binding) => {}
+                    None => self.board.give_up(&binding),
                 }
             }
         }
@@ -286,10 +301,6 @@ impl Operator {
                     let at = export.last_export_time.map(|time| time.0.into());
                     self.board.remember(&binding, at, export.rows, export.last_checksum);
                 }
-                let alive = metadata(name).is_some_and(|metadata| metadata.deletion_timestamp.is_none());
-                if alive && sink.plan.is_ok() && inventory.faults.is_empty() {
-                    self.running.insert(binding);
-                }
             }
         }
         let checksum = |name: &InventoryName, sink: &str| exports(name, sink)?.last_checksum;
@@ -301,13 +312,13 @@ impl Operator {
             let Some(metadata) = metadata(name) else { continue };
             let kind = inventory_kind(name);
             if metadata.deletion_timestamp.is_none() {
-                if !inventory.sinks.is_empty() {
+                if !inventory.sinks.is_empty() && !name.is_reserved() {
                     finalize::protect(&self.client, kind, metadata).await;
                 }
                 continue;
             }
             let deleted = Deleted { kind, name, metadata, resolved: inventory };
-            deleted.finish(&self.client, &mut self.bindings, &self.running, &self.board, deliveries).await;
+            deleted.finish(&self.client, &mut self.bindings, &self.board, deliveries).await;
         }
         for target in known.targets().values().filter(|target| target.metadata.deletion_timestamp.is_some()) {
             finalize::release(&self.client, "KollectTarget", &target.metadata).await;
@@ -316,9 +327,8 @@ impl Operator {
         for target in known.cluster_targets().values().filter(|target| deleted(&target.metadata)) {
             finalize::release(&self.client, "KollectClusterTarget", &target.metadata).await;
         }
-        let names: BTreeSet<String> = resolved.inventories.keys().map(|name| format!("{name} ")).collect();
+        let names: BTreeSet<String> = resolved.inventories.keys().map(binding_prefix).collect();
         let kept = |binding: &BindingName| names.iter().any(|name| binding.starts_with(name.as_str()));
-        self.running.retain(kept);
         self.board.retain(kept);
     }
 
@@ -367,11 +377,13 @@ impl Operator {
         self.sinks(known, world, view.now, &mut desired);
         let tests = self.connection_tests(known, world, view.now, &mut desired);
         let written = self.writer.write(desired).await;
-        for name in tests.expired {
+        for (name, uid) in tests.expired {
             info!(namespace = name.0, name = name.1, "the connection test has expired");
             let tests = api(&self.client, "KollectConnectionTest", &name.0);
             // Whoever deleted it before has done the same.
-            tests.delete(&name.1, &kube::api::DeleteParams::default()).await.ok();
+            let same = Preconditions { uid, resource_version: None };
+            let parameters = DeleteParams { preconditions: Some(same), ..DeleteParams::default() };
+            tests.delete(&name.1, &parameters).await.ok();
         }
         [written, tests.due].into_iter().flatten().min()
     }
@@ -407,7 +419,7 @@ impl Operator {
                         let at = Instant::now() + Duration::from_secs(left);
                         tests.due = Some(tests.due.map_or(at, |due| due.min(at)));
                     }
-                    _ => tests.expired.push(name.clone()),
+                    _ => tests.expired.push((name.clone(), test.metadata.uid.clone())),
                 }
                 continue;
             }
@@ -464,7 +476,7 @@ impl Operator {
 /// What is left to do about connection tests.
 #[derive(Default)]
 struct Tests {
-    expired: Vec<Name>,
+    expired: Vec<(Name, Option<String>)>,
     due: Option<Instant>,
 }
 

@@ -250,7 +250,13 @@ impl View<'_> {
             let silent = !progress.confirmed && progress.failure.is_none() && progress.held_back.is_none();
             sink.plan.is_ok() && silent
         };
-        let waiting = !resolved.suspended && resolved.faults.is_empty() && resolved.sinks.iter().any(unheard);
+        let failing = |sink: &BoundSink| {
+            sink.plan.is_err() || self.board.of(&binding_name(name, &sink.name)).failure.is_some()
+        };
+        let waiting = !resolved.suspended
+            && resolved.faults.is_empty()
+            && resolved.sinks.iter().any(unheard)
+            && !resolved.sinks.iter().any(failing);
         if waiting && stands(metadata, before.observed_generation, &before.conditions) {
             return before.clone();
         }
@@ -310,6 +316,9 @@ impl View<'_> {
         if resolved.suspended {
             conditions.degraded("Suspended", "spec.suspend is set: nothing is written, rows stay", true);
             return;
+        }
+        if let Some(first) = resolved.missing.first() {
+            conditions.set("TargetsMissing", true, first.reason, told(&resolved.missing));
         }
         let sights = self.rows.sights(&resolved.targets);
         let blind = kollect_engine::export::coverage(&sights, self.rest);

@@ -1,6 +1,10 @@
 //! Inventories of both kinds: whose rows they hold, and where these go.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    time::Duration,
+};
 
 use kollect_engine::{
     export::Choice,
@@ -30,6 +34,11 @@ pub(crate) struct InventoryName {
 }
 
 impl InventoryName {
+    /// Whether sinks keep cluster inventories under its name.
+    pub(crate) fn is_reserved(&self) -> bool {
+        self.namespace.as_deref() == Some(CLUSTER_NAMESPACE)
+    }
+
     /// The inventory as a sink knows it that calls the cluster so.
     pub(crate) fn in_cluster(&self, cluster: &str) -> InventoryId {
         InventoryId {
@@ -55,8 +64,10 @@ pub(crate) struct ResolvedInventory {
     pub(crate) rows: RowsWanted,
     pub(crate) sinks: Vec<BoundSink>,
     pub(crate) suspended: bool,
-    /// What is wrong with the inventory itself.
+    /// What is wrong with the inventory itself: nothing is written.
     pub(crate) faults: Vec<Fault>,
+    /// Targets that it names and that do not exist; the others are written.
+    pub(crate) missing: Vec<Fault>,
     /// What deserves a look.
     pub(crate) notes: Vec<String>,
 }
@@ -194,7 +205,7 @@ impl World {
         targets: &BTreeMap<TargetId, ResolvedTarget>,
     ) -> (InventoryName, ResolvedInventory) {
         let mut resolved = ResolvedInventory { suspended: asked.suspended, ..ResolvedInventory::default() };
-        asked.choose(targets, &mut resolved);
+        asked.choose(targets, &self.refused, &mut resolved);
         resolved.notes.extend(asked.max_export_bytes.map(|_| PARTS.to_owned()));
         self.bind(&asked, rules, &mut resolved);
         (asked.name, resolved)
@@ -357,7 +368,12 @@ impl World {
 
 impl Asked<'_> {
     /// The targets whose rows belong to the inventory.
-    fn choose(&self, targets: &BTreeMap<TargetId, ResolvedTarget>, resolved: &mut ResolvedInventory) {
+    fn choose(
+        &self,
+        targets: &BTreeMap<TargetId, ResolvedTarget>,
+        refused: &BTreeSet<(String, Name)>,
+        resolved: &mut ResolvedInventory,
+    ) {
         let namespace = self.name.namespace.as_deref();
         let kind = if namespace.is_some() { "KollectTarget" } else { "KollectClusterTarget" };
         let here = || targets.iter().filter(|(id, _)| id.namespace.as_deref() == namespace);
@@ -365,7 +381,7 @@ impl Asked<'_> {
             if !here().any(|(id, _)| *id.name == **name) {
                 let field = format!("spec.targetRefs[{index}]");
                 let error = dangling(&field, name, &format!("{kind} {name}"), "");
-                resolved.faults.push(Fault::new("TargetNotFound", error));
+                resolved.missing.push(Fault::new("TargetNotFound", error));
             }
         }
         let wanted = |(id, target): &(&TargetId, &ResolvedTarget)| {
@@ -374,6 +390,13 @@ impl Asked<'_> {
                 && !target.denied
         };
         resolved.targets = here().filter(wanted).map(|(id, _)| id.clone()).collect();
+        // Nobody knows what those that cannot be read select: their rows stay.
+        for (_, (place, name)) in refused.iter().filter(|(refused, _)| refused == kind) {
+            let id = TargetId { namespace: namespace.map(Into::into), name: name.as_str().into() };
+            if namespace.unwrap_or_default() == place && !targets.contains_key(&id) {
+                resolved.targets.push(id);
+            }
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use async_trait::async_trait;
 use kollect_engine::{
     deliver::{Deliveries, Wanted},
-    export::{Binding, Open, Told},
+    export::{Binding, LastChecksum, Open, Told},
     schedule::{Cadence, Intervals},
     store::Sight,
 };
@@ -69,7 +69,7 @@ impl Running {
             rest: Sight::Everything,
             choice: kollect_engine::export::Choice::default(),
             part_bytes: PART_BYTES,
-            last_checksum: None,
+            last_checksum: kollect_engine::export::LastChecksum::default(),
             requested: None,
             sink: Arc::new(destination),
             breaker: Arc::default(),

@@ -82,7 +82,8 @@ impl Manifests {
         let kind = if name.namespace.is_some() { "KollectInventory" } else { "KollectClusterInventory" };
         let key = (name.namespace.clone().unwrap_or_default(), name.name.clone());
         let who = self.who(kind, &key);
-        self.problems.extend(inventory.faults.iter().map(|fault| format!("{who}: {fault}")));
+        let faults = inventory.faults.iter().chain(&inventory.missing);
+        self.problems.extend(faults.map(|fault| format!("{who}: {fault}")));
         self.notes.extend(inventory.notes.iter().map(|note| format!("{who}: {note}")));
         let sinks = inventory.sinks.into_iter().map(|sink| self.take_sink(&who, sink)).collect();
         if inventory.suspended {
