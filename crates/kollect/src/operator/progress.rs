@@ -12,6 +12,7 @@ use kollect_engine::{
 };
 use kollect_model::{
     batch::{Delta, Receipt},
+    row::RowKey,
     sink::ErrorClass,
 };
 use tokio::sync::watch;
@@ -30,6 +31,7 @@ pub(crate) struct Progress {
     pub(crate) checksum: Option<String>,
     /// Rows that the sink refuses, by name.
     pub(crate) refused: Vec<String>,
+    refusals: BTreeMap<RowKey, String>,
     /// The latest failure, until something works.
     pub(crate) failure: Option<Failure>,
     /// Rows that others had changed.
@@ -38,6 +40,7 @@ pub(crate) struct Progress {
     pub(crate) written: u64,
     /// Why nothing is sent although nothing failed.
     pub(crate) held_back: Option<String>,
+    pub(crate) held_back_since: Option<SystemTime>,
     /// Nothing of the inventory is left in the sink.
     pub(crate) cleaned: bool,
 }
@@ -71,6 +74,11 @@ impl Board {
     /// What is known about a binding.
     pub(crate) fn of(&self, name: &BindingName) -> Progress {
         self.lock().get(name).cloned().unwrap_or_default()
+    }
+
+    /// Reads what is known about a binding.
+    pub(crate) fn look<T>(&self, name: &BindingName, read: impl FnOnce(&Progress) -> T) -> Option<T> {
+        self.lock().get(name).map(read)
     }
 
     /// Forgets bindings that nobody asks for any more.
@@ -117,7 +125,10 @@ impl Board {
                     failure.next_attempt = Some(now + *pause);
                 }
             }
-            Told::HeldBack { coverage } => progress.held_back = Some((*coverage).to_owned()),
+            Told::HeldBack { coverage } => {
+                progress.held_back = Some((*coverage).to_owned());
+                progress.held_back_since.get_or_insert(now);
+            }
             Told::Cleaned { moved } => {
                 info!(binding = %name, moved, "cleaned");
                 if !moved {
@@ -144,6 +155,8 @@ impl Progress {
         let held = unchanged + left_alone + delta.added.len() + delta.changed.len();
         self.rows = Some(count(held.saturating_sub(refused)));
         self.drifted += *drifted as u64;
+        // The sink has just said all that it refuses.
+        self.refusals.clear();
         if *drifted > 0 {
             warn!(binding = %name, rows = drifted, "others had changed rows; they are repaired");
         }
@@ -151,12 +164,19 @@ impl Progress {
     }
 
     fn written(&mut self, delta: &Delta, receipt: &Receipt, now: SystemTime, name: &BindingName) {
-        let grown = count(delta.added.len()) - count(delta.removed.len());
-        self.rows = Some(match receipt.checksum {
+        let refused = count(receipt.refused.len());
+        let added_only = delta.changed.is_empty() && delta.removed.is_empty();
+        if receipt.checksum.is_some() && added_only {
             // A snapshot says everything.
-            Some(_) if delta.changed.is_empty() && delta.removed.is_empty() => count(delta.added.len()),
-            _ => self.rows.unwrap_or(0) + grown,
-        });
+            self.refusals.clear();
+            self.rows = Some(count(delta.added.len()) - refused);
+        } else {
+            let keys = delta.rows().map(|row| &row.key).chain(delta.removed.iter().map(|gone| &gone.key));
+            let before = keys.filter(|key| self.refusals.remove(*key).is_some()).count();
+            // Those that were refused before were not held, and those that are refused now are not.
+            let grown = count(delta.added.len()) - count(delta.removed.len()) + count(before) - refused;
+            self.rows = Some(self.rows.unwrap_or(0) + grown);
+        }
         self.worked(delta, receipt, now, name);
     }
 
@@ -166,9 +186,14 @@ impl Progress {
         }
         self.last_export = Some(now);
         (self.confirmed, self.cleaned) = (true, false);
-        self.held_back = None;
+        (self.held_back, self.held_back_since) = (None, None);
         self.written += delta.len().saturating_sub(receipt.refused.len()) as u64;
         self.checksum.clone_from(&receipt.checksum);
-        self.refused = receipt.refused.iter().map(|refusal| refusal.why.clone()).collect();
+        let refused = receipt.refused.iter().map(|refusal| (refusal.key.clone(), refusal.why.clone()));
+        self.refusals.extend(refused);
+        self.refused = self.refusals.values().cloned().collect();
     }
 }
+
+#[cfg(test)]
+mod tests;

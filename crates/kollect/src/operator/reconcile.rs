@@ -36,6 +36,7 @@ use super::{
     finalize::{self, Deleted},
     health::Health,
     leader::{self, Leadership},
+    metrics::{Metrics, Picture},
     objects::{Known, Objects, SinkObject},
     probe::{Probed, Probes},
     progress::Board,
@@ -78,6 +79,7 @@ pub(crate) struct Operator {
     due: Option<Instant>,
     leadership: watch::Receiver<Leadership>,
     health: Health,
+    metrics: Metrics,
 }
 
 /// What the operator is made from.
@@ -89,18 +91,26 @@ pub(crate) struct Setup {
     pub(crate) rows: StoreReader,
     pub(crate) rest: Sight,
     pub(crate) within: Option<BTreeSet<Arc<str>>>,
+    pub(crate) board: Board,
+    pub(crate) metrics: Metrics,
 }
 
 impl Operator {
     pub(crate) fn new(setup: Setup, leadership: watch::Receiver<Leadership>, health: Health) -> Self {
-        let Setup { source, watch_source, rules, collector, rows, rest, within } = setup;
+        let Setup { source, watch_source, rules, collector, rows, rest, within, board, metrics } = setup;
         let client = source.client();
         let sinks = Sinks::default();
         Self {
             objects: Objects::follow(&watch_source, within.as_ref()),
             secrets: Secrets::new(client.clone(), watch_source),
-            bindings: Bindings::new(sinks.clone(), rules.clone(), source.id.clone(), rest),
-            writer: StatusWriter::new(client.clone()),
+            bindings: Bindings::new(
+                sinks.clone(),
+                metrics.meter.clone(),
+                rules.clone(),
+                source.id.clone(),
+                rest,
+            ),
+            writer: StatusWriter::new(client.clone(), metrics.meter.clone()),
             source,
             client,
             rules,
@@ -109,13 +119,14 @@ impl Operator {
             compiled: Compiled::default(),
             collected: (Vec::new(), BTreeSet::new()),
             sinks,
-            board: Board::default(),
+            board,
             deliveries: None,
             running: BTreeSet::new(),
             probes: Probes::default(),
             due: None,
             leadership,
             health,
+            metrics,
         }
     }
 
@@ -142,12 +153,12 @@ impl Operator {
             let stripped = match term {
                 Some(term) => {
                     tokio::select! {
-                        () = self.turn(true) => false,
+                        () = self.timed_turn(true) => false,
                         () = leader::ended(&mut leadership, term) => true,
                     }
                 }
                 None => {
-                    self.turn(false).await;
+                    self.timed_turn(false).await;
                     true
                 }
             };
@@ -189,6 +200,13 @@ impl Operator {
         }
     }
 
+    /// A turn that is cut short by the end of leadership does not count.
+    async fn timed_turn(&mut self, leading: bool) {
+        let (began, failures) = (Instant::now(), self.writer.failures());
+        self.turn(leading).await;
+        self.metrics.meter.turned(began.elapsed(), self.writer.failures() == failures);
+    }
+
     async fn turn(&mut self, leading: bool) {
         let known = self.objects.known();
         let mut world = known.world();
@@ -197,6 +215,7 @@ impl Operator {
         world.secrets = self.secrets.known();
         let resolved = world.resolve(&self.rules, &mut self.compiled);
         self.collect(&resolved);
+        self.metrics.show(Picture::of(&world, &resolved));
         // Secrets that are being looked up shall not be told to be missing.
         if !leading || !self.secrets.knows_all(&wanted) {
             return;
@@ -306,7 +325,9 @@ impl Operator {
         let mut wanted = BTreeMap::new();
         let planned = |spec: &kollect_model::sink::SinkSpec, namespace: &str| {
             let plan = world.plan_sink(spec, namespace, &self.rules).ok()?;
-            Some(Planned { sinks: self.sinks.clone(), plan, policy: self.rules.sink_policy(namespace) })
+            let policy = self.rules.sink_policy(namespace);
+            let meter = self.metrics.meter.clone();
+            Some(Planned { sinks: self.sinks.clone(), plan, policy, meter, counted: None })
         };
         for ((family, name), sink) in known.sinks() {
             let asked = sink.spec.common().connection_test.unwrap_or(true) || test_connection(&sink.metadata);
@@ -479,7 +500,8 @@ fn metadata<'a>(known: &'a Known, name: &InventoryName) -> Option<&'a ObjectMeta
     }
 }
 
-fn inventory_kind(name: &InventoryName) -> &'static str {
+/// The kind of an inventory.
+pub(crate) fn inventory_kind(name: &InventoryName) -> &'static str {
     if name.namespace.is_some() { "KollectInventory" } else { "KollectClusterInventory" }
 }
 

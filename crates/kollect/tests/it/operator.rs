@@ -1,6 +1,8 @@
 //! `kollect operator` beside a real control plane, with real sinks. Each test has a namespace of its own
 //! and an operator that looks at nothing else.
 
+mod metrics;
+
 use std::{
     path::PathBuf,
     process::{Child, Command, Stdio},
@@ -73,7 +75,7 @@ impl World {
         let child = Command::new(env!("CARGO_BIN_EXE_kollect"))
             .args(["operator", "--kubeconfig", self.plane.kubeconfig().to_str().unwrap()])
             .args(["--watch-namespaces", &self.namespace, "--allow-sink-cidrs", "127.0.0.0/8,::1/128"])
-            .args(["--log-level", "kollect=debug"])
+            .args(["--log-level", "kollect=debug", "--health-probe-bind-address", "127.0.0.1:0"])
             .args(args)
             .stdout(Stdio::null())
             .stderr(file)
