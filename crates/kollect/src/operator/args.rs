@@ -306,3 +306,40 @@ impl Args {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn metrics(flags: &[&str]) -> Option<(String, bool, bool)> {
+        let args = Line::try_parse_from([&["kollect"], flags].concat()).map(|line| line.args).unwrap();
+        let (endpoint, guarded) = args.metrics()?;
+        Some((format!("{} {:?}", endpoint.address, endpoint.tls), guarded, endpoint.http2))
+    }
+
+    #[test]
+    fn metrics_are_off_and_secure_unless_somebody_says_otherwise() {
+        assert_eq!(metrics(&[]), None);
+        let on = "--metrics-bind-address=:8443";
+        assert_eq!(metrics(&[on]), Some((":8443 SelfSigned".into(), true, false)));
+        assert_eq!(metrics(&[on, "--metrics-cert-path="]), metrics(&[on]));
+        let plain =
+            metrics(&["--metrics-bind-address=:8080", "--metrics-secure=false", "--metrics-cert-path=/x"]);
+        assert_eq!(plain, Some((":8080 Off".into(), false, false)));
+        let (files, guarded, http2) =
+            metrics(&[on, "--metrics-secure", "--metrics-cert-path=/certs", "--enable-http2"]).unwrap();
+        assert!(
+            files.contains("/certs") && files.contains("tls.crt") && files.contains("tls.key"),
+            "{files}"
+        );
+        assert!(guarded && http2);
+    }
+}

@@ -35,12 +35,12 @@ impl Exposition {
                 let name = help.split(' ').next().unwrap();
                 assert!(helped.insert(name.to_owned()), "two families {name}");
                 assert!(help.len() > name.len() + 5, "no help: {line}");
-            } else if let Some(type_) = line.strip_prefix("# TYPE ") {
-                let (name, type_) = type_.split_once(' ').unwrap();
+            } else if let Some(declared) = line.strip_prefix("# TYPE ") {
+                let (name, word) = declared.split_once(' ').unwrap();
                 assert!(is_name(name) && helped.contains(name), "{line}");
-                assert!(["counter", "gauge", "histogram", "info"].contains(&type_), "{line}");
-                assert!(types.insert(name.to_owned(), type_.to_owned()).is_none(), "two types: {line}");
-                family = name.to_owned();
+                assert!(["counter", "gauge", "histogram", "info"].contains(&word), "{line}");
+                assert!(types.insert(name.to_owned(), word.to_owned()).is_none(), "two types: {line}");
+                name.clone_into(&mut family);
             } else {
                 let sample = sample(line, &family, &types[&family]);
                 let id = format!("{} {:?}", sample.name, sample.labels);

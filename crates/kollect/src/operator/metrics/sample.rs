@@ -1,7 +1,7 @@
 //! When the series of profiles are summed up again, and what came out last.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -94,27 +94,45 @@ impl Samples {
             }
             let held: Vec<_> = basis.targets.iter().flat_map(|target| rows.rows(target)).collect();
             let kinds = domain::sum(&basis.metrics, &basis.kinds, &held);
-            for (gvk, kind) in &kinds {
-                for series in kind.series.iter().filter(|series| !series.labels.is_empty()) {
-                    let (profile, gvk, series_name) =
-                        (profile.to_owned(), gvk.to_string(), series.name.clone());
-                    let name = SeriesName { profile, gvk, series: series_name };
-                    self.capped.get_or_create(&name).inc_by(series.dropped as u64);
-                }
+            for (name, dropped) in labeled(profile, &kinds) {
+                self.capped.get_or_create(&name).inc_by(dropped);
             }
             let sample = Sample { basis, at: now, kinds: Arc::new(kinds) };
-            self.lock().insert(profile.to_owned(), sample);
+            let replaced = self.lock().insert(profile.to_owned(), sample);
+            self.forget_counts(profile, replaced);
         }
     }
 
     fn forget(&self, gone: impl Fn(&str) -> bool) {
-        for (profile, sample) in self.lock().extract_if(.., |profile, _| gone(profile)) {
-            for (gvk, kind) in &*sample.kinds {
-                for series in &kind.series {
-                    let (gvk, series) = (gvk.to_string(), series.name.clone());
-                    self.capped.remove(&SeriesName { profile: profile.clone(), gvk, series });
-                }
-            }
+        let gone: Vec<_> = self.lock().extract_if(.., |profile, _| gone(profile)).collect();
+        gone.into_iter().for_each(|(profile, sample)| self.forget_counts(&profile, Some(sample)));
+    }
+
+    /// Forgets the counts of series that the profile had and does not have any more.
+    fn forget_counts(&self, profile: &str, before: Option<Sample>) {
+        let last = self.lock();
+        let now: HashSet<SeriesName> = last
+            .get(profile)
+            .map(|sample| labeled(profile, &sample.kinds).map(|(name, _)| name).collect())
+            .unwrap_or_default();
+        let Some(before) = before else { return };
+        for (name, _) in labeled(profile, &before.kinds).filter(|(name, _)| !now.contains(name)) {
+            self.capped.remove(&name);
         }
     }
+}
+
+/// The series with labels, and how many combinations each has left out.
+fn labeled<'a>(
+    profile: &'a str,
+    kinds: &'a BTreeMap<Gvk, KindSeries>,
+) -> impl Iterator<Item = (SeriesName, u64)> + 'a {
+    kinds.iter().flat_map(move |(gvk, kind)| {
+        let labeled = kind.series.iter().filter(|series| !series.labels.is_empty());
+        labeled.map(move |series| {
+            let name =
+                SeriesName { profile: profile.to_owned(), gvk: gvk.to_string(), series: series.name.clone() };
+            (name, series.dropped as u64)
+        })
+    })
 }

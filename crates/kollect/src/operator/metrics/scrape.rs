@@ -85,10 +85,10 @@ fn process(encoder: &mut DescriptorEncoder<'_>, leads: bool, discovery: Option<b
 
 fn rows(encoder: &mut DescriptorEncoder<'_>, picture: &Picture, rows: &StoreReader) -> Result {
     gauge(encoder, "kollect_collect_items_total", "Rows of all targets", rows.total())?;
-    let held = picture.inventories.iter().flat_map(|inventory| &inventory.targets);
-    let held = held.map(|target| rows.count(target)).sum();
+    let targets = picture.inventories.iter().flat_map(|inventory| &inventory.targets);
+    let sum = targets.map(|target| rows.count(target)).sum();
     let help = "Rows of all inventories; a row of two inventories counts twice";
-    gauge(encoder, "kollect_inventory_items_total", help, held)?;
+    gauge(encoder, "kollect_inventory_items_total", help, sum)?;
     let help = "Rows of all targets with the profile";
     let lines = collected(picture, rows);
     let lines = lines.into_iter().map(|((profile, gvk), rows)| ([("profile", profile), ("gvk", gvk)], rows));
@@ -199,13 +199,13 @@ fn bindings(encoder: &mut DescriptorEncoder<'_>, bound: &[Bound]) -> Result {
     let lines = bound.iter().filter_map(|bound| Some((bound.labels(), bound.lag?)));
     gauges(encoder, "kollect_binding_lag_seconds", help, lines)?;
     let lines = bound.iter().filter_map(|bound| {
-        let (held, refused) = bound.rows?;
+        let (own, refused) = bound.rows?;
         let refused = i64::try_from(refused).unwrap_or(i64::MAX);
         let line = |state: &str, rows: i64| {
             let [inventory, sink] = bound.labels();
             ([inventory, sink, ("state", state.to_owned())], rows)
         };
-        Some([line("held", held), line("refused", refused)])
+        Some([line("held", own), line("refused", refused)])
     });
     let help = "Rows that the sink holds, and rows that it refuses";
     gauges(encoder, "kollect_binding_rows", help, lines.flatten())?;

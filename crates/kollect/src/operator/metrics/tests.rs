@@ -179,24 +179,24 @@ fn everything_that_is_told_is_documented_and_the_other_way_round() {
     let odd = told.samples.iter().filter(|sample| sample.labels.get("gvk") == Some(&odd.to_string()));
     assert!(odd.count() > 0, "what needs quotes comes back as it was");
 
-    let gets = |series: &str| told.get(series).unwrap_or(f64::NAN);
-    assert_eq!(gets("kollect_leader"), 1.0);
-    assert_eq!(gets("kollect_discovery_healthy"), 1.0);
-    assert_eq!(gets(r#"kollect_build_info{version="0.1.0"}"#), 1.0);
-    assert_eq!(gets("kollect_collect_items_total"), 301.0);
-    assert_eq!(gets("kollect_inventory_items_total"), 301.0);
+    let gets = |series: &str| told.get(series).map_or("missing".into(), |value| value.to_string());
+    assert_eq!(gets("kollect_leader"), "1");
+    assert_eq!(gets("kollect_discovery_healthy"), "1");
+    assert_eq!(gets(r#"kollect_build_info{version="0.1.0"}"#), "1");
+    assert_eq!(gets("kollect_collect_items_total"), "301");
+    assert_eq!(gets("kollect_inventory_items_total"), "301");
     let volume = r#"profile="team/p",gvk="example.com/v1 Volume""#;
-    assert_eq!(gets(&format!("kollect_collected_objects{{{volume}}}")), 301.0);
+    assert_eq!(gets(&format!("kollect_collected_objects{{{volume}}}")), "301");
     let series = |name: &str| format!(r#"kollect_custom_resource_{name}{{{volume},series="bytes"}}"#);
-    assert_eq!(gets(&series("series")), 602.0);
-    assert_eq!(gets(&series("labeled_series_capped_total")), 100.0);
+    assert_eq!(gets(&series("series")), "602");
+    assert_eq!(gets(&series("labeled_series_capped_total")), "100");
     let count = format!(r#"kollect_custom_resource_series{{{volume},series="object_count"}}"#);
-    assert_eq!(gets(&count), 301.0);
+    assert_eq!(gets(&count), "301");
     // 0 is there twice: as 0 and as 300.
     let labeled = format!(r#"kollect_custom_resource_labeled_series{{{volume},series="bytes",team="0"}}"#);
-    assert_eq!(gets(&labeled), 4.0);
-    assert_eq!(gets(r#"kollect_drift_repaired_total{inventory="team/i",sink="database/d"}"#), 1.0);
-    assert_eq!(gets(r#"kollect_binding_rows{inventory="team/i",sink="database/d",state="held"}"#), 5.0);
+    assert_eq!(gets(&labeled), "4");
+    assert_eq!(gets(r#"kollect_drift_repaired_total{inventory="team/i",sink="database/d"}"#), "1");
+    assert_eq!(gets(r#"kollect_binding_rows{inventory="team/i",sink="database/d",state="held"}"#), "5");
 }
 
 #[test]
@@ -226,7 +226,10 @@ fn series_are_sampled_when_rows_have_changed_and_the_interval_is_over() {
     assert_eq!(count(&["a", "b"], 0), Some(2));
     fill(&writer, "b", "Volume", 1..5);
     assert_eq!(count(&["a", "b"], 0), Some(5));
+    let capped = "kollect_custom_resource_labeled_series_capped_total";
+    assert!(metrics.text().unwrap().contains(capped));
     assert_eq!(count(&[], 0), None, "a profile that nobody uses has no series");
+    assert!(!metrics.text().unwrap().contains(capped));
 }
 
 #[test]

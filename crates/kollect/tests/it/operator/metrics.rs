@@ -40,8 +40,8 @@ impl World {
         let mut found = None;
         eventually("an address", || {
             let log = std::fs::read_to_string(&self.operator.as_ref().unwrap().log).unwrap();
-            let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-            let last = lines.filter(|line| line["message"] == "metrics are served").last();
+            let mut lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            let last = lines.rfind(|line| line["message"] == "metrics are served");
             found = last.and_then(|line| line["address"].as_str()?.parse().ok());
             found.map(|_| ()).ok_or(log)
         });
