@@ -11,7 +11,10 @@ use kube::Client;
 use tracing::warn;
 use tracing_subscriber::EnvFilter;
 
-use super::leader::{Leader, LeaderHandle, Timings};
+use super::{
+    leader::{Leader, LeaderHandle, Timings},
+    serve::{Endpoint, Limits, Tls},
+};
 use crate::world::{FileRoot, Rules};
 
 /// Arguments of `kollect operator`.
@@ -69,6 +72,27 @@ pub(crate) struct Args {
     /// Where /healthz and /readyz are served; 0: nowhere.
     #[arg(long, value_name = "ADDRESS", default_value = ":8081")]
     pub(crate) health_probe_bind_address: String,
+    /// Where /metrics is served, such as :8443; 0: nowhere.
+    #[arg(long, value_name = "ADDRESS", default_value = "0")]
+    metrics_bind_address: String,
+    /// Serve /metrics with TLS, and only to those who may get it.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = true, action = clap::ArgAction::Set)]
+    metrics_secure: bool,
+    /// Directory of the certificate of /metrics; default: one that is made at the start.
+    #[arg(long, value_name = "DIR", default_value = "", hide_default_value = true)]
+    metrics_cert_path: String,
+    /// File of the certificate of /metrics.
+    #[arg(long, value_name = "FILE", default_value = "tls.crt")]
+    metrics_cert_name: String,
+    /// File of the key of /metrics.
+    #[arg(long, value_name = "FILE", default_value = "tls.key")]
+    metrics_cert_key: String,
+    /// Offer HTTP/2 wherever TLS is served.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
+    enable_http2: bool,
+    /// The series of a profile are summed up at most so often.
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    collect_metrics_sample_interval: Duration,
     /// Seconds that running writes get to finish.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub(crate) shutdown_grace_period: u64,
@@ -192,6 +216,36 @@ impl Args {
         })
     }
 
+    /// Where /metrics is served and whether it is guarded; `None`: nowhere.
+    pub(crate) fn metrics(&self) -> Option<(Endpoint, bool)> {
+        let tls = match (self.metrics_secure, self.metrics_cert_path.as_str()) {
+            (false, _) => Tls::Off,
+            (true, "") => Tls::SelfSigned,
+            (true, dir) => Tls::Files {
+                dir: dir.into(),
+                cert: self.metrics_cert_name.clone(),
+                key: self.metrics_cert_key.clone(),
+            },
+        };
+        let endpoint = Endpoint {
+            flag: "--metrics-bind-address",
+            address: self.metrics_bind_address.clone(),
+            tls,
+            http2: self.enable_http2,
+            limits: Limits::default(),
+        };
+        (self.metrics_bind_address != "0").then_some((endpoint, self.metrics_secure))
+    }
+
+    pub(crate) fn metrics_sample_interval(&self) -> Duration {
+        // Zero means the default, as it always has.
+        if self.collect_metrics_sample_interval.is_zero() {
+            Duration::from_secs(30)
+        } else {
+            self.collect_metrics_sample_interval
+        }
+    }
+
     /// Enters the election, or leads alone.
     pub(crate) fn lead(&self, client: Client) -> anyhow::Result<LeaderHandle> {
         if !self.leader_elect {
@@ -260,5 +314,42 @@ impl Args {
                 warn!(flag, instead, "the flag has no effect");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn metrics(flags: &[&str]) -> Option<(String, bool, bool)> {
+        let args = Line::try_parse_from([&["kollect"], flags].concat()).map(|line| line.args).unwrap();
+        let (endpoint, guarded) = args.metrics()?;
+        Some((format!("{} {:?}", endpoint.address, endpoint.tls), guarded, endpoint.http2))
+    }
+
+    #[test]
+    fn metrics_are_off_and_secure_unless_somebody_says_otherwise() {
+        assert_eq!(metrics(&[]), None);
+        let on = "--metrics-bind-address=:8443";
+        assert_eq!(metrics(&[on]), Some((":8443 SelfSigned".into(), true, false)));
+        assert_eq!(metrics(&[on, "--metrics-cert-path="]), metrics(&[on]));
+        let plain =
+            metrics(&["--metrics-bind-address=:8080", "--metrics-secure=false", "--metrics-cert-path=/x"]);
+        assert_eq!(plain, Some((":8080 Off".into(), false, false)));
+        let (files, guarded, http2) =
+            metrics(&[on, "--metrics-secure", "--metrics-cert-path=/certs", "--enable-http2"]).unwrap();
+        assert!(
+            files.contains("/certs") && files.contains("tls.crt") && files.contains("tls.key"),
+            "{files}"
+        );
+        assert!(guarded && http2);
     }
 }

@@ -20,7 +20,7 @@ use kollect_model::{
 };
 use kollect_sinks::{Plan, Policy, Sinks};
 
-use super::progress::Board;
+use super::{metrics::Meter, progress::Board, reconcile::inventory_kind};
 use crate::world::{BoundSink, Family, InventoryName, Name, Resolved, ResolvedInventory, Rules};
 
 /// Annotation: the sinks of the inventory are compared when it changes.
@@ -31,6 +31,7 @@ const TAKE_OVER: &str = "kollect.dev/take-over";
 /// The bindings of all inventories.
 pub(crate) struct Bindings {
     sinks: Sinks,
+    meter: Meter,
     rules: Arc<Rules>,
     board: Board,
     /// Id of this cluster.
@@ -65,19 +66,33 @@ pub(crate) struct Planned {
     pub(crate) sinks: Sinks,
     pub(crate) plan: Plan,
     pub(crate) policy: Policy,
+    pub(crate) meter: Meter,
+    /// Kind of the inventory whose attempts are counted; `None`: it is only probed.
+    pub(crate) counted: Option<&'static str>,
 }
 
 #[async_trait]
 impl Open for Planned {
     async fn open(&self) -> Result<Box<dyn Sink>, SinkError> {
-        self.sinks.open(&self.plan, &self.policy).await
+        let opened = self.sinks.open(&self.plan, &self.policy).await;
+        match self.counted {
+            Some(kind) => self.meter.measure(opened, self.plan.type_name(), kind),
+            None => opened,
+        }
     }
 }
 
 impl Bindings {
-    pub(crate) fn new(sinks: Sinks, rules: Arc<Rules>, board: Board, cluster: String, rest: Sight) -> Self {
+    pub(crate) fn new(
+        sinks: Sinks,
+        meter: Meter,
+        rules: Arc<Rules>,
+        board: Board,
+        cluster: String,
+        rest: Sight,
+    ) -> Self {
         let (good, breakers) = (BTreeMap::new(), BTreeMap::new());
-        Self { sinks, rules, board, cluster, rest, namespaces: None, good, breakers }
+        Self { sinks, meter, rules, board, cluster, rest, namespaces: None, good, breakers }
     }
 
     /// All that the operator looks at.
@@ -146,9 +161,13 @@ impl Bindings {
         let known = self.good.get(binding);
         let opener: Arc<dyn Open> = match known.filter(|known| known.plan == *plan) {
             Some(known) => known.wanted.binding.sink.clone(),
-            None => {
-                Arc::new(Planned { sinks: self.sinks.clone(), plan: plan.clone(), policy: policy.clone() })
-            }
+            None => Arc::new(Planned {
+                sinks: self.sinks.clone(),
+                plan: plan.clone(),
+                policy: policy.clone(),
+                meter: self.meter.clone(),
+                counted: Some(inventory_kind(name)),
+            }),
         };
         let annotation = |key: &str| metadata.annotations.as_ref().and_then(|all| all.get(key)).cloned();
         let take_over = annotation(TAKE_OVER).map_or(TakeOver::Never, TakeOver::From);

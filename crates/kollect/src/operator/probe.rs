@@ -97,6 +97,7 @@ async fn probe(
     let mut backoff = Backoff::default();
     loop {
         let verdict = once(&planned).await;
+        planned.meter.tested(planned.plan.type_name(), verdict.is_ok());
         let pause = match &verdict {
             Ok(_) => {
                 backoff.reset();

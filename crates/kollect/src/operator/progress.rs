@@ -1,7 +1,7 @@
 //! What each binding did last: the memory of statuses and metrics.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::SystemTime,
 };
@@ -12,6 +12,7 @@ use kollect_engine::{
 };
 use kollect_model::{
     batch::{Delta, Receipt},
+    row::RowKey,
     sink::ErrorClass,
 };
 use tokio::sync::watch;
@@ -30,6 +31,7 @@ pub(crate) struct Progress {
     pub(crate) checksum: Option<String>,
     /// Rows that the sink refuses, by name.
     pub(crate) refused: Vec<String>,
+    refusals: BTreeSet<RowKey>,
     /// The latest failure, until something works.
     pub(crate) failure: Option<Failure>,
     /// Rows that others had changed.
@@ -38,6 +40,7 @@ pub(crate) struct Progress {
     pub(crate) written: u64,
     /// Why nothing is sent although nothing failed.
     pub(crate) held_back: Option<String>,
+    pub(crate) held_back_since: Option<SystemTime>,
     /// Nothing of the inventory is left in the sink.
     pub(crate) cleaned: bool,
 }
@@ -71,6 +74,11 @@ impl Board {
     /// What is known about a binding.
     pub(crate) fn of(&self, name: &BindingName) -> Progress {
         self.lock().get(name).cloned().unwrap_or_default()
+    }
+
+    /// Reads what is known about a binding.
+    pub(crate) fn look<T>(&self, name: &BindingName, read: impl FnOnce(&Progress) -> T) -> Option<T> {
+        self.lock().get(name).map(read)
     }
 
     /// Forgets bindings that nobody asks for any more.
@@ -140,6 +148,7 @@ impl Board {
             Told::HeldBack { coverage } => {
                 progress.failure = None;
                 progress.held_back = Some((*coverage).to_owned());
+                progress.held_back_since.get_or_insert(now);
             }
             Told::Cleaned { moved } => {
                 info!(binding = %name, moved, "cleaned");
@@ -174,8 +183,13 @@ impl Progress {
     }
 
     fn written(&mut self, delta: &Delta, receipt: &Receipt, now: SystemTime, name: &BindingName) {
-        let refused = delta.added.iter().filter(|row| receipt.refused.iter().any(|r| r.key == row.key));
-        let grown = count(delta.added.len()) - count(delta.removed.len()) - count(refused.count());
+        let now_refused: BTreeSet<&RowKey> = receipt.refused.iter().map(|refusal| &refusal.key).collect();
+        let refused = delta.added.iter().filter(|row| now_refused.contains(&row.key)).count();
+        // What was refused before was not held: it comes with a change, and goes without a trace.
+        let fits = |key: &RowKey| self.refusals.contains(key) && !now_refused.contains(key);
+        let came = delta.changed.iter().filter(|changed| fits(&changed.after.key)).count();
+        let went = delta.removed.iter().filter(|gone| fits(&gone.key)).count();
+        let grown = count(delta.added.len() + came + went) - count(delta.removed.len() + refused);
         self.rows = Some(self.rows.unwrap_or(0) + grown);
         self.worked(delta, receipt, now, name);
     }
@@ -186,10 +200,14 @@ impl Progress {
         }
         self.last_export = Some(now);
         (self.confirmed, self.cleaned) = (true, false);
-        self.held_back = None;
+        (self.held_back, self.held_back_since) = (None, None);
         let refused = delta.rows().filter(|row| receipt.refused.iter().any(|r| r.key == row.key)).count();
         self.written += delta.len().saturating_sub(refused) as u64;
         self.checksum.clone_from(&receipt.checksum);
         self.refused = receipt.refused.iter().map(|refusal| refusal.why.clone()).collect();
+        self.refusals = receipt.refused.iter().map(|refusal| refusal.key.clone()).collect();
     }
 }
+
+#[cfg(test)]
+mod tests;

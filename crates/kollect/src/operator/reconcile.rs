@@ -43,6 +43,7 @@ use super::{
     finalize::{self, Deleted},
     health::Health,
     leader::{self, Leadership},
+    metrics::{Metrics, Picture},
     objects::{Known, Objects, SinkObject},
     probe::{Probed, Probes},
     progress::Board,
@@ -87,6 +88,7 @@ pub(crate) struct Operator {
     term: Option<u64>,
     health: Health,
     shards: Shards,
+    metrics: Metrics,
 }
 
 /// What the operator is made from.
@@ -98,18 +100,27 @@ pub(crate) struct Setup {
     pub(crate) rows: StoreReader,
     pub(crate) rest: Sight,
     pub(crate) within: Option<BTreeSet<Arc<str>>>,
+    pub(crate) board: Board,
+    pub(crate) metrics: Metrics,
 }
 
 impl Operator {
     pub(crate) fn new(setup: Setup, leadership: watch::Receiver<Leadership>, health: Health) -> Self {
-        let Setup { source, watch_source, rules, collector, rows, rest, within } = setup;
+        let Setup { source, watch_source, rules, collector, rows, rest, within, board, metrics } = setup;
         let client = source.client();
-        let (sinks, board) = (Sinks::default(), Board::default());
+        let sinks = Sinks::default();
         Self {
             objects: Objects::follow(&watch_source, within.as_ref()),
             secrets: Secrets::new(client.clone(), watch_source),
-            bindings: Bindings::new(sinks.clone(), rules.clone(), board.clone(), source.id.clone(), rest),
-            writer: StatusWriter::new(client.clone()),
+            bindings: Bindings::new(
+                sinks.clone(),
+                metrics.meter.clone(),
+                rules.clone(),
+                board.clone(),
+                source.id.clone(),
+                rest,
+            ),
+            writer: StatusWriter::new(client.clone(), metrics.meter.clone()),
             source,
             client,
             rules,
@@ -126,6 +137,7 @@ impl Operator {
             term: None,
             health,
             shards: Shards::default(),
+            metrics,
         }
     }
 
@@ -156,11 +168,11 @@ impl Operator {
             match term {
                 Some(term) => {
                     tokio::select! {
-                        () = self.turn(true) => {}
+                        () = self.timed_turn(true) => {}
                         () = leader::ended(&mut leadership, term) => self.strip(),
                     }
                 }
-                None => self.turn(false).await,
+                None => self.timed_turn(false).await,
             }
             let lost = async {
                 match term {
@@ -209,6 +221,13 @@ impl Operator {
         }
     }
 
+    /// A turn that is cut short by the end of leadership does not count.
+    async fn timed_turn(&mut self, leading: bool) {
+        let (began, failures) = (Instant::now(), self.writer.failures());
+        self.turn(leading).await;
+        self.metrics.meter.turned(began.elapsed(), self.writer.failures() == failures);
+    }
+
     async fn turn(&mut self, leading: bool) {
         let known = self.objects.known();
         let mut world = known.world();
@@ -217,6 +236,7 @@ impl Operator {
         world.secrets = self.secrets.known();
         let resolved = world.resolve(&self.rules, &mut self.compiled);
         self.collect(&resolved);
+        self.metrics.show(Picture::of(&world, &resolved));
         // Secrets that are being looked up shall not be told to be missing.
         if !leading || !self.secrets.knows_all(&wanted) {
             return;
@@ -304,7 +324,7 @@ impl Operator {
             }
         }
         let checksum = |name: &InventoryName, sink: &str| exports(name, sink)?.last_checksum;
-        self.bindings.namespaces = self.collector.namespaces().borrow().clone();
+        self.bindings.namespaces.clone_from(&self.collector.namespaces().borrow());
         self.bindings.deliver(resolved, metadata, checksum, deliveries);
         self.clean_left(known, world, resolved);
         let Some(deliveries) = &mut self.deliveries else { return };
@@ -336,7 +356,9 @@ impl Operator {
         let mut wanted = BTreeMap::new();
         let planned = |spec: &kollect_model::sink::SinkSpec, namespace: &str| {
             let plan = world.plan_sink(spec, namespace, &self.rules).ok()?;
-            Some(Planned { sinks: self.sinks.clone(), plan, policy: self.rules.sink_policy(namespace) })
+            let policy = self.rules.sink_policy(namespace);
+            let meter = self.metrics.meter.clone();
+            Some(Planned { sinks: self.sinks.clone(), plan, policy, meter, counted: None })
         };
         for ((family, name), sink) in known.sinks() {
             let asked = sink.spec.common().connection_test.unwrap_or(true) || test_connection(&sink.metadata);
@@ -526,7 +548,8 @@ fn exports<'a>(known: &'a Known, name: &InventoryName) -> &'a [SinkExport] {
     exports.map_or(&[], Vec::as_slice)
 }
 
-fn inventory_kind(name: &InventoryName) -> &'static str {
+/// The kind of an inventory.
+pub(crate) fn inventory_kind(name: &InventoryName) -> &'static str {
     if name.namespace.is_some() { "KollectInventory" } else { "KollectClusterInventory" }
 }
 

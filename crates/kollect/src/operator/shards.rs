@@ -52,22 +52,24 @@ impl Shards {
     }
 }
 
+/// Rows, targets and the sum of digests.
+type Contents = (i32, BTreeSet<Arc<str>>, u128);
+
 fn shards(rows: &StoreReader, targets: &[TargetId], choice: &Choice) -> Vec<NamespaceShard> {
     let mut snapshot = rows.snapshot_of_seen(targets, Sight::Everything);
     choice.apply(&mut snapshot);
-    let mut found: BTreeMap<Arc<str>, (i32, BTreeSet<Arc<str>>, u128)> = BTreeMap::new();
+    let mut found: BTreeMap<Arc<str>, Contents> = BTreeMap::new();
     for (key, row) in &snapshot.rows {
         let (count, targets, digest) = found.entry(key.namespace.clone()).or_default();
         *count += 1;
         targets.insert(key.target.name.clone());
         *digest = digest.wrapping_add(row.digest.0);
     }
-    let shard =
-        |(namespace, (count, targets, digest)): (Arc<str>, (i32, BTreeSet<Arc<str>>, u128))| NamespaceShard {
-            namespace: namespace.to_string(),
-            item_count: Some(count),
-            target_count: targets.len().try_into().ok(),
-            checksum: Some(format!("{digest:032x}")),
-        };
+    let shard = |(namespace, (count, targets, digest)): (Arc<str>, Contents)| NamespaceShard {
+        namespace: namespace.to_string(),
+        item_count: Some(count),
+        target_count: targets.len().try_into().ok(),
+        checksum: Some(format!("{digest:032x}")),
+    };
     found.into_iter().map(shard).collect()
 }

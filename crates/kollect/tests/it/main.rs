@@ -4,6 +4,7 @@
 mod collect;
 mod crds;
 mod documentation;
+mod exposition;
 mod files;
 mod input;
 mod operator;

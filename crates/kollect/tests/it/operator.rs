@@ -1,6 +1,8 @@
 //! `kollect operator` beside a real control plane, with real sinks. Each test has a namespace of its own
 //! and an operator that looks at nothing else.
 
+mod metrics;
+
 use std::{
     path::PathBuf,
     process::{Child, Command, Stdio},
