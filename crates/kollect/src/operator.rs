@@ -22,6 +22,7 @@ mod reconcile;
 mod secrets;
 mod serve;
 mod status;
+mod webhooks;
 mod write;
 
 pub(crate) use args::Args;
@@ -55,6 +56,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
 
 async fn operate(args: Args) -> anyhow::Result<()> {
     let rules = Arc::new(args.rules()?);
+    args.webhooks.check(args.tenant_mode)?;
     args.warn_about_retired_flags();
     let source = connect(&args).await?;
     let kinds = tokio::spawn(source.clone().follow_kinds());
@@ -67,9 +69,18 @@ async fn operate(args: Args) -> anyhow::Result<()> {
     let leader = args.lead(source.client())?;
     let health = health::Health::default();
     let probes = health::serve(&args.health_probe_bind_address, health.clone(), leader.watch()).await?;
-    let setup =
-        reconcile::Setup { source, watch_source, rules, collector, rows, rest, within: args.within() };
+    let setup = reconcile::Setup {
+        source,
+        watch_source,
+        rules: rules.clone(),
+        collector,
+        rows,
+        rest,
+        within: args.within(),
+    };
     let mut operator = Operator::new(setup, leader.watch(), health);
+    let admission = webhooks::Admission::new(operator.objects(), rules, args.within());
+    let webhooks = args.webhooks.serve(admission, args.tenant_mode, args.enable_http2).await?;
     info!(version = env!("CARGO_PKG_VERSION"), cluster = operator.cluster(), "started");
     tokio::select! {
         () = operator.run() => {}
@@ -87,8 +98,8 @@ async fn operate(args: Args) -> anyhow::Result<()> {
     }
     // Nothing is written any more: somebody else may.
     leader.release().await;
-    if let Some(probes) = probes {
-        probes.shutdown(Duration::from_secs(1)).await;
+    for server in [probes, webhooks].into_iter().flatten() {
+        server.shutdown(Duration::from_secs(1)).await;
     }
     kinds.abort();
     Ok(())

@@ -26,7 +26,7 @@ pub(crate) struct Args {
     watch_namespaces: Vec<String>,
     /// Need nothing but a Role in the namespaces of --watch-namespaces.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
-    tenant_mode: bool,
+    pub(crate) tenant_mode: bool,
     /// Namespaces of targets that include none by name.
     #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = namespace_name)]
     default_included_namespaces: Vec<String>,
@@ -69,6 +69,11 @@ pub(crate) struct Args {
     /// Where /healthz and /readyz are served; 0: nowhere.
     #[arg(long, value_name = "ADDRESS", default_value = ":8081")]
     pub(crate) health_probe_bind_address: String,
+    #[command(flatten)]
+    pub(crate) webhooks: super::webhooks::Flags,
+    /// Offer HTTP/2 to clients of webhooks.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
+    pub(crate) enable_http2: bool,
     /// Seconds that running writes get to finish.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub(crate) shutdown_grace_period: u64,

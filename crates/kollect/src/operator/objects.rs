@@ -107,6 +107,13 @@ impl Known {
         })
     }
 
+    /// Why objects of a kind cannot be seen in a namespace, or anywhere.
+    pub(crate) fn unseen(&self, kind: &str, namespace: &str) -> Option<&str> {
+        let here = |query: &Query| query.namespace.as_deref().is_none_or(|own| own == namespace);
+        let blind = self.blind.iter().find(|(query, _)| query.gvk.kind == kind && here(query));
+        blind.map(|(_, why)| why.as_str())
+    }
+
     /// What decisions depend on. Targets and inventories that are being deleted do not count any more.
     pub(crate) fn world(&self) -> World {
         let stays = |metadata: &ObjectMeta| metadata.deletion_timestamp.is_none();
