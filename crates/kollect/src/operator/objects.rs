@@ -11,7 +11,7 @@ use std::{
 
 use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kollect_engine::watch::{Event, Query, WatchSource};
+use kollect_engine::watch::{BlindReason, Blindness, Event, Query, WatchSource};
 use kollect_model::{
     crd::{
         GROUP, KollectClusterInventory, KollectClusterScope, KollectClusterTarget, KollectConnectionTest,
@@ -68,7 +68,7 @@ pub(crate) struct Known {
     /// Watches that have neither listed nor failed yet.
     pending: BTreeSet<Query>,
     /// Why kinds cannot be seen.
-    blind: BTreeMap<Query, String>,
+    blind: BTreeMap<Query, Blindness>,
 }
 
 impl Known {
@@ -107,11 +107,12 @@ impl Known {
         })
     }
 
-    /// Why objects of a kind cannot be seen in a namespace, or anywhere.
+    /// Why objects of a kind that may exist cannot be seen in a namespace, or anywhere.
     pub(crate) fn unseen(&self, kind: &str, namespace: &str) -> Option<&str> {
         let here = |query: &Query| query.namespace.as_deref().is_none_or(|own| own == namespace);
         let blind = self.blind.iter().find(|(query, _)| query.gvk.kind == kind && here(query));
-        blind.map(|(_, why)| why.as_str())
+        let blind = blind.filter(|(_, blindness)| blindness.reason != BlindReason::NotServed);
+        blind.map(|(_, blindness)| blindness.message.as_str())
     }
 
     /// What decisions depend on. Targets and inventories that are being deleted do not count any more.
@@ -328,10 +329,10 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
             Event::Progress { .. } => {}
             Event::Blind(blindness) => {
                 let query = self.query.clone();
-                let message = blindness.message.clone();
+                let known_as = blindness.clone();
                 let first = self.change(|known, _| {
                     known.pending.remove(&query);
-                    known.blind.insert(query, message).is_none()
+                    known.blind.insert(query, known_as).is_none()
                 });
                 if first {
                     warn!(kind = self.query.gvk.kind, reason = %blindness.reason, message = blindness.message, "cannot see objects");

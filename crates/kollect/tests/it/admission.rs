@@ -194,6 +194,14 @@ fn profile_of(kind: &str) -> Value {
     })
 }
 
+fn nats(host: &str) -> Value {
+    json!({ "type": "nats", "nats": { "url": format!("nats://{host}:4222"), "subject": "a" } })
+}
+
+fn postgres(reference: Value) -> Value {
+    json!({ "type": "postgres", "postgres": { "databaseRef": reference, "table": "rows" } })
+}
+
 fn wrong_profile() -> Value {
     let mut spec = profile_of("Pod");
     spec["attributes"][0]["path"] = json!("cel:object.");
@@ -214,7 +222,8 @@ fn eventually(what: &str, mut look: impl FnMut() -> Result<(), String>) {
 #[test]
 fn kubectl_is_told_what_is_wrong_and_what_may_be() {
     let mut stage = Stage::new();
-    let port = stage.start("one", &[]);
+    let files = stage.dir.path().join("files");
+    let port = stage.start("one", &["--file-sink-root", files.to_str().unwrap()]);
     stage.configure(port);
     stage.answers("kb.io");
 
@@ -250,24 +259,7 @@ fn kubectl_is_told_what_is_wrong_and_what_may_be() {
         .apply("KollectClusterTarget", "all", cluster("1 +"))
         .denied("KollectClusterTarget", &["matchPolicy"]);
 
-    let nats = |host: &str| json!({ "type": "nats", "nats": { "url": format!("nats://{host}:4222"), "subject": "a" } });
-    stage.apply("KollectEventSink", "bus", nats("nats.example.com")).allowed(&[]);
-    stage
-        .apply("KollectEventSink", "bus", nats("169.254.169.254"))
-        .denied("KollectEventSink", &["spec.nats.url"]);
-    let mut loud = nats("nats.example.com");
-    loud["provisioning"] = json!({ "mode": "existing" });
-    stage.apply("KollectEventSink", "bus", loud).allowed(&["spec.provisioning.mode"]);
-    let postgres = |reference: Value| json!({ "type": "postgres", "postgres": { "databaseRef": reference, "table": "rows" } });
-    stage.apply("KollectDatabaseSink", "portal", postgres(json!({ "name": "none" }))).allowed(&[]);
-    stage
-        .apply("KollectDatabaseSink", "portal", postgres(json!({ "name": "a", "namespace": "kube-system" })))
-        .denied("KollectDatabaseSink", &["spec.postgres.databaseRef.namespace"]);
-    let files = json!({ "type": "filesystem", "filesystem": { "path": "out" } });
-    stage
-        .apply("KollectSnapshotSink", "files", files)
-        .denied("KollectSnapshotSink", &["spec.filesystem.path"]);
-
+    sinks_are_refused_where_the_operator_would_not_go(&stage);
     let inventory = json!({ "databaseSinkRefs": ["portal", "later"], "maxExportBytes": 1000 });
     stage
         .apply("KollectInventory", "all", inventory)
@@ -287,40 +279,52 @@ fn kubectl_is_told_what_is_wrong_and_what_may_be() {
     stage
         .apply("KollectConnectionTest", "try", json!({ "sinkRef": { "eventSinkRef": "later" } }))
         .allowed(&["no event sink later"]);
-    let named = object("KollectConnectionTest", "", json!({ "sinkRef": { "eventSinkRef": "bus" } }));
-    let mut generated = named;
+    let mut generated = object("KollectConnectionTest", "", json!({ "sinkRef": { "eventSinkRef": "bus" } }));
     generated["metadata"] = json!({ "generateName": "try-", "namespace": "shop" });
     stage.kubectl(&["create"], &generated).allowed(&[]);
 
     scopes_close_what_was_open_and_nothing_gets_stuck(&stage);
 
-    // Without an operator nothing new is stored, of any kind, and everything can be deleted.
+    nothing_is_stored_without_an_operator(stage);
+}
+
+fn sinks_are_refused_where_the_operator_would_not_go(stage: &Stage) {
+    stage.apply("KollectEventSink", "bus", nats("nats.example.com")).allowed(&[]);
+    stage
+        .apply("KollectEventSink", "bus", nats("169.254.169.254"))
+        .denied("KollectEventSink", &["spec.nats.url"]);
+    let mut loud = nats("nats.example.com");
+    loud["provisioning"] = json!({ "mode": "existing" });
+    stage.apply("KollectEventSink", "bus", loud).allowed(&["spec.provisioning.mode"]);
+    stage.apply("KollectDatabaseSink", "portal", postgres(json!({ "name": "none" }))).allowed(&[]);
+    stage
+        .apply("KollectDatabaseSink", "portal", postgres(json!({ "name": "a", "namespace": "kube-system" })))
+        .denied("KollectDatabaseSink", &["spec.postgres.databaseRef.namespace"]);
+    let files = |path: &str| json!({ "type": "filesystem", "filesystem": { "path": path } });
+    stage.apply("KollectSnapshotSink", "files", files("out")).allowed(&[]);
+    stage
+        .apply("KollectSnapshotSink", "files", files("/etc"))
+        .denied("KollectSnapshotSink", &["spec.filesystem.path = \"/etc\""]);
+}
+
+fn nothing_is_stored_without_an_operator(mut stage: Stage) {
     stage.operators.clear();
-    for kind in [
-        "KollectProfile",
-        "KollectTarget",
-        "KollectClusterTarget",
-        "KollectInventory",
-        "KollectClusterInventory",
-        "KollectSnapshotSink",
-        "KollectDatabaseSink",
-        "KollectEventSink",
-        "KollectScope",
-        "KollectClusterScope",
-        "KollectConnectionTest",
+    let everywhere = json!({
+        "profileRef": { "name": "a", "namespace": "b" }, "namespaceSelector": { "matchLabels": { "a": "b" } },
+    });
+    for (kind, spec) in [
+        ("KollectProfile", profile_of("Pod")),
+        ("KollectTarget", json!({ "profileRef": "a" })),
+        ("KollectClusterTarget", everywhere),
+        ("KollectInventory", json!({})),
+        ("KollectClusterInventory", json!({})),
+        ("KollectSnapshotSink", json!({ "type": "filesystem", "filesystem": { "path": "out" } })),
+        ("KollectDatabaseSink", postgres(json!({ "name": "a" }))),
+        ("KollectEventSink", nats("nats.example.com")),
+        ("KollectScope", json!({})),
+        ("KollectClusterScope", json!({})),
+        ("KollectConnectionTest", json!({ "sinkRef": { "eventSinkRef": "a" } })),
     ] {
-        let spec = match kind {
-            "KollectProfile" => profile_of("Pod"),
-            "KollectTarget" => json!({ "profileRef": "a" }),
-            "KollectClusterTarget" => json!({
-                "profileRef": { "name": "a", "namespace": "b" }, "namespaceSelector": { "matchLabels": { "a": "b" } },
-            }),
-            "KollectSnapshotSink" => json!({ "type": "filesystem", "filesystem": { "path": "out" } }),
-            "KollectDatabaseSink" => postgres(json!({ "name": "a" })),
-            "KollectEventSink" => nats("nats.example.com"),
-            "KollectConnectionTest" => json!({ "sinkRef": { "eventSinkRef": "a" } }),
-            _ => json!({}),
-        };
         let told = stage.apply(kind, "late", spec);
         let words = format!("failed calling webhook \"v{}.kb.io\"", kind.to_lowercase());
         assert!(!told.success && told.text.contains(&words), "{told:?}");

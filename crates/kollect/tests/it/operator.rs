@@ -74,7 +74,7 @@ impl World {
             .args(["operator", "--kubeconfig", self.plane.kubeconfig().to_str().unwrap()])
             .args(["--watch-namespaces", &self.namespace, "--allow-sink-cidrs", "127.0.0.0/8,::1/128"])
             .args(["--log-level", "kollect=debug"])
-            .args(["--validating-webhooks-enabled=false"])
+            .args(["--validating-webhooks-enabled=false", "--health-probe-bind-address=0"])
             .args(args)
             .stdout(Stdio::null())
             .stderr(file)

@@ -1,5 +1,7 @@
 //! What is allowed and may not be meant.
 
+use std::path::Path;
+
 use kollect_model::{
     SpecError,
     crd::{
@@ -46,8 +48,8 @@ pub(super) fn documents(spec: &KollectSnapshotSinkSpec) -> Vec<String> {
     if is_git && asked.is_none() {
         warnings.push("spec.serialization.format is absent: documents are written as yaml".into());
     }
-    let template = spec.common.path_template.as_deref().unwrap_or_default();
-    if template.ends_with(".json") && spec.format() != Format::Json {
+    let template = Path::new(spec.common.path_template.as_deref().unwrap_or_default());
+    if template.extension().is_some_and(|extension| extension == "json") && spec.format() != Format::Json {
         warnings.push("spec.pathTemplate ends with .json, and the format is another".into());
     }
     warnings

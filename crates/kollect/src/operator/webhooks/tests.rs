@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use asks::{Answer, World, create, object, profile, update};
 use http::StatusCode;
+use kollect_engine::watch::BlindReason;
 use kollect_model::{crd, schema};
 use kollect_sinks::Network;
 use serde_json::{Value, json};
@@ -342,10 +343,16 @@ async fn an_operator_of_some_namespaces_says_so_and_blames_nobody_for_what_it_ca
 
 #[tokio::test]
 async fn nothing_is_allowed_before_scopes_are_known_or_while_they_cannot_be_seen() {
-    let blind = World::blind("KollectScope");
+    let blind = World::blind("KollectScope", BlindReason::Forbidden);
     let target = create("KollectTarget", "t", &json!({ "profileRef": "p" }));
     blind.ask(target.clone()).await.denied(403, &["no KollectScope can be seen", "may not list"]);
     blind.ask(profile_question()).await.allowed(&[]);
+    let sink = json!({ "type": "nats", "nats": { "url": "nats://a.example:4222", "subject": "a" } });
+    blind.ask(create("KollectEventSink", "s", &sink)).await.denied(403, &["no KollectScope can be seen"]);
+    blind.ask(create("KollectClusterInventory", "i", &json!({}))).await.allowed(&[]);
+    // Where the kind does not exist, no scope does.
+    let without = World::blind("KollectScope", BlindReason::NotServed);
+    without.ask(target.clone()).await.allowed(&["no KollectProfile p"]);
     let silent = World::silent();
     let (status, text) = silent.post(&path("KollectTarget"), target.to_string()).await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{text}");

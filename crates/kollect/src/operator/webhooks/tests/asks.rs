@@ -62,7 +62,7 @@ pub(super) fn update(kind: &str, name: &str, before: &Value, after: &Value) -> V
 #[derive(Default)]
 struct Source {
     objects: Vec<Value>,
-    blind: Option<String>,
+    blind: Option<(String, BlindReason)>,
     silent: bool,
 }
 
@@ -85,9 +85,9 @@ impl WatchSource for Source {
             events.push(Event::Apply(Object::parse(to_raw_value(object).unwrap(), &query.gvk).unwrap()));
         }
         events.push(Event::Synced { version: 1 });
-        if self.blind.as_ref() == Some(&query.gvk.kind) {
+        if let Some((_, reason)) = self.blind.as_ref().filter(|(kind, _)| *kind == query.gvk.kind) {
             let message = "this user may not list them".to_owned();
-            events = vec![Event::Blind(Blindness { reason: BlindReason::Forbidden, message })];
+            events = vec![Event::Blind(Blindness { reason: *reason, message })];
         }
         stream::iter(events).chain(stream::pending()).boxed()
     }
@@ -114,8 +114,12 @@ impl World {
     }
 
     /// One kind cannot be seen.
-    pub(super) fn blind(kind: &str) -> Self {
-        Self::start(Source { blind: Some(kind.into()), ..Source::default() }, Rules::default(), None)
+    pub(super) fn blind(kind: &str, reason: BlindReason) -> Self {
+        Self::start(
+            Source { blind: Some((kind.into(), reason)), ..Source::default() },
+            Rules::default(),
+            None,
+        )
     }
 
     /// No list ever ends.
