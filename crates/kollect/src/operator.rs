@@ -80,7 +80,14 @@ async fn operate(args: Args) -> anyhow::Result<()> {
     };
     let mut operator = Operator::new(setup, leader.watch(), health);
     let admission = webhooks::Admission::new(operator.objects(), rules, args.within());
-    let webhooks = args.webhooks.serve(admission, args.tenant_mode, args.enable_http2).await?;
+    let webhooks = match args.webhooks.serve(admission, args.tenant_mode, args.enable_http2).await {
+        Ok(webhooks) => webhooks,
+        Err(error) => {
+            // Whoever can start shall not wait for a lease of one that cannot.
+            leader.release().await;
+            return Err(error);
+        }
+    };
     info!(version = env!("CARGO_PKG_VERSION"), cluster = operator.cluster(), "started");
     tokio::select! {
         () = operator.run() => {}

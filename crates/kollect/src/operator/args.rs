@@ -69,8 +69,6 @@ pub(crate) struct Args {
     /// Where /healthz and /readyz are served; 0: nowhere.
     #[arg(long, value_name = "ADDRESS", default_value = ":8081")]
     pub(crate) health_probe_bind_address: String,
-    #[command(flatten)]
-    pub(crate) webhooks: super::webhooks::Flags,
     /// Offer HTTP/2 to clients of webhooks.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
     pub(crate) enable_http2: bool,
@@ -83,6 +81,8 @@ pub(crate) struct Args {
     /// How it is logged. Default: json, or text on a terminal.
     #[arg(long, value_name = "FORMAT", value_enum)]
     log_format: Option<LogFormat>,
+    #[command(flatten)]
+    pub(crate) webhooks: super::webhooks::Flags,
     #[command(flatten)]
     retired: Retired,
 }

@@ -25,7 +25,7 @@ use kollect_model::{
 };
 use review::{Question, Review, Verdict};
 use tokio::{task::spawn_blocking, time};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::{
     objects::Objects,
@@ -158,6 +158,9 @@ impl Admission {
         let (rules, within) = (self.rules.clone(), self.within.clone());
         apart(kind, move || {
             let verdict = Judge::new(kind, &known, &rules, within.as_deref()).judge(&question);
+            let Verdict { problems, warnings } = &verdict;
+            // What the object says is for its author, not for the log.
+            debug!(kind = kind.name, problems = problems.len(), warnings = warnings.len(), "reviewed");
             question.review(verdict)
         })
         .await
