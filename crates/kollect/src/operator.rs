@@ -24,6 +24,7 @@ mod secrets;
 mod serve;
 mod shards;
 mod status;
+mod webhooks;
 mod write;
 
 pub(crate) use args::Args;
@@ -57,6 +58,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
 
 async fn operate(args: Args) -> anyhow::Result<()> {
     let rules = Arc::new(args.rules()?);
+    args.webhooks.check(args.tenant_mode)?;
     args.warn_about_retired_flags();
     let source = connect(&args).await?;
     let kinds = tokio::spawn(source.clone().follow_kinds());
@@ -82,9 +84,27 @@ async fn operate(args: Args) -> anyhow::Result<()> {
     let metrics = metrics::Metrics::new(sources, meter);
     let shown = serve_metrics(&args, &metrics, source.client()).await?;
     let within = args.within();
-    let setup =
-        reconcile::Setup { source, watch_source, rules, collector, rows, rest, within, board, metrics };
+    let setup = reconcile::Setup {
+        source,
+        watch_source,
+        rules: rules.clone(),
+        collector,
+        rows,
+        rest,
+        within,
+        board,
+        metrics,
+    };
     let mut operator = Operator::new(setup, leader.watch(), health);
+    let admission = webhooks::Admission::new(operator.objects(), rules, args.within());
+    let webhooks = match args.webhooks.serve(admission, args.tenant_mode, args.enable_http2).await {
+        Ok(webhooks) => webhooks,
+        Err(error) => {
+            // Whoever can start shall not wait for a lease of one that cannot.
+            leader.release().await;
+            return Err(error);
+        }
+    };
     info!(version = env!("CARGO_PKG_VERSION"), cluster = operator.cluster(), "started");
     tokio::select! {
         () = operator.run() => {}
@@ -106,8 +126,8 @@ async fn operate(args: Args) -> anyhow::Result<()> {
         sampling.abort();
         server.shutdown(Duration::from_secs(1)).await;
     }
-    if let Some(probes) = probes {
-        probes.shutdown(Duration::from_secs(1)).await;
+    for server in [probes, webhooks].into_iter().flatten() {
+        server.shutdown(Duration::from_secs(1)).await;
     }
     kinds.abort();
     Ok(())

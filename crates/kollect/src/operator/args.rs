@@ -29,7 +29,7 @@ pub(crate) struct Args {
     watch_namespaces: Vec<String>,
     /// Need nothing but a Role in the namespaces of --watch-namespaces.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
-    tenant_mode: bool,
+    pub(crate) tenant_mode: bool,
     /// Namespaces of targets that include none by name.
     #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = listed_namespace)]
     default_included_namespaces: Vec<String>,
@@ -89,7 +89,7 @@ pub(crate) struct Args {
     metrics_cert_key: String,
     /// Offer HTTP/2 wherever TLS is served.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
-    enable_http2: bool,
+    pub(crate) enable_http2: bool,
     /// The series of a profile are summed up at most so often.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     collect_metrics_sample_interval: Duration,
@@ -102,6 +102,8 @@ pub(crate) struct Args {
     /// How it is logged. Default: json, or text on a terminal.
     #[arg(long, value_name = "FORMAT", value_enum)]
     log_format: Option<LogFormat>,
+    #[command(flatten)]
+    pub(crate) webhooks: super::webhooks::Flags,
     #[command(flatten)]
     retired: Retired,
 }

@@ -11,7 +11,7 @@ use std::{
 
 use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kollect_engine::watch::{BlindReason, Event, Query, WatchSource};
+use kollect_engine::watch::{BlindReason, Blindness, Event, Query, WatchSource};
 use kollect_model::{
     crd::{
         GROUP, KollectClusterInventory, KollectClusterScope, KollectClusterTarget, KollectConnectionTest,
@@ -68,7 +68,7 @@ pub(crate) struct Known {
     /// Watches whose objects have not been seen yet, nor are known not to exist.
     pending: BTreeSet<Query>,
     /// Why kinds cannot be seen.
-    blind: BTreeMap<Query, String>,
+    blind: BTreeMap<Query, Blindness>,
 }
 
 impl Known {
@@ -105,6 +105,14 @@ impl Known {
         families.into_iter().flat_map(|(family, kind)| {
             kind.objects.iter().map(move |(name, sink)| ((family, name.clone()), sink))
         })
+    }
+
+    /// Why objects of a kind that may exist cannot be seen in a namespace, or anywhere.
+    pub(crate) fn unseen(&self, kind: &str, namespace: &str) -> Option<&str> {
+        let here = |query: &Query| query.namespace.as_deref().is_none_or(|own| own == namespace);
+        let blind = self.blind.iter().find(|(query, _)| query.gvk.kind == kind && here(query));
+        let blind = blind.filter(|(_, blindness)| blindness.reason != BlindReason::NotServed);
+        blind.map(|(_, blindness)| blindness.message.as_str())
     }
 
     /// What decisions depend on. Targets and inventories that are being deleted do not count any more.
@@ -328,14 +336,14 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
             Event::Progress { .. } => {}
             Event::Blind(blindness) => {
                 let query = self.query.clone();
-                let message = blindness.message.clone();
+                let known_as = blindness.clone();
                 // A kind that nobody serves has no objects; everything else may have some.
                 let absent = blindness.reason == BlindReason::NotServed;
                 let first = self.change(|known, _| {
                     if absent {
                         known.pending.remove(&query);
                     }
-                    known.blind.insert(query, message).is_none()
+                    known.blind.insert(query, known_as).is_none()
                 });
                 if first {
                     warn!(kind = self.query.gvk.kind, reason = %blindness.reason, message = blindness.message, "cannot see objects");

@@ -67,7 +67,7 @@ pub(crate) struct Operator {
     source: Arc<ClusterSource>,
     client: Client,
     rules: Arc<Rules>,
-    objects: Objects,
+    objects: Arc<Objects>,
     secrets: Secrets,
     collector: Collector,
     rows: StoreReader,
@@ -110,7 +110,7 @@ impl Operator {
         let client = source.client();
         let sinks = Sinks::default();
         Self {
-            objects: Objects::follow(&watch_source, within.as_ref()),
+            objects: Arc::new(Objects::follow(&watch_source, within.as_ref())),
             secrets: Secrets::new(client.clone(), watch_source),
             bindings: Bindings::new(
                 sinks.clone(),
@@ -139,6 +139,11 @@ impl Operator {
             shards: Shards::default(),
             metrics,
         }
+    }
+
+    /// The objects that it looks at.
+    pub(crate) fn objects(&self) -> Arc<Objects> {
+        self.objects.clone()
     }
 
     /// Id of the cluster.

@@ -316,17 +316,12 @@ impl World {
         namespace: &str,
         rules: &Rules,
     ) -> Result<Plan, Vec<Fault>> {
-        let wrong = |errors: Vec<SpecError>| -> Vec<Fault> {
-            errors.into_iter().map(|error| Fault::new(INVALID_SPEC, error)).collect()
-        };
-        let policy = rules.sink_policy(namespace);
-        let plan = kollect_sinks::plan(spec).map_err(wrong)?;
-        plan.check(&policy).map_err(wrong)?;
+        let plan = plan_without_secrets(spec, namespace, rules)?;
         let secrets = self.secrets_of(spec, namespace, rules)?;
         let plan = plan.with_secrets(&secrets).map_err(|errors| {
             errors.into_iter().map(|error| Fault::new("SecretResolveFailed", error)).collect::<Vec<_>>()
         })?;
-        plan.check(&policy).map_err(wrong)?;
+        plan.check(&rules.sink_policy(namespace)).map_err(invalid)?;
         Ok(plan)
     }
 
@@ -335,15 +330,7 @@ impl World {
         let (mut secrets, mut faults) = (Secrets::default(), Vec::new());
         for (field, SecretReference { name, namespace }) in spec.secret_refs() {
             let namespace = namespace.as_deref().unwrap_or(own);
-            let pair = (own.to_owned(), namespace.to_owned());
-            let foreign = namespace != own
-                && rules.secret_namespaces.as_ref().is_some_and(|allowed| !allowed.contains(&pair));
-            if foreign {
-                let problem = format!(
-                    "a sink reads Secrets of its own namespace; the operator's --allow-secret-namespaces \
-                     {own}={namespace} would allow this one"
-                );
-                let error = SpecError::new(format!("{field}.namespace"), &namespace.into(), problem);
+            if let Some(error) = foreign_secret(field, own, namespace, rules) {
                 faults.push(Fault::new("SecretResolveFailed", error));
                 continue;
             }
@@ -364,6 +351,41 @@ impl World {
         }
         if faults.is_empty() { Ok(secrets) } else { Err(faults) }
     }
+}
+
+fn invalid(errors: Vec<SpecError>) -> Vec<Fault> {
+    errors.into_iter().map(|error| Fault::new(INVALID_SPEC, error)).collect()
+}
+
+fn plan_without_secrets(spec: &SinkSpec, namespace: &str, rules: &Rules) -> Result<Plan, Vec<Fault>> {
+    let plan = kollect_sinks::plan(spec).map_err(invalid)?;
+    plan.check(&rules.sink_policy(namespace)).map_err(invalid)?;
+    Ok(plan)
+}
+
+/// What is wrong with a sink, whatever its Secrets hold.
+pub(crate) fn check_sink(spec: &SinkSpec, own: &str, rules: &Rules) -> Vec<Fault> {
+    let mut faults = plan_without_secrets(spec, own, rules).err().unwrap_or_default();
+    let foreign = spec.secret_refs().into_iter().filter_map(|(field, reference)| {
+        foreign_secret(field, own, reference.namespace.as_deref().unwrap_or(own), rules)
+    });
+    faults.extend(foreign.map(|error| Fault::new(INVALID_SPEC, error)));
+    faults
+}
+
+/// Why a sink of namespace `own` may not read Secrets of `namespace`.
+fn foreign_secret(field: &str, own: &str, namespace: &str, rules: &Rules) -> Option<SpecError> {
+    let pair = (own.to_owned(), namespace.to_owned());
+    let allowed =
+        namespace == own || rules.secret_namespaces.as_ref().is_none_or(|allowed| allowed.contains(&pair));
+    if allowed {
+        return None;
+    }
+    let problem = format!(
+        "a sink reads Secrets of its own namespace; the operator's --allow-secret-namespaces \
+         {own}={namespace} would allow this one"
+    );
+    Some(SpecError::new(format!("{field}.namespace"), &namespace.into(), problem))
 }
 
 impl Asked<'_> {

@@ -1,6 +1,7 @@
 //! The program against a real API server: one binary for all of it.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod admission;
 mod collect;
 mod crds;
 mod documentation;

@@ -86,6 +86,7 @@ impl World {
             .args(["--watch-namespaces", if self.unrestricted { "" } else { &self.namespace }])
             .args(["--allow-sink-cidrs", "127.0.0.0/8,::1/128"])
             .args(["--log-level", "kollect=debug", "--health-probe-bind-address", "127.0.0.1:0"])
+            .arg("--validating-webhooks-enabled=false")
             .args(args)
             .stdout(Stdio::null())
             .stderr(file)
