@@ -245,6 +245,17 @@ impl Objects {
         }
     }
 
+    /// Returns when something is known about every kind: its objects, or why they cannot be seen.
+    pub(crate) async fn heard(&self) {
+        let silent = |known: &Known| known.pending.iter().any(|query| !known.blind.contains_key(query));
+        let mut changes = self.changes();
+        while silent(&lock(&self.known)) {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
     fn add<K, T>(
         &mut self,
         source: &Arc<dyn WatchSource>,

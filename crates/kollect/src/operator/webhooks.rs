@@ -151,7 +151,7 @@ impl Admission {
             return json(&question.review(Verdict::default()));
         }
         // Scopes that are not known yet would allow everything.
-        if time::timeout(self.settling, self.objects.settled()).await.is_err() {
+        if time::timeout(self.settling, self.objects.heard()).await.is_err() {
             return words(StatusCode::SERVICE_UNAVAILABLE, "objects are being listed; try again".into());
         }
         let known = self.objects.known();

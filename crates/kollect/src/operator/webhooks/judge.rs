@@ -175,7 +175,8 @@ impl<'a> Judge<'a> {
         let resolved = world.resolve(self.rules, &mut Compiled::default()).inventories.remove(id);
         let resolved = resolved.unwrap_or_default();
         let sighted = self.say_if_out_of_sight(namespace);
-        self.weigh(resolved.faults.into_iter().chain(world.inventory_below_floor(id)), sighted);
+        let faults = resolved.faults.into_iter().chain(resolved.missing);
+        self.weigh(faults.chain(world.inventory_below_floor(id)), sighted);
         // What is wrong with a sink itself is told by its own status.
         let of_reference = |fault: &Fault| fault.reason != INVALID_SPEC;
         let plans = resolved.sinks.into_iter().filter_map(|sink| sink.plan.err());
