@@ -18,6 +18,7 @@ use kollect_engine::{
 };
 use kollect_model::{
     crd::{
+        GROUP, VERSION,
         connection_test::ConnectionTestStatus,
         inventory::{ClusterInventoryStatus, InventoryStatus, SinkExport},
         sinks::SinkStatus,
@@ -27,7 +28,7 @@ use kollect_model::{
 use kollect_sinks::Sinks;
 use kube::{
     Client,
-    api::{DeleteParams, Preconditions},
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -404,6 +405,8 @@ impl Operator {
         self.sinks(known, world, view.now, &mut desired);
         let tests = self.connection_tests(known, world, view.now, &mut desired);
         let written = self.writer.write(desired).await;
+        self.acknowledge_tests(known).await;
+        self.own_tests(known).await;
         for (name, uid) in tests.expired {
             info!(namespace = name.0, name = name.1, "the connection test has expired");
             let tests = api(&self.client, "KollectConnectionTest", &name.0);
@@ -473,6 +476,48 @@ impl Operator {
         tests
     }
 
+    /// A probe that an annotation asked for is done: the annotation goes, unless the sink is probed anyway.
+    async fn acknowledge_tests(&self, known: &Known) {
+        for ((family, name), sink) in known.sinks() {
+            let asked = test_connection(&sink.metadata)
+                && sink.spec.common().connection_test == Some(false)
+                && sink.metadata.deletion_timestamp.is_none();
+            let verdict = asked.then(|| self.probes.verdict(&Probed::Sink(family, name.clone()))).flatten();
+            if let Some(Ok(_)) = verdict {
+                let patch = json!({ "metadata": {
+                    "annotations": { TEST_CONNECTION: null },
+                    "resourceVersion": sink.metadata.resource_version,
+                } });
+                merge(&self.client, family.kind(), &name, &patch).await;
+            }
+        }
+    }
+
+    /// Connection tests go with the sink that they test.
+    async fn own_tests(&self, known: &Known) {
+        for (name, test) in known.connection_tests() {
+            let owned =
+                test.metadata.owner_references.iter().flatten().any(|owner| owner.controller == Some(true));
+            let wanted = test.spec.owner_sink.unwrap_or(true) && test.metadata.deletion_timestamp.is_none();
+            let Some((family, sink)) = tested_sink(test).filter(|_| wanted && !owned) else { continue };
+            let key = (family, (name.0.clone(), sink));
+            let found = known.sinks().find(|(known, _)| *known == key).map(|(_, sink)| sink);
+            let Some(uid) = found.and_then(|sink| sink.metadata.uid.clone()) else { continue };
+            let patch = json!({ "metadata": {
+                "ownerReferences": [{
+                    "apiVersion": format!("{GROUP}/{VERSION}"),
+                    "kind": family.kind(),
+                    "name": key.1.1,
+                    "uid": uid,
+                    "controller": true,
+                    "blockOwnerDeletion": false,
+                }],
+                "resourceVersion": test.metadata.resource_version,
+            } });
+            merge(&self.client, "KollectConnectionTest", name, &patch).await;
+        }
+    }
+
     /// How a test ended, if it has.
     fn test_outcome(
         &self,
@@ -518,11 +563,21 @@ fn tested_sink(test: &kollect_model::crd::KollectConnectionTest) -> Option<(Fami
     named.into_iter().find_map(|(family, name)| Some((family, name.clone()?)))
 }
 
+/// Annotation that asks for a probe.
+const TEST_CONNECTION: &str = "kollect.dev/test-connection";
+
+/// Changes the metadata of an object. Somebody who changed it meanwhile wins, and it is tried again.
+async fn merge(client: &Client, kind: &str, (namespace, name): &Name, patch: &Value) {
+    let patched =
+        api(client, kind, namespace).patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
+    if let Err(error) = patched {
+        info!(kind, namespace, name, %error, "cannot change the object yet");
+    }
+}
+
 fn test_connection(metadata: &ObjectMeta) -> bool {
     let annotations = metadata.annotations.iter().flatten();
-    annotations
-        .into_iter()
-        .any(|(key, value)| key == "kollect.dev/test-connection" && value.eq_ignore_ascii_case("true"))
+    annotations.into_iter().any(|(key, value)| key == TEST_CONNECTION && value.eq_ignore_ascii_case("true"))
 }
 
 fn metadata<'a>(known: &'a Known, name: &InventoryName) -> Option<&'a ObjectMeta> {

@@ -355,6 +355,24 @@ fn connection_tests_run_once_and_expire() {
     world.becomes("kollectconnectiontest/good", "Ready", "True ProbeSucceeded");
     let status = world.get("kollectconnectiontest/good")["status"].clone();
     assert!(status["latencyMs"].is_i64() && status["completed"] == true, "{status}");
+    eventually("the sink owns its test", || {
+        let owners = world.get("kollectconnectiontest/good")["metadata"]["ownerReferences"].clone();
+        (owners[0]["name"] == "portal").then_some(()).ok_or(owners.to_string())
+    });
+    // A probe on request, for a sink that is not probed otherwise.
+    let mut sink = world.sink();
+    sink["connectionTest"] = json!(false);
+    world.kollect("KollectDatabaseSink", "portal", sink);
+    world.becomes("kollectdatabasesink/portal", "Ready", "True NotTested");
+    let annotate = "kollect.dev/test-connection=true";
+    world
+        .plane
+        .kubectl(&["annotate", "-n", &world.namespace, "kollectdatabasesink/portal", annotate])
+        .unwrap();
+    eventually("the annotation goes after the probe", || {
+        let annotations = world.get("kollectdatabasesink/portal")["metadata"]["annotations"].clone();
+        annotations["kollect.dev/test-connection"].is_null().then_some(()).ok_or(annotations.to_string())
+    });
     eventually("the test expires", || {
         let gone = world.plane.kubectl(&["get", "-n", &world.namespace, "kollectconnectiontest/none"]);
         gone.is_err().then_some(()).ok_or("it is still there".into())
