@@ -113,7 +113,7 @@ fn kubectl_explains_every_kind() {
 fn q2_samples_are_accepted_by_kubectl() {
     let plane = with_kinds();
     let samples = root().join("config/samples");
-    plane.kubectl(&["apply", "--server-side", "--dry-run=server", "-f", samples.to_str().unwrap()]).unwrap();
+    plane.kubectl(&["apply", "--server-side", "--dry-run=server", "-k", samples.to_str().unwrap()]).unwrap();
 }
 
 #[derive(Deserialize)]

@@ -1,11 +1,13 @@
 //! The program against a real API server: one binary for all of it.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod catalogue;
 mod collect;
 mod crds;
 mod documentation;
 mod files;
 mod input;
+mod install;
 mod operator;
 mod postgres;
 mod program;
