@@ -78,5 +78,9 @@ fn every_sample_is_listed_and_accepted_by_the_command_line() {
     // Printing needs no sink: some of the samples name servers that do not exist.
     let all =
         ["collect", "-f", "config/samples", "config/samples/catalogue", "--from", "/dev/null", "-o", "json"];
-    assert_eq!(kollect(all).ok(), "[]\n");
+    let printed = kollect(all);
+    let wrong = printed.stderr.lines().filter(|line| line.starts_with("error: "));
+    // What has no code yet may be described.
+    let wrong: Vec<&str> = wrong.filter(|line| !line.contains("not available in this build")).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
