@@ -14,7 +14,6 @@ use crate::{ControlPlane, Error, Postgres, Programs, Scratch, Server, Stop};
 
 const WORKLOADS: &str = include_str!("../demo/workloads.yaml");
 const KOLLECT: &str = "crates/testbed/demo/kollect.yaml";
-const DASHBOARD: [&str; 4] = ["get", "kprof,ktgt,kdb,kinv", "-n", "inventory"];
 const ROWS: &str = "SELECT namespace, name, payload #>> '{attributes,image}' AS image, \
                     payload #>> '{attributes,replicas}' AS replicas FROM inventory ORDER BY 1, 2";
 const CHANGED: &str = "SELECT namespace, name, payload #>> '{attributes,image}' AS image, \
@@ -48,7 +47,7 @@ pub fn run(kollect: &Path, out: &mut dyn Write) -> Result<(), Error> {
     demo.screen.say("The operator starts, and soon everything is in the database")?;
     let operator = demo.start_operator()?;
     demo.becomes("Ready=true")?;
-    demo.kubectl(&DASHBOARD)?;
+    demo.kubectl(&["get", "kollect", "-A"])?;
     demo.sql(ROWS)?;
 
     demo.screen.say("Somebody deploys a new version of the cart: one row is written, at once")?;
@@ -60,7 +59,7 @@ pub fn run(kollect: &Path, out: &mut dyn Write) -> Result<(), Error> {
     demo.screen.say("The database goes away, and meanwhile somebody scales the search")?;
     demo.postgres.crash();
     demo.kubectl(&["scale", "deployment/search", "-n", "shop", "--replicas=5"])?;
-    demo.becomes("Ready=false")?;
+    demo.becomes("Degraded=true")?;
     let message = "-o=jsonpath={.status.sinkExports[0].lastError}{\"\\n\"}";
     demo.kubectl(&["get", "kinv", "-n", "inventory"])?;
     demo.kubectl(&["get", "kinv/deployments", "-n", "inventory", message])?;
@@ -153,7 +152,7 @@ impl Screen<'_> {
     }
 
     fn show(&mut self, text: &str) -> Result<(), Error> {
-        text.lines().try_for_each(|line| self.print(&format!("   {line}\n")))
+        text.lines().try_for_each(|line| self.print(&format!("   {}\n", line.trim_end())))
     }
 
     fn print(&mut self, text: &str) -> Result<(), Error> {

@@ -166,6 +166,9 @@ impl View<'_> {
         let nothing_seen = !sights.is_empty() && sights.values().all(|sight| *sight == Sight::Partial);
         if pending {
             conditions.progressing("Listing", "the first list is running");
+        } else if nothing_seen && blind.is_empty() && self.namespaces.as_ref().is_some_and(|n| !n.complete) {
+            conditions.set("Blind", true, "ScopeForbidden", UNDECIDED);
+            conditions.degraded("ScopeForbidden", UNDECIDED, false);
         } else if nothing_seen && !blind.is_empty() {
             let forbidden = coverage.iter().all(|place| place.blind.as_deref() == Some(FORBIDDEN));
             let reason = if forbidden { "ScopeForbidden" } else { "InformerRegistrationFailed" };
@@ -397,6 +400,10 @@ impl View<'_> {
         }
     }
 }
+
+/// Labels of namespaces decide, and nobody knows them.
+const UNDECIDED: &str = "the selection depends on labels of namespaces, which may not be listed: \
+                         grant list and watch on namespaces, or name them in spec.includedNamespaces";
 
 /// The word of the documentation for a place that may not be listed.
 const FORBIDDEN: &str = "skipped:forbidden";

@@ -108,7 +108,7 @@ fn the_demo_shows_the_changed_row() {
     assert_eq!(shown(&["shop", "|", "search", "|", search, "|", "5"]), 1, "{screen}");
     // The dashboard: all is well, the database is gone, all is well again.
     let name = "kollectinventory.kollect.dev/deployments";
-    assert_eq!(shown(&[name, "True", "Exported", "8"]), 1, "{screen}");
+    assert_eq!(shown(&["inventory", name, "True", "Exported", "8"]), 1, "{screen}");
     assert_eq!(shown(&["deployments", "False", "Progressing", "8"]), 1, "{screen}");
     assert_eq!(shown(&["deployments", "True", "Exported", "8"]), 1, "{screen}");
 }

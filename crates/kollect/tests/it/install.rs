@@ -283,6 +283,8 @@ fn the_tenant_install_needs_a_role_in_its_namespace_only() {
     };
     target("named", json!({ "profileRef": "deployments", "includedNamespaces": ["team-a"] }));
     target("all", json!({ "profileRef": "deployments" }));
+    let labels = json!({ "matchLabels": { "kollect.dev/tenant": "team-a" } });
+    target("selected", json!({ "profileRef": "deployments", "namespaceSelector": labels }));
     let deployment = |namespace: &str| {
         let labels = json!({ "app": "cart" });
         json!({
@@ -303,6 +305,13 @@ fn the_tenant_install_needs_a_role_in_its_namespace_only() {
     // The operator itself is a Deployment of the namespace.
     world.holds(sql, &["all team-a/cart", "all team-a/kollect", "named team-a/cart", "named team-a/kollect"]);
     eventually("the probes answer", || world.get("/healthz").and_then(|()| world.get("/readyz")));
+    // Without the labels of namespaces a selector decides nothing, and that is no success.
+    let degraded = "jsonpath={.status.conditions[?(@.type=='Degraded')].reason}";
+    let get = ["get", "kollecttarget/selected", "-n", "team-a", "-o", degraded];
+    eventually("the selector is told to be undecided", || match world.plane.kubectl(&get) {
+        Ok(reason) if reason == "ScopeForbidden" => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
     // The id of the operator is that of its own namespace.
     let uid = ["get", "configmap", "kollect-identity", "-n", "team-a", "-o", "jsonpath={.metadata.uid}"];
     let uid = world.plane.kubectl(&uid).unwrap();
