@@ -33,7 +33,10 @@ pub(crate) fn with_kinds() -> &'static ControlPlane {
         let plane = ControlPlane::shared();
         let bases = root().join("config/crd/bases");
         plane.kubectl(&["apply", "--server-side", "-f", bases.to_str().unwrap()]).unwrap();
-        plane.wait(&["crd", "--for=condition=Established", "--all"]).unwrap();
+        // By name: other tests remove definitions of their own meanwhile.
+        let names = KINDS.map(|kind| format!("crd/{kind}.kollect.dev"));
+        let names = names.each_ref().map(String::as_str);
+        plane.wait(&[&["--for=condition=Established"], &names[..]].concat()).unwrap();
         plane.kubectl(&["create", "namespace", "team-a"]).unwrap();
         plane
     })

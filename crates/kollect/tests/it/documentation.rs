@@ -134,11 +134,14 @@ fn yaml_in_the_documentation_and_the_examples_is_accepted() {
         for block in text.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()) {
             count += 1;
             // A list of attributes is shown without the profile around it.
-            let attributes = format!("  {}", block.trim_end().replace('\n', "\n  "));
+            let whole = block.starts_with("apiVersion:");
+            let attributes = if whole { "attributes: [{name: name, path: $.metadata.name}]" } else { block };
+            let attributes = format!("  {}", attributes.trim_end().replace('\n', "\n  "));
             let profile = "apiVersion: kollect.dev/v1alpha1\nkind: KollectProfile\nmetadata: {name: p}\nspec:\n  targetGVK: {group: apps, version: v1, kind: Deployment}\n";
             let target = "---\napiVersion: kollect.dev/v1alpha1\nkind: KollectTarget\nmetadata: {name: t}\nspec: {profileRef: p}\n";
             let file = dir.path().join("block.yaml");
-            fs::write(&file, format!("{profile}{attributes}\n{target}")).unwrap();
+            let objects = if whole { format!("---\n{block}") } else { String::new() };
+            fs::write(&file, format!("{profile}{attributes}\n{target}{objects}")).unwrap();
             kollect(["collect", "-f", file.to_str().unwrap(), "--from", "/dev/null"]).ok();
         }
     }

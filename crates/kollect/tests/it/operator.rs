@@ -73,7 +73,7 @@ impl World {
         let child = Command::new(env!("CARGO_BIN_EXE_kollect"))
             .args(["operator", "--kubeconfig", self.plane.kubeconfig().to_str().unwrap()])
             .args(["--watch-namespaces", &self.namespace, "--allow-sink-cidrs", "127.0.0.0/8,::1/128"])
-            .args(["--log-level", "kollect=debug"])
+            .args(["--log-level", "kollect=debug", "--health-probe-bind-address", "0"])
             .args(args)
             .stdout(Stdio::null())
             .stderr(file)
