@@ -257,6 +257,12 @@ fn the_default_install_collects_the_samples_and_asks_for_nothing_forbidden() {
     ];
     world.holds(sql, &[&others[..], &["ingresses 1", "services 2", "workloads 2"]].concat());
     eventually("the probes answer", || world.get("/healthz").and_then(|()| world.get("/readyz")));
+    // Installing again takes no right away: the sum of the collectors' roles is not part of the manifest.
+    let rules = ["get", "clusterrole", "kollect-collector", "-o", "jsonpath={.rules[*].resources[*]}"];
+    let before = world.plane.kubectl(&rules).unwrap();
+    world.install("config/default");
+    assert_eq!(world.plane.kubectl(&rules).unwrap(), before);
+    assert!(before.contains("deployments"), "{before}");
     world.vanishes("team-a", "kollectconnectiontest/portal");
     world.plane.kubectl(&["delete", "-n", "team-a", "kollecttarget/ingresses", "--wait=false"]).unwrap();
     world.vanishes("team-a", "kollecttarget/ingresses");
