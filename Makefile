@@ -6,7 +6,7 @@ SHELL := /bin/bash
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## The operator at work, on a throw-away control plane (needs no cluster)
@@ -32,6 +32,10 @@ bench: tools ## Measure; prints ratios
 .PHONY: bench-scale
 bench-scale: servers ## 100,000 objects on a real control plane: time, memory, churn (N=10000 for the quick form)
 	N=$(or $(N),100000) cargo bench -p kollect --bench scale
+
+.PHONY: bench-delivery
+bench-delivery: servers ## Rows to real sinks: writes, latency, memory, restarts (N=10000 for the quick form)
+	N=$(or $(N),100000) cargo bench -p kollect-sinks --bench delivery
 
 .PHONY: soak
 soak: servers ## The real-server tests again and again: N=20 by default

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::SystemTime,
 };
 
@@ -111,11 +111,32 @@ impl Known {
 
 /// The ledger. Whoever watches writes it, everybody can read it.
 #[derive(Clone, Default)]
-pub struct Coverage(Arc<Mutex<BTreeMap<Place, Known>>>);
+pub struct Coverage(Arc<Mutex<Ledger>>);
+
+#[derive(Default)]
+struct Ledger {
+    places: BTreeMap<Place, Known>,
+    /// Gaps that have ended, those of forgotten places too.
+    restarts: BTreeMap<BlindReason, u64>,
+}
 
 impl Coverage {
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn with<T>(&self, change: impl FnOnce(&mut BTreeMap<Place, Known>) -> T) -> T {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut self.ledger().places)
+    }
+
+    /// Looks at everything that is known now, without a copy. `look` must return soon.
+    pub fn visit(&self, mut look: impl FnMut(&Place, &Known)) {
+        self.with(|places| places.iter().for_each(|(place, known)| look(place, known)));
+    }
+
+    /// How many places could be seen again after they could not, by why they could not.
+    pub fn restarts(&self) -> BTreeMap<BlindReason, u64> {
+        self.ledger().restarts.clone()
     }
 
     /// Everything that is known now.
@@ -124,32 +145,33 @@ impl Coverage {
     }
 
     pub(crate) fn set(&self, place: &Place, state: State) {
-        self.with(|places| {
-            let Some(known) = places.get_mut(place) else {
-                places.insert(place.clone(), Known { state, gaps: VecDeque::new(), repaired: 0 });
+        let mut ledger = self.ledger();
+        let Ledger { places, restarts } = &mut *ledger;
+        let Some(known) = places.get_mut(place) else {
+            places.insert(place.clone(), Known { state, gaps: VecDeque::new(), repaired: 0 });
+            return;
+        };
+        let state = match (&known.state, state) {
+            // The newest reason stands, and the first time.
+            (State::Blind { since, .. }, State::Blind { blindness, .. }) => {
+                State::Blind { since: *since, blindness }
+            }
+            // A list after a gap does not end it, and what is known stays known while it runs.
+            (State::Blind { .. } | State::Synced { .. }, State::Listing { .. } | State::Waiting) => {
                 return;
-            };
-            let state = match (&known.state, state) {
-                // The newest reason stands, and the first time.
-                (State::Blind { since, .. }, State::Blind { blindness, .. }) => {
-                    State::Blind { since: *since, blindness }
-                }
-                // A list after a gap does not end it, and what is known stays known while it runs.
-                (State::Blind { .. } | State::Synced { .. }, State::Listing { .. } | State::Waiting) => {
-                    return;
-                }
-                (State::Blind { since, blindness }, next @ (State::Synced { .. } | State::Absent)) => {
-                    let gap = Gap { from: *since, to: SystemTime::now(), blindness: blindness.clone() };
-                    known.add_gap(gap);
-                    next
-                }
-                (State::Synced { since, version: known_version }, State::Synced { version, .. }) => {
-                    State::Synced { since: *since, version: version.max(*known_version) }
-                }
-                (_, next) => next,
-            };
-            known.state = state;
-        });
+            }
+            (State::Blind { since, blindness }, next @ (State::Synced { .. } | State::Absent)) => {
+                let gap = Gap { from: *since, to: SystemTime::now(), blindness: blindness.clone() };
+                *restarts.entry(blindness.reason).or_default() += 1;
+                known.add_gap(gap);
+                next
+            }
+            (State::Synced { since, version: known_version }, State::Synced { version, .. }) => {
+                State::Synced { since: *since, version: version.max(*known_version) }
+            }
+            (_, next) => next,
+        };
+        known.state = state;
     }
 
     /// Counts an object of a running list.

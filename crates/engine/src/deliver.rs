@@ -69,7 +69,15 @@ pub struct Deliveries {
     rows: StoreReader,
     tell: Arc<Tell>,
     running: BTreeMap<BindingName, Running>,
-    cleaning: Vec<(Place, Task)>,
+    cleaning: Vec<Cleaning>,
+    /// Those that lead to the place of another.
+    refused: BTreeSet<BindingName>,
+}
+
+struct Cleaning {
+    place: Place,
+    name: BindingName,
+    task: Task,
 }
 
 struct Running {
@@ -93,63 +101,91 @@ impl Drop for Task {
 impl Deliveries {
     /// Nothing yet. `tell` hears what each binding does.
     pub fn new(rows: StoreReader, tell: impl Fn(&BindingName, Told<'_>) + Send + Sync + 'static) -> Self {
-        Self { rows, tell: Arc::new(tell), running: BTreeMap::new(), cleaning: Vec::new() }
+        let (running, refused) = (BTreeMap::new(), BTreeSet::new());
+        Self { rows, tell: Arc::new(tell), running, cleaning: Vec::new(), refused }
     }
 
     /// From now on exactly these are wanted. Of two that lead to one place the second is refused.
-    pub fn set(&mut self, wanted: BTreeMap<BindingName, Wanted>) {
-        self.cleaning.retain(|(_, task)| !task.0.is_finished());
-        let refused = duplicates(&wanted);
-        for (name, earlier) in &refused {
-            let why = format!("two references of one inventory lead to one place: this one and {earlier}");
-            let error = SinkError::new(SinkReason::Incompatible, why);
-            (self.tell)(name, Told::Failed { error: &error, pause: None });
-        }
+    pub fn set(&mut self, mut wanted: BTreeMap<BindingName, Wanted>) {
+        self.cleaning.retain(|cleaning| !cleaning.task.0.is_finished());
         let places: BTreeSet<Place> = wanted.values().map(Wanted::place).collect();
-        // Whoever still cleans a place that is wanted again must have ended before its binding starts.
+        self.refuse_duplicates(&mut wanted);
+        // Whoever still writes or cleans a place that is wanted by another must have ended before that
+        // other one starts.
         let mut ended: BTreeMap<Place, Vec<Task>> = BTreeMap::new();
-        for (place, task) in self.cleaning.extract_if(.., |(place, _)| places.contains(place)) {
-            task.0.abort();
-            ended.entry(place).or_default().push(task);
+        for cleaning in self.cleaning.extract_if(.., |cleaning| places.contains(&cleaning.place)) {
+            cleaning.task.0.abort();
+            ended.entry(cleaning.place).or_default().push(cleaning.task);
         }
-        let mut left = std::mem::take(&mut self.running);
-        for (name, wanted) in wanted {
-            if refused.contains_key(&name) {
-                continue;
+        let mut staying = std::mem::take(&mut self.running);
+        let stays = |name: &BindingName, running: &Running| {
+            wanted.get(name).is_some_and(|wanted| wanted.place() == running.wanted.place())
+        };
+        let mut leaving = BTreeMap::new();
+        for (name, mut old) in staying.extract_if(.., |name, running| !stays(name, running)) {
+            if places.contains(&old.wanted.place()) {
+                old.signal.send_replace(None);
+                ended.entry(old.wanted.place()).or_default().extend(old.task.take());
+            } else {
+                leaving.insert(name, old);
             }
-            let place = wanted.place();
-            let running = match left.remove(&name) {
-                Some(running) if running.wanted.place() == place => running.update(wanted, self, &name),
-                moved => {
-                    // The old place is cleaned when the new one has been filled.
-                    let (filled, when_filled) = watch::channel(false);
-                    let before = ended.remove(&place).unwrap_or_default();
-                    if let Some(old) = moved.filter(|old| !places.contains(&old.wanted.place())) {
-                        self.retire(&name, old, Some(when_filled));
+        }
+        for (name, wanted) in wanted {
+            let running = match staying.remove(&name) {
+                Some(running) => running.update(wanted, self, &name),
+                None => {
+                    let before = ended.remove(&wanted.place()).unwrap_or_default();
+                    let old = leaving.remove(&name);
+                    // The old place is cleaned when the new one has been filled, however often it moves.
+                    let unfilled = old.as_ref().map(|old| old.filled.clone()).filter(|f| !*f.borrow());
+                    let filled = unfilled.unwrap_or_default();
+                    if let Some(old) = old {
+                        self.retire(&name, old, Some(filled.subscribe()));
                     }
                     self.start(&name, wanted, before, filled)
                 }
             };
             self.running.insert(name, running);
         }
-        for (name, old) in left {
-            if places.contains(&old.wanted.place()) {
-                old.signal.send_replace(None);
-            } else {
-                self.retire(&name, old, None);
-            }
+        for (name, old) in leaving {
+            self.retire(&name, old, None);
         }
     }
 
-    /// Removes what a binding left behind that ended before this process began.
-    pub fn clean(&mut self, name: &BindingName, wanted: Wanted) {
-        let (signal, filled) = (watch::Sender::new(None), watch::Sender::new(true));
-        self.retire(name, Running { wanted, signal, task: None, filled }, None);
+    /// Takes out what leads to the place of another, and says so once.
+    fn refuse_duplicates(&mut self, wanted: &mut BTreeMap<BindingName, Wanted>) {
+        let refused = duplicates(wanted);
+        for (name, earlier) in &refused {
+            wanted.remove(name);
+            if !self.refused.contains(name) {
+                let why =
+                    format!("two references of one inventory lead to one place: this one and {earlier}");
+                let error = SinkError::new(SinkReason::Incompatible, why);
+                (self.tell)(name, Told::Failed { error: &error, pause: None });
+            }
+        }
+        self.refused = refused.into_keys().collect();
     }
 
-    /// Gives up on what could not be cleaned so far for a binding's place.
-    pub fn abandon(&mut self, destination: &str, inventory: &InventoryId) {
-        self.cleaning.retain(|((place, id), _)| &**place != destination || id != inventory);
+    /// Whether a binding is being written.
+    pub fn is_running(&self, name: &BindingName) -> bool {
+        self.running.contains_key(name)
+    }
+
+    /// Whether what a binding wrote is being removed.
+    pub fn is_cleaning(&self, name: &BindingName) -> bool {
+        self.cleaning.iter().any(|cleaning| cleaning.name == *name && !cleaning.task.0.is_finished())
+    }
+
+    /// Removes what a binding left behind that ended before this process began. A place that is written
+    /// under another name stays.
+    pub fn clean(&mut self, name: &BindingName, wanted: Wanted) {
+        if self.running.values().any(|running| running.wanted.place() == wanted.place()) {
+            (self.tell)(name, Told::Cleaned { moved: false });
+            return;
+        }
+        let (signal, filled) = (watch::Sender::new(None), watch::Sender::new(true));
+        self.retire(name, Running { wanted, signal, task: None, filled }, None);
     }
 
     /// Stops everything; writes that have begun are finished. What was not cleaned stays.
@@ -194,7 +230,8 @@ impl Deliveries {
 
     /// Stops a binding, waits until its successor has been filled, and removes what it wrote.
     fn retire(&mut self, name: &BindingName, old: Running, successor: Option<watch::Receiver<bool>>) {
-        let (tell, name, place) = (self.tell.clone(), name.clone(), old.wanted.place());
+        let (tell, place) = (self.tell.clone(), old.wanted.place());
+        let called = name.clone();
         let task = tokio::spawn(async move {
             old.signal.send_replace(None);
             if let Some(task) = old.task {
@@ -202,12 +239,12 @@ impl Deliveries {
             }
             let moved = successor.is_some();
             if let Some(mut filled) = successor {
-                // A successor that is gone was itself replaced; it has seen to its own.
+                // A successor that is gone will not be filled any more.
                 filled.wait_for(|filled| *filled).await.ok();
             }
-            clean_until_done(&old.wanted.binding, moved, |told| tell(&name, told)).await;
+            clean_until_done(&old.wanted.binding, moved, |told| tell(&called, told)).await;
         });
-        self.cleaning.push((place, Task(task)));
+        self.cleaning.push(Cleaning { place, name: name.clone(), task: Task(task) });
     }
 }
 

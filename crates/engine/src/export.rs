@@ -6,9 +6,9 @@
 //! so that a day of failures costs memory for the rows that changed, not for the changes.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fmt,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -77,6 +77,50 @@ impl Outcome {
 /// Somebody must change something first; until then it is tried again now and then.
 pub(crate) const TERMINAL_PAUSE: Duration = Duration::from_mins(5);
 
+/// Which rows of its targets an inventory holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Choice {
+    /// Of these namespaces only; `None`: of all, and of cluster-scoped objects.
+    pub namespaces: Option<BTreeSet<Arc<str>>>,
+    /// Of several rows of one object that of the target with the smallest name.
+    pub one_row_per_object: bool,
+}
+
+impl Choice {
+    fn takes(&self, key: &RowKey) -> bool {
+        self.namespaces.as_ref().is_none_or(|names| names.contains(&key.namespace))
+    }
+
+    /// Leaves what the inventory holds.
+    pub fn apply(&self, snapshot: &mut Snapshot) {
+        snapshot.rows.retain(|key, _| self.takes(key));
+        if self.one_row_per_object {
+            // Rows are in the order of their targets.
+            let mut seen = HashSet::new();
+            snapshot.rows.retain(|key, _| seen.insert((key.namespace.clone(), key.uid.clone())));
+        }
+    }
+}
+
+/// Checksum of what was sent last.
+#[derive(Clone, Debug, Default)]
+pub struct LastChecksum(Arc<Mutex<Option<String>>>);
+
+impl LastChecksum {
+    /// Begins with what is known.
+    pub fn new(known: Option<String>) -> Self {
+        Self(Arc::new(Mutex::new(known)))
+    }
+
+    fn get(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, checksum: Option<&String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = checksum.cloned();
+    }
+}
+
 /// Opens a sink, as often as it takes. A change of the sink's spec or Secrets makes another one.
 #[async_trait]
 pub trait Open: Send + Sync {
@@ -99,10 +143,12 @@ pub struct Binding {
     pub cadence: Cadence,
     /// What is known about targets that do not belong to the inventory.
     pub rest: Sight,
+    /// Which of their rows belong to it.
+    pub choice: Choice,
     /// Largest part of a document, in bytes.
     pub part_bytes: usize,
-    /// What was sent last, for sinks that cannot be read back.
-    pub last_checksum: Option<String>,
+    /// What was sent last, for sinks that cannot be read back; the same for all versions of a binding.
+    pub last_checksum: LastChecksum,
     /// Changes when somebody wants the sink to be compared now.
     pub requested: Option<String>,
     /// Where they go.
@@ -231,7 +277,6 @@ struct State {
     refused: BTreeMap<RowKey, Refusal>,
     /// Places that have been seen as a whole at some time.
     once_complete: BTreeSet<(TargetId, Arc<str>, Arc<str>)>,
-    last_checksum: Option<String>,
     last_write: Option<Instant>,
     last_comparison: Instant,
     backoff: Backoff,
@@ -247,7 +292,6 @@ impl State {
             sure: false,
             refused: BTreeMap::new(),
             once_complete: BTreeSet::new(),
-            last_checksum: binding.last_checksum.clone(),
             last_write: None,
             last_comparison: Instant::now(),
             backoff: Backoff::default(),
@@ -260,7 +304,7 @@ impl State {
         if !Arc::ptr_eq(&binding.sink, &self.binding.sink) || binding.claimant != self.binding.claimant {
             (self.sink, self.sure) = (None, false);
         }
-        if binding.targets != self.binding.targets {
+        if binding.targets != self.binding.targets || binding.choice != self.binding.choice {
             self.changes = rows.changes(&binding.targets);
             self.sure = false;
         }
@@ -342,7 +386,9 @@ impl State {
         let binding = self.binding.clone();
         let seen = rows.sights(&binding.targets);
         // What can be seen again may have left rows behind that nobody could remove before.
-        let compare = self.compare || seen != self.seen;
+        // Which of several rows of one object counts can be told only from all of them.
+        let doubled = binding.choice.one_row_per_object && !self.changes.is_empty();
+        let compare = self.compare || seen != self.seen || doubled;
         if !compare && self.changes.is_empty() {
             return Ok(());
         }
@@ -377,8 +423,9 @@ impl State {
     ) -> Result<(), SinkError> {
         let binding = self.binding.clone();
         let unwritten: BTreeSet<RowKey> = self.changes.take().into_iter().map(|change| change.key).collect();
-        let snapshot = rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
+        let mut snapshot = rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
         self.changes.rebase(&snapshot);
+        binding.choice.apply(&mut snapshot);
         let baseline = sink.baseline(&binding.inventory).await?;
         let delta = difference(&baseline, &snapshot);
         let drifted = if self.sure && seen == self.seen {
@@ -405,14 +452,18 @@ impl State {
         tell: &impl Fn(Told<'_>),
     ) -> Result<(), SinkError> {
         let revision = rows.revision(&self.binding.targets);
-        let delta = delta_of(self.changes.take());
+        let changes = self.changes.take();
+        let changes = changes.into_iter().filter(|change| self.binding.choice.takes(&change.key));
+        let delta = delta_of(changes);
         if delta.is_empty() {
             return Ok(());
         }
-        let receipt = self.write(sink, claim, &delta, revision, &self.seen.clone()).await?;
+        let mut receipt = self.write(sink, claim, &delta, revision, &self.seen.clone()).await?;
         let keys = delta.rows().map(|row| &row.key).chain(delta.removed.iter().map(|gone| &gone.key));
         keys.for_each(|key| drop(self.refused.remove(key)));
         self.refused.extend(receipt.refused.iter().map(|refused| (refused.key.clone(), refused.clone())));
+        // Those of earlier writes are still missing.
+        receipt.refused = self.refused.values().cloned().collect();
         tell(Told::Written(&delta, &receipt));
         Ok(())
     }
@@ -427,22 +478,27 @@ impl State {
         tell: &impl Fn(Told<'_>),
     ) -> Result<(), SinkError> {
         self.changes.take();
-        let snapshot = rows.snapshot_of_seen(&self.binding.targets, self.binding.rest.clone());
+        let mut snapshot = rows.snapshot_of_seen(&self.binding.targets, self.binding.rest.clone());
         self.changes.rebase(&snapshot);
+        self.binding.choice.apply(&mut snapshot);
         let complete = seen.iter().filter(|(_, sight)| is_complete(sight, &self.binding.rest));
         let complete = complete.map(|(place, _)| place);
         self.once_complete.extend(complete.cloned());
-        let blind = !seen.keys().all(|place| self.once_complete.contains(place));
+        // A target of which nothing is known, or not yet again, may have rows.
+        let unseen = self.binding.targets.iter().any(|id| !seen.keys().any(|(target, _, _)| target == id));
+        let pending = seen.values().any(|sight| *sight == Sight::Pending);
+        let blind = unseen || pending || !seen.keys().all(|place| self.once_complete.contains(place));
         (self.seen, self.compare, self.last_comparison) = (seen.clone(), false, Instant::now());
-        if blind && self.last_checksum.is_some() {
+        if blind && self.binding.last_checksum.get().is_some() {
             tell(Told::HeldBack { coverage: &coverage(&seen, &self.binding.rest) });
             return Ok(());
         }
         let added = snapshot.rows.values().cloned().collect();
         let delta = Delta { added, ..Delta::default() };
         let receipt = self.write(sink, claim, &delta, snapshot.revision, &seen).await?;
-        self.last_checksum.clone_from(&receipt.checksum);
-        tell(Told::Written(&delta, &receipt));
+        self.binding.last_checksum.set(receipt.checksum.as_ref());
+        let outcome = Outcome { delta, receipt, unchanged: 0, left_alone: 0, drifted: 0 };
+        tell(Told::Compared(&outcome));
         Ok(())
     }
 
@@ -455,12 +511,13 @@ impl State {
         seen: &Sights,
     ) -> Result<Receipt, SinkError> {
         let Binding { inventory, generation, part_bytes, rest, .. } = &*self.binding;
+        let last_checksum = self.binding.last_checksum.get();
         let batch = Batch {
             generation: *generation,
             revision,
             coverage: &coverage(seen, rest),
             part_bytes: *part_bytes,
-            last_checksum: self.last_checksum.as_deref(),
+            last_checksum: last_checksum.as_deref(),
             ..Batch::new(inventory, claim, delta)
         };
         let receipt = sink.write(&batch).await?;
@@ -522,7 +579,7 @@ fn is_complete(sight: &Sight, rest: &Sight) -> bool {
     *sight == Sight::Everything || (matches!(sight, Sight::Within(_)) && sight == rest)
 }
 
-fn delta_of(changes: Vec<Change>) -> Delta {
+fn delta_of(changes: impl Iterator<Item = Change>) -> Delta {
     let mut delta = Delta::default();
     for Change { key, before, after } in changes {
         match (before, after) {

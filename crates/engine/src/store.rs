@@ -221,6 +221,7 @@ impl Target {
         let names: Vec<KindName> =
             self.kinds.iter().filter(|(_, kind)| left(kind)).map(|(name, _)| name.clone()).collect();
         for name in names {
+            self.failures.retain(|(kind, _), _| *kind != name);
             for held in self.kinds.remove(&name).into_iter().flat_map(|kind| kind.rows.into_values()) {
                 self.changed(shared, &held.row.key, Some(&held.row), None);
             }
@@ -455,6 +456,32 @@ impl StoreReader {
     /// How many rows a target has.
     pub fn count(&self, target: &TargetId) -> usize {
         self.0.get(target).map_or(0, |target| lock(&target).kinds.values().map(|kind| kind.rows.len()).sum())
+    }
+
+    /// How many rows a target has of each kind that it has rows of.
+    pub fn counts(&self, target: &TargetId) -> Vec<(Gvk, usize)> {
+        let Some(target) = self.0.get(target) else { return Vec::new() };
+        let target = lock(&target);
+        let kinds = target.kinds.values();
+        kinds.filter_map(|kind| Some((kind.rows.values().next()?.row.gvk(), kind.rows.len()))).collect()
+    }
+
+    /// How many rows there are.
+    pub fn total(&self) -> usize {
+        let targets = self.0.targets.read().unwrap_or_else(PoisonError::into_inner);
+        let targets: Vec<_> = targets.values().cloned().collect();
+        targets
+            .iter()
+            .map(|target| lock(target).kinds.values().map(|kind| kind.rows.len()).sum::<usize>())
+            .sum()
+    }
+
+    /// The rows of a target.
+    pub fn rows(&self, target: &TargetId) -> Vec<Arc<Row>> {
+        let Some(target) = self.0.get(target) else { return Vec::new() };
+        let target = lock(&target);
+        let rows = target.kinds.values().flat_map(|kind| kind.rows.values());
+        rows.map(|held| held.row.clone()).collect()
     }
 
     /// Returns when every kind of every target has been seen or is known to be blind.

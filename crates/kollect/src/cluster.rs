@@ -102,6 +102,11 @@ impl ClusterSource {
         self.shared.client.clone()
     }
 
+    /// Whether all kinds of the cluster are known; `None`: nobody has asked yet.
+    pub(crate) fn knows_all_kinds(&self) -> Option<bool> {
+        self.shared.discovery.is_healthy()
+    }
+
     async fn connect_with(
         kubeconfig: Option<&Path>,
         context: Option<&str>,

@@ -15,13 +15,16 @@ mod conditions;
 mod finalize;
 mod health;
 mod leader;
+mod metrics;
 mod objects;
 mod probe;
 mod progress;
 mod reconcile;
 mod secrets;
 mod serve;
+mod shards;
 mod status;
+mod webhooks;
 mod write;
 
 pub(crate) use args::Args;
@@ -35,7 +38,7 @@ use kollect_engine::{
     watch::WatchSource,
 };
 use reconcile::Operator;
-use tokio::time;
+use tokio::{task::JoinHandle, time};
 use tracing::{debug, info, warn};
 
 use crate::{causes::told_once, cluster::ClusterSource};
@@ -55,21 +58,53 @@ pub(crate) fn run(args: Args) -> ExitCode {
 
 async fn operate(args: Args) -> anyhow::Result<()> {
     let rules = Arc::new(args.rules()?);
+    args.webhooks.check(args.tenant_mode)?;
     args.warn_about_retired_flags();
     let source = connect(&args).await?;
     let kinds = tokio::spawn(source.clone().follow_kinds());
     let settings =
         Settings { within: args.within(), resync: args.informer_resync_period(), ..Settings::default() };
     let (writer, rows) = store();
+    let meter = metrics::Meter::default();
     let watch_source: Arc<dyn WatchSource> = source.clone();
-    let collector = Collector::start(watch_source.clone(), writer, settings.clone(), report);
+    let collector = Collector::start(watch_source.clone(), writer, settings.clone(), counted(meter.clone()));
     let rest = rest(&*watch_source, &settings);
     let leader = args.lead(source.client())?;
     let health = health::Health::default();
     let probes = health::serve(&args.health_probe_bind_address, health.clone(), leader.watch()).await?;
-    let setup =
-        reconcile::Setup { source, watch_source, rules, collector, rows, rest, within: args.within() };
+    let board = progress::Board::default();
+    let asked = source.clone();
+    let sources = metrics::Sources {
+        rows: rows.clone(),
+        coverage: collector.coverage().clone(),
+        board: board.clone(),
+        leadership: leader.watch(),
+        discovery: Box::new(move || asked.knows_all_kinds()),
+    };
+    let metrics = metrics::Metrics::new(sources, meter);
+    let shown = serve_metrics(&args, &metrics, source.client()).await?;
+    let within = args.within();
+    let setup = reconcile::Setup {
+        source,
+        watch_source,
+        rules: rules.clone(),
+        collector,
+        rows,
+        rest,
+        within,
+        board,
+        metrics,
+    };
     let mut operator = Operator::new(setup, leader.watch(), health);
+    let admission = webhooks::Admission::new(operator.objects(), rules, args.within());
+    let webhooks = match args.webhooks.serve(admission, args.tenant_mode, args.enable_http2).await {
+        Ok(webhooks) => webhooks,
+        Err(error) => {
+            // Whoever can start shall not wait for a lease of one that cannot.
+            leader.release().await;
+            return Err(error);
+        }
+    };
     info!(version = env!("CARGO_PKG_VERSION"), cluster = operator.cluster(), "started");
     tokio::select! {
         () = operator.run() => {}
@@ -87,11 +122,27 @@ async fn operate(args: Args) -> anyhow::Result<()> {
     }
     // Nothing is written any more: somebody else may.
     leader.release().await;
-    if let Some(probes) = probes {
-        probes.shutdown(Duration::from_secs(1)).await;
+    if let Some((server, sampling)) = shown {
+        sampling.abort();
+        server.shutdown(Duration::from_secs(1)).await;
+    }
+    for server in [probes, webhooks].into_iter().flatten() {
+        server.shutdown(Duration::from_secs(1)).await;
     }
     kinds.abort();
     Ok(())
+}
+
+/// Serves metrics on every replica, and keeps what they need up to date.
+async fn serve_metrics(
+    args: &Args,
+    metrics: &metrics::Metrics,
+    client: kube::Client,
+) -> anyhow::Result<Option<(serve::Server, JoinHandle<()>)>> {
+    let Some((endpoint, guarded)) = args.metrics() else { return Ok(None) };
+    let server = metrics.serve(endpoint, guarded.then_some(client)).await?;
+    info!(address = %server.address, guarded, "metrics are served");
+    Ok(Some((server, tokio::spawn(metrics.clone().sample(args.metrics_sample_interval())))))
 }
 
 /// Connects, however long it takes: an operator that starts before its API server waits for it.
@@ -106,6 +157,14 @@ async fn connect(args: &Args) -> anyhow::Result<Arc<ClusterSource>> {
             () = time::sleep(pause) => pause = (pause * 2).min(Duration::from_secs(30)),
             () = crate::cli::asked_to_stop() => anyhow::bail!("stopped before the cluster answered"),
         }
+    }
+}
+
+/// Counts what [`report`] tells.
+fn counted(meter: metrics::Meter) -> impl Fn(Problem) + Send + Sync {
+    move |problem| {
+        meter.hear(&problem);
+        report(problem);
     }
 }
 

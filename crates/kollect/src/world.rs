@@ -4,6 +4,7 @@
 //! No I/O: the command line fills a world from files, the operator from its watches, and admission asks
 //! what would happen. What is wrong is told per object, with the reason that its status shows.
 
+mod floors;
 mod inventories;
 mod targets;
 
@@ -34,7 +35,7 @@ use kollect_model::{
 use kollect_sinks::{Files, Network};
 use kube::ResourceExt;
 
-pub(crate) use inventories::{BoundSink, InventoryName, ResolvedInventory};
+pub(crate) use inventories::{BoundSink, InventoryName, ResolvedInventory, RowsWanted, check_sink};
 pub(crate) use targets::ResolvedTarget;
 
 /// Namespace (empty for cluster kinds) and name.

@@ -70,6 +70,20 @@ impl Plan {
         }
     }
 
+    /// The type as specs and metrics name it.
+    pub fn type_name(&self) -> &'static str {
+        match self {
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite(_) => "sqlite",
+            #[cfg(feature = "postgres")]
+            Self::Postgres(_) => "postgres",
+            #[cfg(feature = "filesystem")]
+            Self::Filesystem(_) => "filesystem",
+            #[cfg(feature = "nats")]
+            Self::Nats(_) => "nats",
+        }
+    }
+
     /// Refuses what the policy does not allow, as far as that shows without touching anything.
     pub fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
         match self {

@@ -717,6 +717,11 @@ async fn a_gap_is_remembered_with_its_reason() {
     assert!(matches!(pods.state, State::Synced { .. }));
     assert_eq!(pods.gaps.len(), 1);
     assert_eq!(pods.gaps[0].blindness.message, "cut");
+    let reason = pods.gaps[0].blindness.reason;
+    assert_eq!(lab.collector.coverage().restarts(), [(reason, 1)].into());
+    let mut visited = 0;
+    lab.collector.coverage().visit(|_, _| visited += 1);
+    assert_eq!(visited, coverage.len());
 }
 
 #[tokio::test(start_paused = true)]

@@ -134,6 +134,8 @@ async fn two_references_to_one_place_are_one_too_many() {
     world.set().await;
     let told = world.told();
     assert!(told.contains(&"two failed".to_owned()) && told.contains(&"one compared".to_owned()));
+    world.set().await;
+    assert!(world.told().is_empty(), "it is said once");
     // The other one takes over without a moment of emptiness.
     world.wanted.remove("one");
     let rows: BTreeSet<RowKey> = sink.with(|held| held.rows.keys().cloned().collect());
@@ -179,13 +181,50 @@ async fn cleaning_outlives_failures_until_somebody_gives_up() {
     });
     world.deliveries.clean(&"one".into(), wanted.clone());
     time::sleep(Duration::from_mins(1)).await;
-    world.deliveries.abandon("a", &wanted.binding.inventory);
+    assert!(world.deliveries.is_cleaning(&"one".into()));
     sink.with(|held| held.faults.clear());
     time::sleep(Duration::from_hours(1)).await;
-    assert_eq!(held(&sink), 1);
+    assert_eq!((held(&sink), world.deliveries.is_cleaning(&"one".into())), (0, false));
+    // What is written under another name is nobody's leftover.
+    world.want("two", "a", &sink);
+    world.set().await;
     world.deliveries.clean(&"one".into(), wanted);
     time::sleep(Duration::from_mins(1)).await;
-    assert_eq!(held(&sink), 0);
+    assert_eq!(held(&sink), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_place_is_cleaned_when_the_last_of_several_moves_has_been_filled() {
+    let mut world = World::new();
+    let (first, second, third) = (Memory::default(), Memory::default(), Memory::default());
+    world.want("one", "a", &first);
+    world.set().await;
+    second.with(|held| held.faults = vec![Fault::Before; 1000]);
+    third.with(|held| held.faults = vec![Fault::Before; 3]);
+    world.want("one", "b", &second);
+    world.set().await;
+    world.want("one", "c", &third);
+    world.deliveries.set(world.wanted.clone());
+    time::sleep(Duration::from_millis(300)).await;
+    assert_eq!((held(&first), held(&third)), (1, 0), "the only copy stays");
+    time::sleep(Duration::from_mins(3)).await;
+    assert_eq!((held(&first), held(&third)), (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_references_exchange_their_places() {
+    let mut world = World::new();
+    let (a, b) = (Memory::default(), Memory::default());
+    world.want("one", "a", &a);
+    world.want("two", "b", &b);
+    world.set().await;
+    world.want("one", "b", &b);
+    world.want("two", "a", &a);
+    world.set().await;
+    world.put(2, 2);
+    time::sleep(Duration::from_secs(5)).await;
+    assert_eq!((held(&a), held(&b)), (2, 2));
+    assert!(world.told().iter().all(|told| told.ends_with("compared")), "nobody was fenced or cleaned");
 }
 
 #[tokio::test(start_paused = true)]

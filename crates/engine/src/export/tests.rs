@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex},
+    sync::Arc,
 };
 
 use async_trait::async_trait;
@@ -202,8 +202,9 @@ pub(crate) fn binding(sink: &Memory) -> Binding {
         targets: vec![target()],
         cadence: Cadence { min_change: Duration::ZERO, audit: Some(Duration::from_mins(10)) },
         rest: Sight::Everything,
+        choice: Choice::default(),
         part_bytes: PART_BYTES,
-        last_checksum: None,
+        last_checksum: LastChecksum::default(),
         requested: None,
         sink: Arc::new(sink.clone()),
         breaker: Arc::default(),
@@ -404,7 +405,7 @@ async fn a_kind_that_joins_later_does_not_hold_up_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn changes_wait_for_the_interval_and_become_one_write() {
+async fn w47_w53_changes_wait_for_the_interval_and_become_one_write() {
     let mut world = World::new(Duration::from_secs(10));
     ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
     world.start();
@@ -422,7 +423,7 @@ async fn changes_wait_for_the_interval_and_become_one_write() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sink_that_is_down_for_long_costs_one_write_afterwards() {
+async fn w58_a_sink_that_is_down_for_long_costs_one_write_afterwards() {
     let world = filled().await;
     let before = world.writes();
     world.memory.with(|held| held.faults = vec![Fault::Before; 100]);
@@ -661,7 +662,7 @@ async fn a_sink_that_keeps_nothing_gets_snapshots_and_none_twice() {
 
     // After a restart nothing can be read back; what was sent last is known from the status.
     world.put("Node", 1, 1);
-    world.binding.last_checksum = Some(String::new());
+    world.binding.last_checksum = LastChecksum::new(Some(String::new()));
     world.see("Pod", Sight::Partial);
     world.start();
     world.rest().await;
@@ -689,4 +690,63 @@ async fn what_could_be_seen_is_noted() {
     let seen = [((target(), Arc::from("apps"), Arc::from("Deployment")), within.clone())].into();
     assert_eq!(coverage(&seen, &within), "complete", "the run looks nowhere else");
     assert_eq!(coverage(&seen, &Sight::Everything), "blind: Deployment.apps of team/pods but in a");
+}
+
+#[tokio::test(start_paused = true)]
+async fn w16_of_several_rows_of_an_object_the_first_target_counts() {
+    let mut world = filled().await;
+    world.binding.choice.one_row_per_object = true;
+    let twin = |name: &str, value: usize| {
+        let row = row("Pod", 1, value);
+        let target = TargetId { namespace: Some("team".into()), name: name.into() };
+        let key = RowKey { target, ..row.key };
+        Row::new(key, row.version, row.name, row.attributes)
+    };
+    let targets = ["another", "zebra"].map(|name| twin(name, 1).key.target);
+    let rows = targets.each_ref().map(|target| world.writer.rows(target, &gvk("Pod")));
+    rows.iter().for_each(|rows| rows.set_sight(Sight::Everything));
+    rows[1].upsert(twin("zebra", 1), Origin::default());
+    world.binding.targets.extend(targets.clone());
+    world.wanted.send_replace(Some(Arc::new(world.binding.clone())));
+    time::sleep(Duration::from_secs(1)).await;
+    let pods = |world: &World| -> Vec<String> {
+        let held = world.holds();
+        held.keys().filter(|key| &*key.kind == "Pod").map(|key| key.target.name.to_string()).collect()
+    };
+    assert_eq!(pods(&world), ["pods"]);
+    // Whoever comes first in the order of names wins, whenever it came; the next one steps in.
+    rows[0].upsert(twin("another", 1), Origin::default());
+    time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(pods(&world), ["another"]);
+    rows[0].remove("Pod1");
+    world.kinds["Pod"].remove("Pod1");
+    time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(pods(&world), ["zebra"]);
+    // Namespaces that do not belong to the inventory.
+    world.binding.choice.namespaces = Some(["b".into()].into());
+    world.wanted.send_replace(Some(Arc::new(world.binding.clone())));
+    time::sleep(Duration::from_secs(1)).await;
+    assert!(world.holds().is_empty());
+    world.put("Node", 5, 5);
+    time::sleep(Duration::from_secs(1)).await;
+    assert!(world.holds().is_empty());
+    world.halt(true).await;
+}
+
+#[tokio::test]
+async fn w49_one_digest_whatever_the_order() {
+    let (one, other) = (World::new(Duration::ZERO), World::new(Duration::ZERO));
+    for uid in 0..20 {
+        one.put("Pod", uid, uid);
+        other.put("Pod", 19 - uid, 7);
+        other.put("Pod", 19 - uid, 19 - uid);
+    }
+    let digest = |world: &World| world.rows.digest(&[target()]);
+    assert_eq!(digest(&one), digest(&other));
+    one.kinds["Pod"].remove("Pod3");
+    assert_ne!(digest(&one), digest(&other));
+    one.put("Pod", 3, 3);
+    assert_eq!(digest(&one), digest(&other));
+    one.writer.remove_target(&target());
+    assert_eq!(digest(&one), 0);
 }

@@ -13,6 +13,7 @@ use anyhow::{Context, anyhow, bail};
 use kollect_engine::{
     collect::{Target, rest},
     export::{Outcome, export},
+    select::Namespaces,
     store::{Sight, Snapshot, StoreReader},
     watch::WatchSource,
 };
@@ -63,6 +64,13 @@ pub(crate) fn run(args: Args) -> ExitCode {
         Ok(run) => finish(run.run()),
         Err(problems) => refuse(&problems),
     }
+}
+
+/// What a run has read.
+struct Seen {
+    rows: StoreReader,
+    rest: Sight,
+    namespaces: Option<Arc<Namespaces>>,
 }
 
 struct Run {
@@ -122,15 +130,16 @@ impl Run {
                 return Ok(ExitCode::from(INTERRUPTED));
             }
         }
+        let seen = Seen { namespaces: collector.namespaces().borrow().clone(), rows, rest };
         drop(collector);
         let blind = problems.tell();
         let done = if blind { ExitCode::from(BLIND) } else { ExitCode::SUCCESS };
         if self.inventories.iter().all(|bound| bound.sinks.is_empty()) {
-            self.print(&rows, &rest)?;
+            self.print(&seen)?;
             return Ok(done);
         }
         let claimant = self.args.out.claimant(owner);
-        let write = self.write(&rows, &rest, &claimant);
+        let write = self.write(&seen, &claimant);
         self.stoppable(write).await?;
         Ok(done)
     }
@@ -150,17 +159,23 @@ impl Run {
         }
     }
 
-    fn snapshot(rows: &StoreReader, inventory: &Inventory, rest: &Sight) -> anyhow::Result<Snapshot> {
-        rows.snapshot(&inventory.targets, rest.clone()).context("a kind was not listed to its end")
+    fn snapshot(seen: &Seen, inventory: &Inventory) -> anyhow::Result<Snapshot> {
+        let snapshot = seen.rows.snapshot(&inventory.targets, seen.rest.clone());
+        let mut snapshot = snapshot.context("a kind was not listed to its end")?;
+        let choice = inventory.rows.among(seen.namespaces.as_deref()).with_context(|| {
+            format!("inventory {}: spec.namespaceSelector needs namespaces to be listed", inventory.name)
+        })?;
+        choice.apply(&mut snapshot);
+        Ok(snapshot)
     }
 
-    fn print(&self, rows: &StoreReader, rest: &Sight) -> anyhow::Result<()> {
+    fn print(&self, seen: &Seen) -> anyhow::Result<()> {
         let mut all: Vec<Arc<Row>> = Vec::new();
-        let mut seen = BTreeSet::new();
+        let mut keys = BTreeSet::new();
         for Bound { inventory, .. } in &self.inventories {
-            let snapshot = Self::snapshot(rows, inventory, rest)?;
+            let snapshot = Self::snapshot(seen, inventory)?;
             all.extend(
-                snapshot.rows.into_iter().filter(|(key, _)| seen.insert(key.clone())).map(|(_, row)| row),
+                snapshot.rows.into_iter().filter(|(key, _)| keys.insert(key.clone())).map(|(_, row)| row),
             );
         }
         all.sort_by(|a, b| order(a).cmp(&order(b)));
@@ -177,13 +192,13 @@ impl Run {
     }
 
     /// Writes to all sinks at once; one that fails or is slow concerns nobody else.
-    async fn write(&self, rows: &StoreReader, rest: &Sight, claimant: &Claimant) -> anyhow::Result<()> {
+    async fn write(&self, seen: &Seen, claimant: &Claimant) -> anyhow::Result<()> {
         let mut writes = Vec::new();
         for Bound { inventory, sinks } in &self.inventories {
             if sinks.is_empty() {
                 eprintln!("note: inventory {} has no sink and was not written", inventory.name);
             }
-            let snapshot = Arc::new(Self::snapshot(rows, inventory, rest)?);
+            let snapshot = Arc::new(Self::snapshot(seen, inventory)?);
             writes.extend(sinks.iter().map(|sink| deliver(sink, claimant, snapshot.clone())));
         }
         let headers =

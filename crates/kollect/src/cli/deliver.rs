@@ -2,11 +2,13 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use anyhow::Context;
 use async_trait::async_trait;
 use kollect_engine::{
     deliver::{Deliveries, Wanted},
-    export::{Binding, Open, Told},
+    export::{Binding, LastChecksum, Open, Told},
     schedule::{Cadence, Intervals},
+    select::Namespaces,
     store::{Sight, StoreReader},
 };
 use kollect_model::{
@@ -131,7 +133,8 @@ pub(crate) fn follow(
     rows: &StoreReader,
     claimant: &Claimant,
     rest: &Sight,
-) -> Deliveries {
+    namespaces: Option<&Namespaces>,
+) -> anyhow::Result<Deliveries> {
     let mut deliveries = Deliveries::new(rows.clone(), |name, told| {
         if let Some(line) = line(&told) {
             eprintln!("{name}: {line}");
@@ -140,6 +143,9 @@ pub(crate) fn follow(
     let opener = Sinks::default();
     let mut wanted = BTreeMap::new();
     for Bound { inventory, sinks } in inventories {
+        let choice = inventory.rows.among(namespaces).with_context(|| {
+            format!("inventory {}: spec.namespaceSelector needs namespaces to be listed", inventory.name)
+        })?;
         for Destination { name, id, plan, cadence, part_bytes } in sinks {
             let binding = Binding {
                 generation: 0,
@@ -147,8 +153,9 @@ pub(crate) fn follow(
                 targets: inventory.targets.clone(),
                 cadence,
                 rest: rest.clone(),
+                choice: choice.clone(),
                 part_bytes,
-                last_checksum: None,
+                last_checksum: LastChecksum::default(),
                 requested: None,
                 sink: Arc::new(Planned { plan: plan.clone(), opener: opener.clone() }),
                 breaker: Arc::default(),
@@ -160,7 +167,7 @@ pub(crate) fn follow(
         }
     }
     deliveries.set(wanted);
-    deliveries
+    Ok(deliveries)
 }
 
 /// A sink that is opened as its plan says.

@@ -29,7 +29,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::yaml;
-use crate::world::{Compiled, Family, Name, Rules, Secret, World};
+use crate::world::{Compiled, Family, Name, RowsWanted, Rules, Secret, World};
 
 /// Where a manifest stands.
 #[derive(Clone, Debug)]
@@ -66,6 +66,8 @@ pub(crate) struct Inventory {
     pub(crate) name: String,
     /// Its targets; those that are suspended as well, because their rows stay.
     pub(crate) targets: Vec<TargetId>,
+    /// Which of their rows.
+    pub(crate) rows: RowsWanted,
     pub(crate) sinks: Vec<BoundSink>,
 }
 

@@ -76,7 +76,15 @@ async fn watch(args: &Args, targets: Vec<Arc<Target>>, inventories: Vec<Bound>) 
     let settings = args.input.settings(true);
     let (collector, rows) = start(source.clone(), settings.clone(), &targets, &problems);
     let claimant = args.out.claimant(Some(source.id.clone()));
-    let deliveries = deliver::follow(inventories, &rows, &claimant, &rest(&*source, &settings));
+    // Which namespaces an inventory rolls up is known when they have been listed.
+    let mut namespaces = collector.namespaces();
+    let known = async { namespaces.wait_for(Option::is_some).await.ok().and_then(|known| known.clone()) };
+    let known = tokio::select! {
+        known = known => known,
+        () = asked_to_stop() => return Ok(ExitCode::SUCCESS),
+    };
+    let rest = rest(&*source, &settings);
+    let deliveries = deliver::follow(inventories, &rows, &claimant, &rest, known.as_deref())?;
     let ids: Vec<TargetId> = targets.iter().map(|target| target.id.clone()).collect();
     let watch = Watch { output: args.output.unwrap_or(Output::Text), several: ids.len() > 1, problems };
     let ended = tokio::select! {

@@ -50,6 +50,8 @@ struct Answer {
     /// Groups that did not answer.
     stale: BTreeSet<String>,
     at: Option<Instant>,
+    /// The last question was not answered.
+    failed: bool,
     /// Kinds that somebody asked for in vain: since when complete answers have not known them.
     missing: BTreeMap<(String, String), Instant>,
 }
@@ -154,7 +156,21 @@ impl Discovery {
         found
     }
 
+    /// Whether all groups answered when they were last asked; `None`: nobody has asked yet.
+    pub(super) fn is_healthy(&self) -> Option<bool> {
+        self.read(|answer| {
+            let asked = answer.at.is_some() || answer.failed;
+            asked.then_some(!answer.failed && answer.stale.is_empty())
+        })
+    }
+
     async fn refresh(&self) -> anyhow::Result<()> {
+        let asked = self.ask().await;
+        self.answer.write().unwrap_or_else(PoisonError::into_inner).failed = asked.is_err();
+        asked
+    }
+
+    async fn ask(&self) -> anyhow::Result<()> {
         let began = Instant::now();
         let _asking = self.asking.lock().await;
         // Somebody else has asked while this one waited.

@@ -11,7 +11,10 @@ use kube::Client;
 use tracing::warn;
 use tracing_subscriber::EnvFilter;
 
-use super::leader::{Leader, LeaderHandle, Timings};
+use super::{
+    leader::{Leader, LeaderHandle, Timings},
+    serve::{Endpoint, Limits, Tls},
+};
 use crate::{
     cluster::Identity,
     world::{FileRoot, Rules},
@@ -25,16 +28,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
     /// Look at these namespaces only, separated by commas; default: all.
-    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = namespace_name)]
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = listed_namespace)]
     watch_namespaces: Vec<String>,
     /// Need nothing but a Role in the namespaces of --watch-namespaces.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
-    tenant_mode: bool,
+    pub(crate) tenant_mode: bool,
     /// Namespaces of targets that include none by name.
-    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = namespace_name)]
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = listed_namespace)]
     default_included_namespaces: Vec<String>,
     /// Namespaces that every target excludes.
-    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = namespace_name)]
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = listed_namespace)]
     default_excluded_namespaces: Vec<String>,
     /// More keys whose values are redacted, separated by commas.
     #[arg(long, value_name = "KEY,…", value_delimiter = ',')]
@@ -72,6 +75,27 @@ pub(crate) struct Args {
     /// Where /healthz and /readyz are served; 0: nowhere.
     #[arg(long, value_name = "ADDRESS", default_value = ":8081")]
     pub(crate) health_probe_bind_address: String,
+    /// Where /metrics is served, such as :8443; 0: nowhere.
+    #[arg(long, value_name = "ADDRESS", default_value = "0")]
+    metrics_bind_address: String,
+    /// Serve /metrics with TLS, and only to those who may get it.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = true, action = clap::ArgAction::Set)]
+    metrics_secure: bool,
+    /// Directory of the certificate of /metrics; default: one that is made at the start.
+    #[arg(long, value_name = "DIR", default_value = "", hide_default_value = true)]
+    metrics_cert_path: String,
+    /// File of the certificate of /metrics.
+    #[arg(long, value_name = "FILE", default_value = "tls.crt")]
+    metrics_cert_name: String,
+    /// File of the key of /metrics.
+    #[arg(long, value_name = "FILE", default_value = "tls.key")]
+    metrics_cert_key: String,
+    /// Offer HTTP/2 wherever TLS is served.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
+    pub(crate) enable_http2: bool,
+    /// The series of a profile are summed up at most so often.
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    collect_metrics_sample_interval: Duration,
     /// Seconds that running writes get to finish.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub(crate) shutdown_grace_period: u64,
@@ -81,6 +105,8 @@ pub(crate) struct Args {
     /// How it is logged. Default: json, or text on a terminal.
     #[arg(long, value_name = "FORMAT", value_enum)]
     log_format: Option<LogFormat>,
+    #[command(flatten)]
+    pub(crate) webhooks: super::webhooks::Flags,
     #[command(flatten)]
     retired: Retired,
 }
@@ -122,6 +148,16 @@ fn namespace_name(text: &str) -> Result<String, String> {
     known.ok_or_else(|| "must be the name of a namespace: lower-case letters, digits and -".into())
 }
 
+/// Charts pass empty lists as they are.
+fn listed_namespace(text: &str) -> Result<String, String> {
+    if text.is_empty() { Ok(String::new()) } else { namespace_name(text) }
+}
+
+/// The names of a list.
+fn names(list: &[String]) -> Vec<String> {
+    list.iter().filter(|name| !name.is_empty()).cloned().collect()
+}
+
 fn namespace_pair(text: &str) -> Result<(String, String), String> {
     let pair = text.split_once('=').filter(|(a, b)| is_namespace_name(a) && is_namespace_name(b));
     let known = pair.map(|(sink, secret)| (sink.to_owned(), secret.to_owned()));
@@ -152,7 +188,7 @@ impl Args {
     /// Namespaces that are looked at; `None`: all.
     pub(crate) fn within(&self) -> Option<BTreeSet<Arc<str>>> {
         let names: BTreeSet<Arc<str>> =
-            self.watch_namespaces.iter().map(|name| name.as_str().into()).collect();
+            names(&self.watch_namespaces).iter().map(|name| name.as_str().into()).collect();
         (!names.is_empty()).then_some(names)
     }
 
@@ -172,14 +208,14 @@ impl Args {
 
     /// What the flags decide for all objects.
     pub(crate) fn rules(&self) -> anyhow::Result<Rules> {
-        if self.tenant_mode && self.watch_namespaces.is_empty() {
+        if self.tenant_mode && self.within().is_none() {
             bail!("--tenant-mode needs --watch-namespaces: a Role counts in its namespace only");
         }
         Ok(Rules {
             policy: Policy { scrub_keys: self.scrub_keys.clone(), ..Policy::default() },
             defaults: NamespaceDefaults {
-                included: self.default_included_namespaces.clone(),
-                excluded: self.default_excluded_namespaces.clone(),
+                included: names(&self.default_included_namespaces),
+                excluded: names(&self.default_excluded_namespaces),
             },
             secret_namespaces: Some(self.allow_secret_namespaces.iter().cloned().collect()),
             network: Network::Guarded {
@@ -188,6 +224,36 @@ impl Args {
             },
             files: self.file_sink_root.clone().map_or(FileRoot::Refused, FileRoot::Directory),
         })
+    }
+
+    /// Where /metrics is served and whether it is guarded; `None`: nowhere.
+    pub(crate) fn metrics(&self) -> Option<(Endpoint, bool)> {
+        let tls = match (self.metrics_secure, self.metrics_cert_path.as_str()) {
+            (false, _) => Tls::Off,
+            (true, "") => Tls::SelfSigned,
+            (true, dir) => Tls::Files {
+                dir: dir.into(),
+                cert: self.metrics_cert_name.clone(),
+                key: self.metrics_cert_key.clone(),
+            },
+        };
+        let endpoint = Endpoint {
+            flag: "--metrics-bind-address",
+            address: self.metrics_bind_address.clone(),
+            tls,
+            http2: self.enable_http2,
+            limits: Limits::default(),
+        };
+        (self.metrics_bind_address != "0").then_some((endpoint, self.metrics_secure))
+    }
+
+    pub(crate) fn metrics_sample_interval(&self) -> Duration {
+        // Zero means the default, as it always has.
+        if self.collect_metrics_sample_interval.is_zero() {
+            Duration::from_secs(30)
+        } else {
+            self.collect_metrics_sample_interval
+        }
     }
 
     /// Enters the election, or leads alone.
@@ -258,5 +324,42 @@ impl Args {
                 warn!(flag, instead, "the flag has no effect");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn metrics(flags: &[&str]) -> Option<(String, bool, bool)> {
+        let args = Line::try_parse_from([&["kollect"], flags].concat()).map(|line| line.args).unwrap();
+        let (endpoint, guarded) = args.metrics()?;
+        Some((format!("{} {:?}", endpoint.address, endpoint.tls), guarded, endpoint.http2))
+    }
+
+    #[test]
+    fn metrics_are_off_and_secure_unless_somebody_says_otherwise() {
+        assert_eq!(metrics(&[]), None);
+        let on = "--metrics-bind-address=:8443";
+        assert_eq!(metrics(&[on]), Some((":8443 SelfSigned".into(), true, false)));
+        assert_eq!(metrics(&[on, "--metrics-cert-path="]), metrics(&[on]));
+        let plain =
+            metrics(&["--metrics-bind-address=:8080", "--metrics-secure=false", "--metrics-cert-path=/x"]);
+        assert_eq!(plain, Some((":8080 Off".into(), false, false)));
+        let (files, guarded, http2) =
+            metrics(&[on, "--metrics-secure", "--metrics-cert-path=/certs", "--enable-http2"]).unwrap();
+        assert!(
+            files.contains("/certs") && files.contains("tls.crt") && files.contains("tls.key"),
+            "{files}"
+        );
+        assert!(guarded && http2);
     }
 }

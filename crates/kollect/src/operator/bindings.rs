@@ -9,8 +9,9 @@ use async_trait::async_trait;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kollect_engine::{
     deliver::{BindingName, Deliveries, Wanted},
-    export::{Binding, Open},
+    export::{Binding, LastChecksum, Open},
     schedule::Breaker,
+    select::Namespaces,
     store::Sight,
 };
 use kollect_model::{
@@ -19,6 +20,7 @@ use kollect_model::{
 };
 use kollect_sinks::{Plan, Policy, Sinks};
 
+use super::{metrics::Meter, progress::Board, reconcile::inventory_kind};
 use crate::world::{BoundSink, Family, InventoryName, Name, Resolved, ResolvedInventory, Rules};
 
 /// Annotation: the sinks of the inventory are compared when it changes.
@@ -29,16 +31,18 @@ const TAKE_OVER: &str = "kollect.dev/take-over";
 /// The bindings of all inventories.
 pub(crate) struct Bindings {
     sinks: Sinks,
+    meter: Meter,
     rules: Arc<Rules>,
+    board: Board,
     /// Id of this cluster.
     cluster: String,
     rest: Sight,
+    /// What is known about namespaces.
+    pub(crate) namespaces: Option<Arc<Namespaces>>,
     /// The last definition of each binding that could be opened.
     good: BTreeMap<BindingName, Good>,
     /// One per sink object, for as long as somebody uses it.
     breakers: BTreeMap<(Family, Name), Arc<Breaker>>,
-    /// Bindings of deleted inventories that were handed over to be cleaned.
-    cleaning: BTreeSet<BindingName>,
 }
 
 struct Good {
@@ -46,9 +50,15 @@ struct Good {
     wanted: Wanted,
 }
 
-/// The name of a binding.
+/// The name of a binding. Names of cluster inventories have no slash: no namespace is taken for one.
 pub(crate) fn binding_name(inventory: &InventoryName, sink: &str) -> BindingName {
-    format!("{inventory} {sink}").into()
+    format!("{}{sink}", binding_prefix(inventory)).into()
+}
+
+/// What the names of all bindings of an inventory begin with.
+pub(crate) fn binding_prefix(inventory: &InventoryName) -> String {
+    let InventoryName { namespace, name } = inventory;
+    namespace.as_ref().map_or_else(|| format!("{name} "), |namespace| format!("{namespace}/{name} "))
 }
 
 /// Opens a sink as its plan says.
@@ -56,19 +66,33 @@ pub(crate) struct Planned {
     pub(crate) sinks: Sinks,
     pub(crate) plan: Plan,
     pub(crate) policy: Policy,
+    pub(crate) meter: Meter,
+    /// Kind of the inventory whose attempts are counted; `None`: it is only probed.
+    pub(crate) counted: Option<&'static str>,
 }
 
 #[async_trait]
 impl Open for Planned {
     async fn open(&self) -> Result<Box<dyn Sink>, SinkError> {
-        self.sinks.open(&self.plan, &self.policy).await
+        let opened = self.sinks.open(&self.plan, &self.policy).await;
+        match self.counted {
+            Some(kind) => self.meter.measure(opened, self.plan.type_name(), kind),
+            None => opened,
+        }
     }
 }
 
 impl Bindings {
-    pub(crate) fn new(sinks: Sinks, rules: Arc<Rules>, cluster: String, rest: Sight) -> Self {
-        let (good, breakers, cleaning) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Self { sinks, rules, cluster, rest, good, breakers, cleaning }
+    pub(crate) fn new(
+        sinks: Sinks,
+        meter: Meter,
+        rules: Arc<Rules>,
+        board: Board,
+        cluster: String,
+        rest: Sight,
+    ) -> Self {
+        let (good, breakers) = (BTreeMap::new(), BTreeMap::new());
+        Self { sinks, meter, rules, board, cluster, rest, namespaces: None, good, breakers }
     }
 
     /// All that the operator looks at.
@@ -99,7 +123,7 @@ impl Bindings {
             }
             // What is wrong stops writing, and leaves what is there.
             let usable = inventory.faults.is_empty() && !inventory.suspended;
-            let prefix = format!("{name} ");
+            let prefix = binding_prefix(name);
             let listed = |binding: &BindingName| {
                 !inventory.faults.is_empty()
                     || inventory.sinks.iter().any(|sink| *binding_name(name, &sink.name) == **binding)
@@ -116,7 +140,6 @@ impl Bindings {
         }
         self.breakers.retain(|sink, _| used.contains(sink));
         self.good.retain(|binding, _| wanted.contains_key(binding));
-        self.cleaning.retain(|binding| !wanted.contains_key(binding));
         deliveries.set(wanted);
     }
 
@@ -130,15 +153,21 @@ impl Bindings {
         sink: &BoundSink,
         last_checksum: impl Fn() -> Option<String>,
     ) {
-        let Ok(plan) = &sink.plan else { return };
+        let (Ok(plan), Some(choice)) = (&sink.plan, inventory.rows.among(self.namespaces.as_deref())) else {
+            return;
+        };
         let policy = self.rules.sink_policy(&sink.key.0);
         let breaker = self.breakers.entry((sink.family, sink.key.clone())).or_default().clone();
         let known = self.good.get(binding);
         let opener: Arc<dyn Open> = match known.filter(|known| known.plan == *plan) {
             Some(known) => known.wanted.binding.sink.clone(),
-            None => {
-                Arc::new(Planned { sinks: self.sinks.clone(), plan: plan.clone(), policy: policy.clone() })
-            }
+            None => Arc::new(Planned {
+                sinks: self.sinks.clone(),
+                plan: plan.clone(),
+                policy: policy.clone(),
+                meter: self.meter.clone(),
+                counted: Some(inventory_kind(name)),
+            }),
         };
         let annotation = |key: &str| metadata.annotations.as_ref().and_then(|all| all.get(key)).cloned();
         let take_over = annotation(TAKE_OVER).map_or(TakeOver::Never, TakeOver::From);
@@ -149,9 +178,12 @@ impl Bindings {
             targets: inventory.targets.clone(),
             cadence: sink.cadence,
             rest: self.rest.clone(),
+            choice,
             part_bytes: sink.part_bytes,
-            last_checksum: known
-                .map_or_else(last_checksum, |known| known.wanted.binding.last_checksum.clone()),
+            last_checksum: known.map_or_else(
+                || LastChecksum::new(last_checksum()),
+                |known| known.wanted.binding.last_checksum.clone(),
+            ),
             requested: annotation(REQUESTED_AT),
             sink: opener,
             breaker,
@@ -161,38 +193,37 @@ impl Bindings {
             same(&known.wanted.binding, &candidate) && known.wanted.destination == destination
         };
         if known.as_ref().is_none_or(|known| !same(known)) {
+            // It has not been seen that the sink holds what this one wants.
+            self.board.doubt(binding);
             let wanted = Wanted { binding: Arc::new(candidate), destination, suspended: false };
             self.good.insert(binding.clone(), Good { plan: plan.clone(), wanted });
         }
     }
 
-    /// Cleans the sinks of a deleted inventory that nobody runs any more, such as after a restart. Answers
-    /// the bindings that are being cleaned, and those of which nobody knows how.
+    /// Forgets everything: another process may have led meanwhile.
+    pub(crate) fn clear(&mut self) {
+        self.good.clear();
+        self.breakers.clear();
+    }
+
+    /// Cleans a sink that an inventory no longer names, unless that is being done. Answers whether anybody
+    /// knows how.
     pub(crate) fn clean(
         &mut self,
         name: &InventoryName,
         metadata: &ObjectMeta,
-        inventory: &ResolvedInventory,
-        running: &BTreeSet<BindingName>,
+        sink: &BoundSink,
         deliveries: &mut Deliveries,
-    ) -> (Vec<BindingName>, Vec<BindingName>) {
-        let (mut cleaned, mut lost) = (Vec::new(), Vec::new());
-        for sink in &inventory.sinks {
-            let binding = binding_name(name, &sink.name);
-            if !self.cleaning.contains(&binding) && !running.contains(&binding) {
-                self.want(&binding, name, metadata, inventory, sink, || None);
-                match self.good.remove(&binding) {
-                    Some(good) => deliveries.clean(&binding, good.wanted),
-                    None => {
-                        lost.push(binding);
-                        continue;
-                    }
-                }
-            }
-            self.cleaning.insert(binding.clone());
-            cleaned.push(binding);
+    ) -> bool {
+        let binding = binding_name(name, &sink.name);
+        if deliveries.is_cleaning(&binding) || deliveries.is_running(&binding) {
+            return true;
         }
-        (cleaned, lost)
+        self.want(&binding, name, metadata, &ResolvedInventory::default(), sink, || None);
+        let good = self.good.remove(&binding);
+        let known = good.is_some();
+        good.into_iter().for_each(|good| deliveries.clean(&binding, good.wanted));
+        known
     }
 }
 
@@ -204,6 +235,7 @@ fn same(a: &Binding, b: &Binding) -> bool {
         && a.targets == b.targets
         && a.cadence == b.cadence
         && a.rest == b.rest
+        && a.choice == b.choice
         && a.part_bytes == b.part_bytes
         && a.requested == b.requested
         && Arc::ptr_eq(&a.sink, &b.sink)

@@ -1,14 +1,14 @@
 //! Deleted inventories: their sinks are cleaned, and then they may go. That always ends.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::time::Duration;
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
-use kollect_engine::deliver::{BindingName, Deliveries};
+use kollect_engine::deliver::Deliveries;
 use kube::Client;
 use tracing::{info, warn};
 
 use super::{
-    bindings::Bindings,
+    bindings::{Bindings, binding_name},
     progress::Board,
     write::{create_event, record, set_finalizers},
 };
@@ -71,22 +71,29 @@ impl Deleted<'_> {
         &self,
         client: &Client,
         bindings: &mut Bindings,
-        running: &BTreeSet<BindingName>,
         board: &Board,
         deliveries: &mut Deliveries,
     ) {
         if ours(self.kind).and_then(|finalizer| without(self.metadata, finalizer)).is_none() {
             return;
         }
-        let (cleaning, lost) = bindings.clean(self.name, self.metadata, self.resolved, running, deliveries);
-        let left: Vec<&BindingName> = cleaning.iter().filter(|name| !board.of(name).cleaned).collect();
+        let mut left = Vec::new();
+        // What never could be written, because its name is another's, is not there.
+        let sinks = if self.name.is_reserved() { &[][..] } else { &self.resolved.sinks };
+        for sink in sinks {
+            let binding = binding_name(self.name, &sink.name);
+            if !board.of(&binding).cleaned {
+                bindings.clean(self.name, self.metadata, sink, deliveries);
+                left.push(binding);
+            }
+        }
         let deleted = self.metadata.deletion_timestamp.as_ref().map_or(Timestamp::now(), |time| time.0);
         let waited = Timestamp::now().as_second() - deleted.as_second();
         let late = waited >= i64::try_from(DEADLINE.as_secs()).unwrap_or(i64::MAX);
         if !left.is_empty() && !late {
             return;
         }
-        let behind: Vec<String> = left.iter().copied().chain(&lost).map(ToString::to_string).collect();
+        let behind: Vec<String> = left.iter().map(ToString::to_string).collect();
         if !behind.is_empty() {
             let message =
                 format!("rows were left behind, because sinks could not be cleaned: {}", behind.join(", "));

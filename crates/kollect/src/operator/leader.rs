@@ -122,6 +122,7 @@ impl fmt::Display for Leadership {
 }
 
 /// Waits until this process leads, and returns the term; nothing once the candidate is gone.
+#[cfg(test)]
 pub(crate) async fn gained(leadership: &mut watch::Receiver<Leadership>) -> Option<u64> {
     loop {
         let term = leadership.borrow_and_update().term();

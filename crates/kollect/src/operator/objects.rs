@@ -11,7 +11,7 @@ use std::{
 
 use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kollect_engine::watch::{Event, Query, WatchSource};
+use kollect_engine::watch::{BlindReason, Blindness, Event, Query, WatchSource};
 use kollect_model::{
     crd::{
         GROUP, KollectClusterInventory, KollectClusterScope, KollectClusterTarget, KollectConnectionTest,
@@ -65,10 +65,10 @@ pub(crate) struct Known {
     cluster_scopes: Kind<KollectClusterScope>,
     connection_tests: Kind<KollectConnectionTest>,
     refused: BTreeSet<(String, Name)>,
-    /// Watches that have neither listed nor failed yet.
+    /// Watches whose objects have not been seen yet, nor are known not to exist.
     pending: BTreeSet<Query>,
     /// Why kinds cannot be seen.
-    blind: BTreeMap<Query, String>,
+    blind: BTreeMap<Query, Blindness>,
 }
 
 impl Known {
@@ -105,6 +105,14 @@ impl Known {
         families.into_iter().flat_map(|(family, kind)| {
             kind.objects.iter().map(move |(name, sink)| ((family, name.clone()), sink))
         })
+    }
+
+    /// Why objects of a kind that may exist cannot be seen in a namespace, or anywhere.
+    pub(crate) fn unseen(&self, kind: &str, namespace: &str) -> Option<&str> {
+        let here = |query: &Query| query.namespace.as_deref().is_none_or(|own| own == namespace);
+        let blind = self.blind.iter().find(|(query, _)| query.gvk.kind == kind && here(query));
+        let blind = blind.filter(|(_, blindness)| blindness.reason != BlindReason::NotServed);
+        blind.map(|(_, blindness)| blindness.message.as_str())
     }
 
     /// What decisions depend on. Targets and inventories that are being deleted do not count any more.
@@ -226,7 +234,8 @@ impl Objects {
         self.changed.subscribe()
     }
 
-    /// Returns when every kind has been listed, or is known to be out of sight.
+    /// Returns when every kind has been listed, or is certainly not there. Half of the objects would mean
+    /// something else than all of them.
     pub(crate) async fn settled(&self) {
         let mut changes = self.changes();
         while !lock(&self.known).pending.is_empty() {
@@ -304,13 +313,19 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
                 if let Some(listing) = &mut self.listing {
                     listing.remove(&name);
                 }
-                self.change(|known, part| part(known).remove(&name));
+                let kind = self.query.gvk.kind.clone();
+                self.change(|known, part| {
+                    part(known).remove(&name);
+                    known.refused.remove(&(kind, name));
+                });
             }
             Event::Synced { .. } => {
                 let shown = self.listing.take().unwrap_or_default();
                 let namespace = self.query.namespace.clone();
                 let here = move |name: &Name| namespace.as_ref().is_none_or(|own| *name.0 == **own);
+                let gvk = self.query.gvk.kind.clone();
                 self.change(|known, part| {
+                    known.refused.retain(|(kind, name)| *kind != gvk || shown.contains(name) || !here(name));
                     let kind = part(known);
                     kind.objects.retain(|name, _| shown.contains(name) || !here(name));
                     kind.versions.retain(|name, _| shown.contains(name) || !here(name));
@@ -321,10 +336,14 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
             Event::Progress { .. } => {}
             Event::Blind(blindness) => {
                 let query = self.query.clone();
-                let message = blindness.message.clone();
+                let known_as = blindness.clone();
+                // A kind that nobody serves has no objects; everything else may have some.
+                let absent = blindness.reason == BlindReason::NotServed;
                 let first = self.change(|known, _| {
-                    known.pending.remove(&query);
-                    known.blind.insert(query, message).is_none()
+                    if absent {
+                        known.pending.remove(&query);
+                    }
+                    known.blind.insert(query, known_as).is_none()
                 });
                 if first {
                     warn!(kind = self.query.gvk.kind, reason = %blindness.reason, message = blindness.message, "cannot see objects");
@@ -334,7 +353,7 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
     }
 
     fn apply(&self, name: Name, version: u64, raw: &str) {
-        let parsed = serde_json::from_str::<K>(raw).map(self.make);
+        let parsed = parse::<K>(raw).map(self.make);
         let kind = self.query.gvk.kind.clone();
         let wrong = self.change(|known, part| {
             let own = part(known);
@@ -349,8 +368,8 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
                     known.refused.remove(&(kind, name.clone()));
                     None
                 }
+                // What it was counts until it can be read again.
                 Err(error) => {
-                    own.objects.remove(&name);
                     known.refused.insert((kind, name.clone()));
                     Some(error)
                 }
@@ -378,6 +397,15 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
         self.changed.send_modify(|version| *version += 1);
         result
     }
+}
+
+/// Reads an object. A status that somebody else has written in another form is no reason to refuse it.
+fn parse<K: DeserializeOwned>(raw: &str) -> Result<K, serde_json::Error> {
+    serde_json::from_str(raw).or_else(|error| {
+        let mut object: serde_json::Value = serde_json::from_str(raw)?;
+        object.as_object_mut().and_then(|object| object.remove("status")).ok_or(error)?;
+        serde_json::from_value(object)
+    })
 }
 
 impl<T> Kind<T> {

@@ -73,6 +73,8 @@ impl Probes {
             }
             if let Some((_, task)) = self.tasks.remove(&probed) {
                 task.abort();
+                // It was about another definition.
+                lock(&self.verdicts).remove(&probed);
             }
             let planned = Arc::new(planned);
             let (verdicts, changed) = (self.verdicts.clone(), self.changed.clone());
@@ -95,6 +97,7 @@ async fn probe(
     let mut backoff = Backoff::default();
     loop {
         let verdict = once(&planned).await;
+        planned.meter.tested(planned.plan.type_name(), verdict.is_ok());
         let pause = match &verdict {
             Ok(_) => {
                 backoff.reset();

@@ -1,7 +1,7 @@
 //! What each binding did last: the memory of statuses and metrics.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::SystemTime,
 };
@@ -12,6 +12,7 @@ use kollect_engine::{
 };
 use kollect_model::{
     batch::{Delta, Receipt},
+    row::RowKey,
     sink::ErrorClass,
 };
 use tokio::sync::watch;
@@ -30,6 +31,7 @@ pub(crate) struct Progress {
     pub(crate) checksum: Option<String>,
     /// Rows that the sink refuses, by name.
     pub(crate) refused: Vec<String>,
+    refusals: BTreeSet<RowKey>,
     /// The latest failure, until something works.
     pub(crate) failure: Option<Failure>,
     /// Rows that others had changed.
@@ -38,6 +40,7 @@ pub(crate) struct Progress {
     pub(crate) written: u64,
     /// Why nothing is sent although nothing failed.
     pub(crate) held_back: Option<String>,
+    pub(crate) held_back_since: Option<SystemTime>,
     /// Nothing of the inventory is left in the sink.
     pub(crate) cleaned: bool,
 }
@@ -73,6 +76,11 @@ impl Board {
         self.lock().get(name).cloned().unwrap_or_default()
     }
 
+    /// Reads what is known about a binding.
+    pub(crate) fn look<T>(&self, name: &BindingName, read: impl FnOnce(&Progress) -> T) -> Option<T> {
+        self.lock().get(name).map(read)
+    }
+
     /// Forgets bindings that nobody asks for any more.
     pub(crate) fn retain(&self, keep: impl Fn(&BindingName) -> bool) {
         self.lock().retain(|name, _| keep(name));
@@ -90,6 +98,22 @@ impl Board {
         if !bindings.contains_key(name) {
             let progress = Progress { last_export, rows, checksum, ..Progress::default() };
             bindings.insert(name.clone(), progress);
+        }
+    }
+
+    /// It has not been seen that a sink holds what its binding wants now.
+    pub(crate) fn doubt(&self, name: &BindingName) {
+        if let Some(progress) = self.lock().get_mut(name) {
+            progress.confirmed = false;
+        }
+    }
+
+    /// Nobody knows how to clean what a binding wrote.
+    pub(crate) fn give_up(&self, name: &BindingName) {
+        let mut bindings = self.lock();
+        let progress = bindings.entry(name.clone()).or_default();
+        if !std::mem::replace(&mut progress.cleaned, true) {
+            warn!(binding = %name, "rows were left behind: the sink that holds them is gone");
         }
     }
 
@@ -113,11 +137,19 @@ impl Board {
                 progress.failure = Some(Failure { class, message, since, next_attempt });
             }
             Told::Waiting { pause } => {
-                if let Some(failure) = &mut progress.failure {
-                    failure.next_attempt = Some(now + *pause);
-                }
+                let failure = progress.failure.get_or_insert_with(|| Failure {
+                    class: ErrorClass::Transient,
+                    message: "the sink keeps failing, for other inventories too".into(),
+                    since: now,
+                    next_attempt: None,
+                });
+                failure.next_attempt = Some(now + *pause);
             }
-            Told::HeldBack { coverage } => progress.held_back = Some((*coverage).to_owned()),
+            Told::HeldBack { coverage } => {
+                progress.failure = None;
+                progress.held_back = Some((*coverage).to_owned());
+                progress.held_back_since.get_or_insert(now);
+            }
             Told::Cleaned { moved } => {
                 info!(binding = %name, moved, "cleaned");
                 if !moved {
@@ -151,12 +183,14 @@ impl Progress {
     }
 
     fn written(&mut self, delta: &Delta, receipt: &Receipt, now: SystemTime, name: &BindingName) {
-        let grown = count(delta.added.len()) - count(delta.removed.len());
-        self.rows = Some(match receipt.checksum {
-            // A snapshot says everything.
-            Some(_) if delta.changed.is_empty() && delta.removed.is_empty() => count(delta.added.len()),
-            _ => self.rows.unwrap_or(0) + grown,
-        });
+        let now_refused: BTreeSet<&RowKey> = receipt.refused.iter().map(|refusal| &refusal.key).collect();
+        let refused = delta.added.iter().filter(|row| now_refused.contains(&row.key)).count();
+        // What was refused before was not held: it comes with a change, and goes without a trace.
+        let fits = |key: &RowKey| self.refusals.contains(key) && !now_refused.contains(key);
+        let came = delta.changed.iter().filter(|changed| fits(&changed.after.key)).count();
+        let went = delta.removed.iter().filter(|gone| fits(&gone.key)).count();
+        let grown = count(delta.added.len() + came + went) - count(delta.removed.len() + refused);
+        self.rows = Some(self.rows.unwrap_or(0) + grown);
         self.worked(delta, receipt, now, name);
     }
 
@@ -166,9 +200,14 @@ impl Progress {
         }
         self.last_export = Some(now);
         (self.confirmed, self.cleaned) = (true, false);
-        self.held_back = None;
-        self.written += delta.len().saturating_sub(receipt.refused.len()) as u64;
+        (self.held_back, self.held_back_since) = (None, None);
+        let refused = delta.rows().filter(|row| receipt.refused.iter().any(|r| r.key == row.key)).count();
+        self.written += delta.len().saturating_sub(refused) as u64;
         self.checksum.clone_from(&receipt.checksum);
         self.refused = receipt.refused.iter().map(|refusal| refusal.why.clone()).collect();
+        self.refusals = receipt.refused.iter().map(|refusal| refusal.key.clone()).collect();
     }
 }
+
+#[cfg(test)]
+mod tests;

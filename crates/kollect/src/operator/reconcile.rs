@@ -17,11 +17,18 @@ use kollect_engine::{
     watch::WatchSource,
 };
 use kollect_model::{
-    crd::{connection_test::ConnectionTestStatus, inventory::ClusterInventoryStatus, sinks::SinkStatus},
+    crd::{
+        connection_test::ConnectionTestStatus,
+        inventory::{ClusterInventoryStatus, InventoryStatus, SinkExport},
+        sinks::SinkStatus,
+    },
     row::TargetId,
 };
 use kollect_sinks::Sinks;
-use kube::Client;
+use kube::{
+    Client,
+    api::{DeleteParams, Preconditions},
+};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::{
@@ -31,15 +38,17 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
-    bindings::{Bindings, Planned, binding_name},
+    bindings::{Bindings, Planned, binding_name, binding_prefix},
     conditions::Conditions,
     finalize::{self, Deleted},
     health::Health,
     leader::{self, Leadership},
+    metrics::{Metrics, Picture},
     objects::{Known, Objects, SinkObject},
     probe::{Probed, Probes},
     progress::Board,
     secrets::Secrets,
+    shards::Shards,
     status::{self, View},
     write::{Desired, StatusWriter, api},
 };
@@ -58,7 +67,7 @@ pub(crate) struct Operator {
     source: Arc<ClusterSource>,
     client: Client,
     rules: Arc<Rules>,
-    objects: Objects,
+    objects: Arc<Objects>,
     secrets: Secrets,
     collector: Collector,
     rows: StoreReader,
@@ -70,14 +79,16 @@ pub(crate) struct Operator {
     board: Board,
     /// Only whoever leads writes.
     deliveries: Option<Deliveries>,
-    /// Bindings that this process has begun to write.
-    running: BTreeSet<BindingName>,
     probes: Probes,
     writer: StatusWriter,
     /// When something must be looked at although nothing changes.
     due: Option<Instant>,
     leadership: watch::Receiver<Leadership>,
+    /// The one that this process leads in.
+    term: Option<u64>,
     health: Health,
+    shards: Shards,
+    metrics: Metrics,
 }
 
 /// What the operator is made from.
@@ -89,18 +100,27 @@ pub(crate) struct Setup {
     pub(crate) rows: StoreReader,
     pub(crate) rest: Sight,
     pub(crate) within: Option<BTreeSet<Arc<str>>>,
+    pub(crate) board: Board,
+    pub(crate) metrics: Metrics,
 }
 
 impl Operator {
     pub(crate) fn new(setup: Setup, leadership: watch::Receiver<Leadership>, health: Health) -> Self {
-        let Setup { source, watch_source, rules, collector, rows, rest, within } = setup;
+        let Setup { source, watch_source, rules, collector, rows, rest, within, board, metrics } = setup;
         let client = source.client();
         let sinks = Sinks::default();
         Self {
-            objects: Objects::follow(&watch_source, within.as_ref()),
+            objects: Arc::new(Objects::follow(&watch_source, within.as_ref())),
             secrets: Secrets::new(client.clone(), watch_source),
-            bindings: Bindings::new(sinks.clone(), rules.clone(), source.id.clone(), rest),
-            writer: StatusWriter::new(client.clone()),
+            bindings: Bindings::new(
+                sinks.clone(),
+                metrics.meter.clone(),
+                rules.clone(),
+                board.clone(),
+                source.id.clone(),
+                rest,
+            ),
+            writer: StatusWriter::new(client.clone(), metrics.meter.clone()),
             source,
             client,
             rules,
@@ -109,14 +129,21 @@ impl Operator {
             compiled: Compiled::default(),
             collected: (Vec::new(), BTreeSet::new()),
             sinks,
-            board: Board::default(),
+            board,
             deliveries: None,
-            running: BTreeSet::new(),
             probes: Probes::default(),
             due: None,
             leadership,
+            term: None,
             health,
+            shards: Shards::default(),
+            metrics,
         }
+    }
+
+    /// The objects that it looks at.
+    pub(crate) fn objects(&self) -> Arc<Objects> {
+        self.objects.clone()
     }
 
     /// Id of the cluster.
@@ -138,21 +165,19 @@ impl Operator {
         loop {
             self.health.turned();
             let term = self.leadership.borrow_and_update().term();
+            if term != self.term {
+                self.strip();
+                self.term = term;
+            }
             // Whoever does not lead writes nothing, whatever else it is doing.
-            let stripped = match term {
+            match term {
                 Some(term) => {
                     tokio::select! {
-                        () = self.turn(true) => false,
-                        () = leader::ended(&mut leadership, term) => true,
+                        () = self.timed_turn(true) => {}
+                        () = leader::ended(&mut leadership, term) => self.strip(),
                     }
                 }
-                None => {
-                    self.turn(false).await;
-                    true
-                }
-            };
-            if stripped && self.deliveries.take().is_some() {
-                warn!("no longer leading: nothing is written");
+                None => self.timed_turn(false).await,
             }
             let lost = async {
                 match term {
@@ -160,9 +185,10 @@ impl Operator {
                     None => std::future::pending().await,
                 }
             };
-            let due = self.due.unwrap_or_else(|| Instant::now() + LOOK_AGAIN);
+            let again = Instant::now() + LOOK_AGAIN;
+            let due = self.due.take().map_or(again, |due| due.min(again));
             tokio::select! {
-                () = lost => {}
+                () = lost => self.strip(),
                 Ok(()) = self.leadership.changed() => {}
                 Ok(()) = objects.changed() => {}
                 Ok(()) = secrets.changed() => {}
@@ -182,11 +208,29 @@ impl Operator {
         }
     }
 
-    /// Lets running writes finish.
-    pub(crate) async fn stop(&mut self) {
-        if let Some(deliveries) = self.deliveries.take() {
-            deliveries.stop().await;
+    /// Stops writing at once, and forgets what only a leader knows.
+    fn strip(&mut self) {
+        if self.deliveries.take().is_some() {
+            warn!("no longer leading: nothing is written");
         }
+        self.bindings.clear();
+        self.probes.set(BTreeMap::new());
+    }
+
+    /// Lets running writes finish, for as long as this process leads.
+    pub(crate) async fn stop(&mut self) {
+        let (Some(deliveries), Some(term)) = (self.deliveries.take(), self.term) else { return };
+        tokio::select! {
+            () = deliveries.stop() => {}
+            () = leader::ended(&mut self.leadership, term) => {}
+        }
+    }
+
+    /// A turn that is cut short by the end of leadership does not count.
+    async fn timed_turn(&mut self, leading: bool) {
+        let (began, failures) = (Instant::now(), self.writer.failures());
+        self.turn(leading).await;
+        self.metrics.meter.turned(began.elapsed(), self.writer.failures() == failures);
     }
 
     async fn turn(&mut self, leading: bool) {
@@ -197,11 +241,12 @@ impl Operator {
         world.secrets = self.secrets.known();
         let resolved = world.resolve(&self.rules, &mut self.compiled);
         self.collect(&resolved);
+        self.metrics.show(Picture::of(&world, &resolved));
         // Secrets that are being looked up shall not be told to be missing.
         if !leading || !self.secrets.knows_all(&wanted) {
             return;
         }
-        self.deliver(&known, &resolved).await;
+        self.deliver(&known, &world, &resolved).await;
         self.probe(&known, &world);
         self.due = self.tell(&known, &world, &resolved).await;
     }
@@ -242,26 +287,38 @@ impl Operator {
         }
     }
 
-    async fn deliver(&mut self, known: &Known, resolved: &Resolved) {
+    /// References that were removed while nobody looked are known from the status.
+    fn clean_left(&mut self, known: &Known, world: &World, resolved: &Resolved) {
+        let Some(deliveries) = &mut self.deliveries else { return };
+        for (name, inventory) in &resolved.inventories {
+            let Some(metadata) = metadata(known, name).filter(|m| m.deletion_timestamp.is_none()) else {
+                continue;
+            };
+            for export in exports(known, name) {
+                let binding = binding_name(name, &export.name);
+                let named = inventory.sinks.iter().any(|sink| sink.name == export.name);
+                if named || !inventory.faults.is_empty() || self.board.of(&binding).cleaned {
+                    continue;
+                }
+                let namespace = export.namespace.as_deref().or(name.namespace.as_deref()).unwrap_or_default();
+                match world.left_sink(&export.name, namespace, &self.rules) {
+                    Some(sink) => drop(self.bindings.clean(name, metadata, &sink, deliveries)),
+                    None if deliveries.is_cleaning(&binding) => {}
+                    None => self.board.give_up(&binding),
+                }
+            }
+        }
+    }
+
+    async fn deliver(&mut self, known: &Known, world: &World, resolved: &Resolved) {
         let (rows, board) = (self.rows.clone(), self.board.clone());
         let deliveries = self
             .deliveries
             .get_or_insert_with(|| Deliveries::new(rows, move |name, told| board.hear(name, &told)));
         let metadata = |name: &InventoryName| metadata(known, name);
-        let exports =
-            |name: &InventoryName, sink: &str| -> Option<kollect_model::crd::inventory::SinkExport> {
-                let exports = match &name.namespace {
-                    Some(namespace) => {
-                        let key = (namespace.clone(), name.name.clone());
-                        &known.inventories().get(&key)?.status.as_ref()?.sink_exports
-                    }
-                    None => {
-                        let key = (String::new(), name.name.clone());
-                        &known.cluster_inventories().get(&key)?.status.as_ref()?.inventory.sink_exports
-                    }
-                };
-                exports.iter().find(|export| export.name == sink).cloned()
-            };
+        let exports = |name: &InventoryName, sink: &str| {
+            exports(known, name).iter().find(|export| export.name == sink).cloned()
+        };
         for (name, inventory) in &resolved.inventories {
             for sink in &inventory.sinks {
                 let binding = binding_name(name, &sink.name);
@@ -269,25 +326,24 @@ impl Operator {
                     let at = export.last_export_time.map(|time| time.0.into());
                     self.board.remember(&binding, at, export.rows, export.last_checksum);
                 }
-                let alive = metadata(name).is_some_and(|metadata| metadata.deletion_timestamp.is_none());
-                if alive && sink.plan.is_ok() && inventory.faults.is_empty() {
-                    self.running.insert(binding);
-                }
             }
         }
         let checksum = |name: &InventoryName, sink: &str| exports(name, sink)?.last_checksum;
+        self.bindings.namespaces.clone_from(&self.collector.namespaces().borrow());
         self.bindings.deliver(resolved, metadata, checksum, deliveries);
+        self.clean_left(known, world, resolved);
+        let Some(deliveries) = &mut self.deliveries else { return };
         for (name, inventory) in &resolved.inventories {
             let Some(metadata) = metadata(name) else { continue };
             let kind = inventory_kind(name);
             if metadata.deletion_timestamp.is_none() {
-                if !inventory.sinks.is_empty() {
+                if !inventory.sinks.is_empty() && !name.is_reserved() {
                     finalize::protect(&self.client, kind, metadata).await;
                 }
                 continue;
             }
             let deleted = Deleted { kind, name, metadata, resolved: inventory };
-            deleted.finish(&self.client, &mut self.bindings, &self.running, &self.board, deliveries).await;
+            deleted.finish(&self.client, &mut self.bindings, &self.board, deliveries).await;
         }
         for target in known.targets().values().filter(|target| target.metadata.deletion_timestamp.is_some()) {
             finalize::release(&self.client, "KollectTarget", &target.metadata).await;
@@ -296,9 +352,8 @@ impl Operator {
         for target in known.cluster_targets().values().filter(|target| deleted(&target.metadata)) {
             finalize::release(&self.client, "KollectClusterTarget", &target.metadata).await;
         }
-        let names: BTreeSet<String> = resolved.inventories.keys().map(|name| format!("{name} ")).collect();
+        let names: BTreeSet<String> = resolved.inventories.keys().map(binding_prefix).collect();
         let kept = |binding: &BindingName| names.iter().any(|name| binding.starts_with(name.as_str()));
-        self.running.retain(kept);
         self.board.retain(kept);
     }
 
@@ -306,7 +361,9 @@ impl Operator {
         let mut wanted = BTreeMap::new();
         let planned = |spec: &kollect_model::sink::SinkSpec, namespace: &str| {
             let plan = world.plan_sink(spec, namespace, &self.rules).ok()?;
-            Some(Planned { sinks: self.sinks.clone(), plan, policy: self.rules.sink_policy(namespace) })
+            let policy = self.rules.sink_policy(namespace);
+            let meter = self.metrics.meter.clone();
+            Some(Planned { sinks: self.sinks.clone(), plan, policy, meter, counted: None })
         };
         for ((family, name), sink) in known.sinks() {
             let asked = sink.spec.common().connection_test.unwrap_or(true) || test_connection(&sink.metadata);
@@ -343,15 +400,17 @@ impl Operator {
         let mut desired = Vec::new();
         profiles(known, resolved, view.now, &mut desired);
         targets(known, resolved, &view, &mut desired);
-        inventories(known, resolved, &view, &mut desired);
+        inventories(known, resolved, &view, &mut self.shards, &mut desired);
         self.sinks(known, world, view.now, &mut desired);
         let tests = self.connection_tests(known, world, view.now, &mut desired);
         let written = self.writer.write(desired).await;
-        for name in tests.expired {
+        for (name, uid) in tests.expired {
             info!(namespace = name.0, name = name.1, "the connection test has expired");
             let tests = api(&self.client, "KollectConnectionTest", &name.0);
             // Whoever deleted it before has done the same.
-            tests.delete(&name.1, &kube::api::DeleteParams::default()).await.ok();
+            let same = Preconditions { uid, resource_version: None };
+            let parameters = DeleteParams { preconditions: Some(same), ..DeleteParams::default() };
+            tests.delete(&name.1, &parameters).await.ok();
         }
         [written, tests.due].into_iter().flatten().min()
     }
@@ -387,7 +446,7 @@ impl Operator {
                         let at = Instant::now() + Duration::from_secs(left);
                         tests.due = Some(tests.due.map_or(at, |due| due.min(at)));
                     }
-                    _ => tests.expired.push(name.clone()),
+                    _ => tests.expired.push((name.clone(), test.metadata.uid.clone())),
                 }
                 continue;
             }
@@ -444,7 +503,7 @@ impl Operator {
 /// What is left to do about connection tests.
 #[derive(Default)]
 struct Tests {
-    expired: Vec<Name>,
+    expired: Vec<(Name, Option<String>)>,
     due: Option<Instant>,
 }
 
@@ -479,7 +538,23 @@ fn metadata<'a>(known: &'a Known, name: &InventoryName) -> Option<&'a ObjectMeta
     }
 }
 
-fn inventory_kind(name: &InventoryName) -> &'static str {
+/// What the status of an inventory says about its sinks.
+fn exports<'a>(known: &'a Known, name: &InventoryName) -> &'a [SinkExport] {
+    let exports = match &name.namespace {
+        Some(namespace) => {
+            let inventory = known.inventories().get(&(namespace.clone(), name.name.clone()));
+            inventory.and_then(|i| i.status.as_ref()).map(|status| &status.sink_exports)
+        }
+        None => {
+            let inventory = known.cluster_inventories().get(&(String::new(), name.name.clone()));
+            inventory.and_then(|i| i.status.as_ref()).map(|status| &status.inventory.sink_exports)
+        }
+    };
+    exports.map_or(&[], Vec::as_slice)
+}
+
+/// The kind of an inventory.
+pub(crate) fn inventory_kind(name: &InventoryName) -> &'static str {
     if name.namespace.is_some() { "KollectInventory" } else { "KollectClusterInventory" }
 }
 
@@ -549,7 +624,14 @@ fn targets(known: &Known, resolved: &Resolved, view: &View<'_>, desired: &mut Ve
     }
 }
 
-fn inventories(known: &Known, resolved: &Resolved, view: &View<'_>, desired: &mut Vec<Desired>) {
+fn inventories(
+    known: &Known,
+    resolved: &Resolved,
+    view: &View<'_>,
+    shards: &mut Shards,
+    desired: &mut Vec<Desired>,
+) {
+    shards.retain(|name| resolved.inventories.contains_key(name));
     for (name, outcome) in &resolved.inventories {
         let key = (name.namespace.clone().unwrap_or_default(), name.name.clone());
         if let Some(inventory) = name.namespace.as_ref().and_then(|_| known.inventories().get(&key)) {
@@ -561,10 +643,15 @@ fn inventories(known: &Known, resolved: &Resolved, view: &View<'_>, desired: &mu
         } else if let Some(inventory) = known.cluster_inventories().get(&key) {
             let before = inventory.status.clone().unwrap_or_default();
             let own = view.inventory(&inventory.metadata, &before.inventory, name, outcome);
+            let choice = outcome.rows.among(view.namespaces.as_deref());
+            let namespace_shards =
+                choice.map(|choice| shards.of(name, view.rows, &outcome.targets, choice)).unwrap_or_default();
+            let rows = namespace_shards.iter().filter_map(|shard| shard.item_count).sum();
             let after = ClusterInventoryStatus {
-                inventory: own,
+                inventory: InventoryStatus { item_count: Some(rows), ..own },
                 target_count: outcome.targets.len().try_into().ok(),
-                ..before.clone()
+                namespace_shard_count: namespace_shards.len().try_into().ok(),
+                namespace_shards,
             };
             push(desired, "KollectClusterInventory", &key, &inventory.metadata, &before, &after, |s| {
                 s.inventory.conditions.clone()
@@ -579,6 +666,12 @@ fn sink_status(
     verdict: Option<Result<Duration, String>>,
     now: Timestamp,
 ) -> SinkStatus {
+    let SinkStatus { observed_generation, conditions, .. } = &sink.status;
+    let unheard = faults.is_none() && verdict.is_none();
+    let tested = sink.spec.common().connection_test != Some(false);
+    if unheard && tested && status::stands(&sink.metadata, *observed_generation, conditions) {
+        return sink.status.clone();
+    }
     let mut conditions = Conditions::after(&sink.status.conditions, sink.metadata.generation, now);
     if sink.spec.common().tls.as_ref().is_some_and(|tls| tls.insecure_skip_verify) {
         conditions.set("TLSInsecure", true, "InsecureSkipVerify", "any server is trusted");

@@ -18,7 +18,7 @@ use kollect_engine::{
 use kollect_model::{
     SpecError,
     crd::{
-        inventory::{InventoryStatus, SinkExport},
+        inventory::{InventoryStatus, MAX_SINK_REFS, SinkExport},
         profile::ProfileStatus,
         shapes::{Condition, Gvk},
         target::{CoverageStatus, TargetStatus},
@@ -89,6 +89,12 @@ impl View<'_> {
         resolved: &ResolvedTarget,
         rules: usize,
     ) -> TargetStatus {
+        let sights = self.rows.sights(std::slice::from_ref(id));
+        let listing = sights.is_empty() || sights.values().any(|sight| *sight == Sight::Pending);
+        let collected = resolved.target.is_some();
+        if collected && listing && stands(metadata, before.observed_generation, &before.conditions) {
+            return before.clone();
+        }
         let mut conditions = Conditions::after(&before.conditions, metadata.generation, self.now);
         let rows: Option<i64> = count(self.rows.count(id));
         let (failures, failure) = self.rows.failures(id);
@@ -242,24 +248,60 @@ impl View<'_> {
         name: &InventoryName,
         resolved: &ResolvedInventory,
     ) -> InventoryStatus {
-        let exports: Vec<SinkExport> = resolved
+        let unheard = |sink: &BoundSink| {
+            let progress = self.board.of(&binding_name(name, &sink.name));
+            let silent = !progress.confirmed && progress.failure.is_none() && progress.held_back.is_none();
+            sink.plan.is_ok() && silent
+        };
+        let failing = |sink: &BoundSink| {
+            sink.plan.is_err() || self.board.of(&binding_name(name, &sink.name)).failure.is_some()
+        };
+        let waiting = !resolved.suspended
+            && resolved.faults.is_empty()
+            && resolved.sinks.iter().any(unheard)
+            && !resolved.sinks.iter().any(failing);
+        if waiting && stands(metadata, before.observed_generation, &before.conditions) {
+            return before.clone();
+        }
+        let mut exports: Vec<SinkExport> = resolved
             .sinks
             .iter()
             .map(|sink| self.sink_export(metadata, before, name, resolved, sink))
             .collect();
+        let left = before.sink_exports.iter().filter(|export| {
+            !resolved.sinks.iter().any(|sink| sink.name == export.name)
+                && !self.board.of(&binding_name(name, &export.name)).cleaned
+        });
+        let left: Vec<SinkExport> = left.map(|export| self.left_export(metadata, export)).collect();
         let mut conditions = Conditions::after(&before.conditions, metadata.generation, self.now);
         self.judge_inventory(name, resolved, &exports, &mut conditions);
         let rows: usize = resolved.targets.iter().map(|target| self.rows.count(target)).sum();
         let synced = exports.iter().all(is_synced) && !exports.is_empty();
         let revision = i64::try_from(self.rows.revision(&resolved.targets)).ok();
+        let last_export_time = exports.iter().filter_map(|export| export.last_export_time.clone()).max();
+        // As many as the schema allows.
+        exports.extend(left);
+        exports.truncate(MAX_SINK_REFS);
         InventoryStatus {
             conditions: conditions.done(),
             observed_generation: metadata.generation,
             observed_revision: if synced { revision } else { before.observed_revision },
             item_count: count(rows),
-            last_export_time: exports.iter().filter_map(|export| export.last_export_time.clone()).max(),
+            last_export_time,
             sink_exports: exports,
         }
+    }
+
+    /// A sink that is no longer named, and still holds rows.
+    fn left_export(&self, metadata: &ObjectMeta, export: &SinkExport) -> SinkExport {
+        let mut conditions = Conditions::after(&export.conditions, metadata.generation, self.now);
+        conditions.set(
+            "Synced",
+            false,
+            "Cleaning",
+            "the sink is no longer named; its rows are being removed",
+        );
+        SinkExport { conditions: conditions.done(), ..export.clone() }
     }
 
     fn judge_inventory(
@@ -277,6 +319,9 @@ impl View<'_> {
         if resolved.suspended {
             conditions.degraded("Suspended", "spec.suspend is set: nothing is written, rows stay", true);
             return;
+        }
+        if let Some(first) = resolved.missing.first() {
+            conditions.set("TargetsMissing", true, first.reason, told(&resolved.missing));
         }
         let sights = self.rows.sights(&resolved.targets);
         let blind = kollect_engine::export::coverage(&sights, self.rest);
@@ -404,6 +449,12 @@ impl View<'_> {
 /// Labels of namespaces decide, and nobody knows them.
 const UNDECIDED: &str = "the selection depends on labels of namespaces, which may not be listed: \
                          grant list and watch on namespaces, or name them in spec.includedNamespaces";
+
+/// Whether what an object says is about what it is now. It stands until something else is known, so
+/// that a restart changes nothing that has not changed.
+pub(crate) fn stands(metadata: &ObjectMeta, observed: Option<i64>, conditions: &[Condition]) -> bool {
+    observed == metadata.generation && observed.is_some() && !conditions.is_empty()
+}
 
 /// The word of the documentation for a place that may not be listed.
 const FORBIDDEN: &str = "skipped:forbidden";

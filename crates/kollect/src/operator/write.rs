@@ -7,7 +7,10 @@ use std::{
 
 use futures::{StreamExt, stream};
 use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::ObjectMeta};
-use kollect_model::crd::{GROUP, VERSION, shapes::Condition};
+use kollect_model::{
+    crd::{GROUP, VERSION, shapes::Condition},
+    sink::ErrorClass,
+};
 use kube::{
     Api, Client,
     api::{DynamicObject, Patch, PatchParams, PostParams},
@@ -17,7 +20,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::conditions::transitions;
+use super::{conditions::transitions, metrics::Meter};
 use crate::world::Name;
 
 /// Counts of one object are written at most so often.
@@ -40,6 +43,9 @@ pub(crate) struct Desired {
 /// Writes statuses.
 pub(crate) struct StatusWriter {
     client: Client,
+    meter: Meter,
+    /// Statuses that could not be written, other than because their object had changed.
+    failures: u64,
     /// When each object was last written.
     written: BTreeMap<(&'static str, Name), Instant>,
 }
@@ -61,8 +67,13 @@ pub(crate) fn api(client: &Client, kind: &str, namespace: &str) -> Api<DynamicOb
 }
 
 impl StatusWriter {
-    pub(crate) fn new(client: Client) -> Self {
-        Self { client, written: BTreeMap::new() }
+    pub(crate) fn new(client: Client, meter: Meter) -> Self {
+        Self { client, meter, failures: 0, written: BTreeMap::new() }
+    }
+
+    /// How many statuses could not be written so far.
+    pub(crate) fn failures(&self) -> u64 {
+        self.failures
     }
 
     /// Writes what differs and may be written now. Answers when the rest is due.
@@ -83,7 +94,7 @@ impl StatusWriter {
             }
         }
         let client = self.client.clone();
-        let outcomes: Vec<((&'static str, Name), bool)> = stream::iter(ready)
+        let outcomes: Vec<((&'static str, Name), Put)> = stream::iter(ready)
             .map(|desired| {
                 let client = client.clone();
                 async move {
@@ -95,7 +106,11 @@ impl StatusWriter {
             .collect()
             .await;
         for (key, written) in outcomes {
-            if written {
+            if let Put::Failed(class) = written {
+                self.failures += 1;
+                self.meter.failed(key.0, class);
+            }
+            if matches!(written, Put::Written) {
                 self.written.insert(key, now);
             } else {
                 let at = now + Duration::from_secs(1);
@@ -106,8 +121,16 @@ impl StatusWriter {
     }
 }
 
+/// How a write ended.
+enum Put {
+    Written,
+    /// The object has changed since it was seen.
+    Outdated,
+    Failed(ErrorClass),
+}
+
 /// Replaces a status. Somebody who changed the object meanwhile is seen soon, and it is tried again.
-async fn put(client: &Client, desired: &Desired) -> bool {
+async fn put(client: &Client, desired: &Desired) -> Put {
     let Desired { kind, name: (namespace, name), metadata, after, .. } = desired;
     let mut object = DynamicObject::new(name, &resource(kind));
     object.metadata.namespace = metadata.namespace.clone();
@@ -117,15 +140,16 @@ async fn put(client: &Client, desired: &Desired) -> bool {
     match api(client, kind, namespace).replace_status(name, &PostParams::default(), &object).await {
         Ok(_) => {
             tell(client, desired).await;
-            true
+            Put::Written
         }
         Err(kube::Error::Api(status)) if status.code == 409 || status.code == 404 => {
             debug!(kind, namespace, name, "the object has changed; its status is made again");
-            false
+            Put::Outdated
         }
         Err(error) => {
             warn!(kind, namespace, name, error = %crate::causes::told_once(&error), "cannot write a status");
-            false
+            let forbidden = matches!(&error, kube::Error::Api(status) if status.code == 403);
+            Put::Failed(if forbidden { ErrorClass::Forbidden } else { ErrorClass::Transient })
         }
     }
 }

@@ -1,8 +1,16 @@
 //! Inventories of both kinds: whose rows they hold, and where these go.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    time::Duration,
+};
 
-use kollect_engine::schedule::{Cadence, Intervals};
+use kollect_engine::{
+    export::Choice,
+    schedule::{Cadence, Intervals},
+    select::Namespaces,
+};
 use kollect_model::{
     SpecError,
     batch::{CLUSTER_NAMESPACE, InventoryId, PART_BYTES},
@@ -26,6 +34,11 @@ pub(crate) struct InventoryName {
 }
 
 impl InventoryName {
+    /// Whether sinks keep cluster inventories under its name.
+    pub(crate) fn is_reserved(&self) -> bool {
+        self.namespace.as_deref() == Some(CLUSTER_NAMESPACE)
+    }
+
     /// The inventory as a sink knows it that calls the cluster so.
     pub(crate) fn in_cluster(&self, cluster: &str) -> InventoryId {
         InventoryId {
@@ -47,12 +60,44 @@ impl fmt::Display for InventoryName {
 pub(crate) struct ResolvedInventory {
     /// Its targets; those that are suspended or wrong as well, because their rows stay.
     pub(crate) targets: Vec<TargetId>,
+    /// Which of their rows.
+    pub(crate) rows: RowsWanted,
     pub(crate) sinks: Vec<BoundSink>,
     pub(crate) suspended: bool,
-    /// What is wrong with the inventory itself.
+    /// What is wrong with the inventory itself: nothing is written.
     pub(crate) faults: Vec<Fault>,
+    /// Targets that it names and that do not exist; the others are written.
+    pub(crate) missing: Vec<Fault>,
     /// What deserves a look.
     pub(crate) notes: Vec<String>,
+}
+
+/// Which rows of its targets an inventory wants.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RowsWanted {
+    namespaces: Vec<String>,
+    selector: Option<LabelSelector>,
+    one_row_per_object: bool,
+}
+
+impl RowsWanted {
+    /// What that means for the namespaces that exist; `None` while their labels are not known.
+    pub(crate) fn among(&self, known: Option<&Namespaces>) -> Option<Choice> {
+        let named = |name: &str| self.namespaces.is_empty() || self.namespaces.iter().any(|n| n == name);
+        let namespaces = match &self.selector {
+            None if self.namespaces.is_empty() => None,
+            None => Some(self.namespaces.iter().map(|name| name.as_str().into()).collect()),
+            Some(selector) => {
+                let known = known.filter(|known| known.complete)?;
+                let matching = known
+                    .known
+                    .iter()
+                    .filter(|(name, metadata)| named(name) && selector.matches(&metadata.labels));
+                Some(matching.map(|(name, _)| name.clone()).collect())
+            }
+        };
+        Some(Choice { namespaces, one_row_per_object: self.one_row_per_object })
+    }
 }
 
 /// A sink that an inventory names.
@@ -143,14 +188,11 @@ impl World {
                 ceilings: self.cluster_scopes(),
             };
             let (name, mut inventory) = self.resolve_inventory(asked, rules, targets);
-            if spec.namespace_selector.is_some()
-                || !spec.namespaces.is_empty()
-                || spec.dedupe != Dedupe::default()
-            {
-                let field = "spec.namespaceSelector, spec.namespaces, spec.dedupe";
-                let error = SpecError::absent(field, "are not available in this build: remove them");
-                inventory.faults.push(Fault::new(INVALID_SPEC, error));
-            }
+            inventory.rows = RowsWanted {
+                namespaces: spec.namespaces.clone(),
+                selector: spec.namespace_selector.clone(),
+                one_row_per_object: spec.dedupe == Dedupe::ByResourceUid,
+            };
             resolved.insert(name, inventory);
         }
         resolved
@@ -163,7 +205,7 @@ impl World {
         targets: &BTreeMap<TargetId, ResolvedTarget>,
     ) -> (InventoryName, ResolvedInventory) {
         let mut resolved = ResolvedInventory { suspended: asked.suspended, ..ResolvedInventory::default() };
-        asked.choose(targets, &mut resolved);
+        asked.choose(targets, &self.refused, &mut resolved);
         resolved.notes.extend(asked.max_export_bytes.map(|_| PARTS.to_owned()));
         self.bind(&asked, rules, &mut resolved);
         (asked.name, resolved)
@@ -233,6 +275,24 @@ impl World {
         }
     }
 
+    /// A sink that an inventory has written to and no longer names, if it still exists.
+    pub(crate) fn left_sink(&self, written: &str, namespace: &str, rules: &Rules) -> Option<BoundSink> {
+        let (family, name) = written.split_once('/')?;
+        let families = [Family::Snapshot, Family::Database, Family::Event];
+        let family = families.into_iter().find(|known| known.to_string() == family)?;
+        let key = (namespace.to_owned(), name.to_owned());
+        let spec = self.sinks.get(&(family, key.clone()))?;
+        Some(BoundSink {
+            name: written.to_owned(),
+            family,
+            cluster: spec.common().cluster.clone().unwrap_or_default(),
+            cadence: Cadence::of([Intervals::default(); 3], None, Duration::ZERO),
+            part_bytes: PART_BYTES,
+            plan: self.plan_sink(spec, namespace, rules),
+            key,
+        })
+    }
+
     /// How to open a sink, as far as objects tell; `field` is what names it.
     fn plan(&self, family: Family, key: &Name, field: &str, rules: &Rules) -> Result<Plan, Vec<Fault>> {
         let Some(spec) = self.sinks.get(&(family, key.clone())) else {
@@ -256,17 +316,12 @@ impl World {
         namespace: &str,
         rules: &Rules,
     ) -> Result<Plan, Vec<Fault>> {
-        let wrong = |errors: Vec<SpecError>| -> Vec<Fault> {
-            errors.into_iter().map(|error| Fault::new(INVALID_SPEC, error)).collect()
-        };
-        let policy = rules.sink_policy(namespace);
-        let plan = kollect_sinks::plan(spec).map_err(wrong)?;
-        plan.check(&policy).map_err(wrong)?;
+        let plan = plan_without_secrets(spec, namespace, rules)?;
         let secrets = self.secrets_of(spec, namespace, rules)?;
         let plan = plan.with_secrets(&secrets).map_err(|errors| {
             errors.into_iter().map(|error| Fault::new("SecretResolveFailed", error)).collect::<Vec<_>>()
         })?;
-        plan.check(&policy).map_err(wrong)?;
+        plan.check(&rules.sink_policy(namespace)).map_err(invalid)?;
         Ok(plan)
     }
 
@@ -275,15 +330,7 @@ impl World {
         let (mut secrets, mut faults) = (Secrets::default(), Vec::new());
         for (field, SecretReference { name, namespace }) in spec.secret_refs() {
             let namespace = namespace.as_deref().unwrap_or(own);
-            let pair = (own.to_owned(), namespace.to_owned());
-            let foreign = namespace != own
-                && rules.secret_namespaces.as_ref().is_some_and(|allowed| !allowed.contains(&pair));
-            if foreign {
-                let problem = format!(
-                    "a sink reads Secrets of its own namespace; the operator's --allow-secret-namespaces \
-                     {own}={namespace} would allow this one"
-                );
-                let error = SpecError::new(format!("{field}.namespace"), &namespace.into(), problem);
+            if let Some(error) = foreign_secret(field, own, namespace, rules) {
                 faults.push(Fault::new("SecretResolveFailed", error));
                 continue;
             }
@@ -306,9 +353,49 @@ impl World {
     }
 }
 
+fn invalid(errors: Vec<SpecError>) -> Vec<Fault> {
+    errors.into_iter().map(|error| Fault::new(INVALID_SPEC, error)).collect()
+}
+
+fn plan_without_secrets(spec: &SinkSpec, namespace: &str, rules: &Rules) -> Result<Plan, Vec<Fault>> {
+    let plan = kollect_sinks::plan(spec).map_err(invalid)?;
+    plan.check(&rules.sink_policy(namespace)).map_err(invalid)?;
+    Ok(plan)
+}
+
+/// What is wrong with a sink, whatever its Secrets hold.
+pub(crate) fn check_sink(spec: &SinkSpec, own: &str, rules: &Rules) -> Vec<Fault> {
+    let mut faults = plan_without_secrets(spec, own, rules).err().unwrap_or_default();
+    let foreign = spec.secret_refs().into_iter().filter_map(|(field, reference)| {
+        foreign_secret(field, own, reference.namespace.as_deref().unwrap_or(own), rules)
+    });
+    faults.extend(foreign.map(|error| Fault::new(INVALID_SPEC, error)));
+    faults
+}
+
+/// Why a sink of namespace `own` may not read Secrets of `namespace`.
+fn foreign_secret(field: &str, own: &str, namespace: &str, rules: &Rules) -> Option<SpecError> {
+    let pair = (own.to_owned(), namespace.to_owned());
+    let allowed =
+        namespace == own || rules.secret_namespaces.as_ref().is_none_or(|allowed| allowed.contains(&pair));
+    if allowed {
+        return None;
+    }
+    let problem = format!(
+        "a sink reads Secrets of its own namespace; the operator's --allow-secret-namespaces \
+         {own}={namespace} would allow this one"
+    );
+    Some(SpecError::new(format!("{field}.namespace"), &namespace.into(), problem))
+}
+
 impl Asked<'_> {
     /// The targets whose rows belong to the inventory.
-    fn choose(&self, targets: &BTreeMap<TargetId, ResolvedTarget>, resolved: &mut ResolvedInventory) {
+    fn choose(
+        &self,
+        targets: &BTreeMap<TargetId, ResolvedTarget>,
+        refused: &BTreeSet<(String, Name)>,
+        resolved: &mut ResolvedInventory,
+    ) {
         let namespace = self.name.namespace.as_deref();
         let kind = if namespace.is_some() { "KollectTarget" } else { "KollectClusterTarget" };
         let here = || targets.iter().filter(|(id, _)| id.namespace.as_deref() == namespace);
@@ -316,7 +403,7 @@ impl Asked<'_> {
             if !here().any(|(id, _)| *id.name == **name) {
                 let field = format!("spec.targetRefs[{index}]");
                 let error = dangling(&field, name, &format!("{kind} {name}"), "");
-                resolved.faults.push(Fault::new("TargetNotFound", error));
+                resolved.missing.push(Fault::new("TargetNotFound", error));
             }
         }
         let wanted = |(id, target): &(&TargetId, &ResolvedTarget)| {
@@ -325,6 +412,13 @@ impl Asked<'_> {
                 && !target.denied
         };
         resolved.targets = here().filter(wanted).map(|(id, _)| id.clone()).collect();
+        // Nobody knows what those that cannot be read select: their rows stay.
+        for (_, (place, name)) in refused.iter().filter(|(refused, _)| refused == kind) {
+            let id = TargetId { namespace: namespace.map(Into::into), name: name.as_str().into() };
+            if namespace.unwrap_or_default() == place && !targets.contains_key(&id) {
+                resolved.targets.push(id);
+            }
+        }
     }
 }
 

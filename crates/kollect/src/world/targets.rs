@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use kollect_engine::{collect::Target, extract::CompiledProfile, select::Selection};
 use kollect_model::{
     SpecError,
-    crd::{shapes::Gvk, target::ResourceRule},
+    crd::{scope::ScopeCeiling, shapes::Gvk, target::ResourceRule},
     row::TargetId,
 };
 use kube::ResourceExt;
@@ -125,6 +125,30 @@ impl World {
     }
 }
 
+impl World {
+    /// What is wrong with the rules of a target, whatever its profile and its scopes say.
+    pub(crate) fn check_rules(&self, id: &TargetId, rules: &Rules) -> Vec<Fault> {
+        let Some(asked) = self.asked().into_iter().find(|asked| asked.id == *id) else { return Vec::new() };
+        // Any kind: rules name their own.
+        let kind = Gvk { group: String::new(), version: "v1".into(), kind: "ConfigMap".into() };
+        let errors = select(&asked.spec, &kind, &[], rules).err().unwrap_or_default();
+        errors.into_iter().map(|error| Fault::new(INVALID_SPEC, error)).collect()
+    }
+}
+
+fn select(
+    spec: &AskedSpec,
+    gvk: &Gvk,
+    ceilings: &[ScopeCeiling],
+    rules: &Rules,
+) -> Result<Selection, Vec<SpecError>> {
+    let Rules { policy, defaults, .. } = rules;
+    match spec {
+        AskedSpec::Target(spec) => Selection::of_target(spec, gvk, ceilings, policy, defaults),
+        AskedSpec::ClusterTarget(spec) => Selection::of_cluster_target(spec, gvk, ceilings, policy, defaults),
+    }
+}
+
 impl Asked<'_> {
     /// What scopes deny: some kinds and namespaces are cut off; if nothing is left the target is denied.
     fn check_scopes(&self, profile: Option<&Arc<CompiledProfile>>, resolved: &mut ResolvedTarget) {
@@ -175,13 +199,7 @@ fn definition(
     if let Some(known) = compiled.targets.get(&asked.id).filter(same) {
         return known.target.clone();
     }
-    let Rules { policy, defaults, .. } = rules;
-    let selection = match &asked.spec {
-        AskedSpec::Target(spec) => Selection::of_target(spec, &profile.gvk, &ceilings, policy, defaults),
-        AskedSpec::ClusterTarget(spec) => {
-            Selection::of_cluster_target(spec, &profile.gvk, &ceilings, policy, defaults)
-        }
-    };
+    let selection = select(&asked.spec, &profile.gvk, &ceilings, rules);
     let target =
         selection.map(|selection| Arc::new(Target::new(asked.id.clone(), profile.clone(), selection)));
     let cached = CachedTarget {

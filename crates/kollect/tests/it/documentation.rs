@@ -15,7 +15,8 @@ use crate::{
 };
 
 fn pages() -> Vec<PathBuf> {
-    let docs = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let folders = ["docs", "docs/sinks"].map(|folder| fs::read_dir(root().join(folder)).unwrap());
+    let docs = folders.into_iter().flatten().map(|entry| entry.unwrap().path());
     let pages = docs.filter(|path| path.extension().is_some_and(|e| e == "md"));
     pages.chain([root().join("README.md")]).collect()
 }
@@ -133,16 +134,19 @@ fn yaml_in_the_documentation_and_the_examples_is_accepted() {
         let text = fs::read_to_string(&page).unwrap();
         for block in text.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()) {
             count += 1;
-            // A list of attributes is shown without the profile around it.
             let whole = block.starts_with("apiVersion:");
-            let attributes = if whole { "attributes: [{name: name, path: $.metadata.name}]" } else { block };
-            let attributes = format!("  {}", attributes.trim_end().replace('\n', "\n  "));
+            // A list of attributes is shown without the profile around it.
+            let attributes = if whole {
+                "  attributes: [{ name: a, path: $.metadata.name }]".to_owned()
+            } else {
+                format!("  {}", block.trim_end().replace('\n', "\n  "))
+            };
             let profile = "apiVersion: kollect.dev/v1alpha1\nkind: KollectProfile\nmetadata: {name: p}\nspec:\n  targetGVK: {group: apps, version: v1, kind: Deployment}\n";
             let target = "---\napiVersion: kollect.dev/v1alpha1\nkind: KollectTarget\nmetadata: {name: t}\nspec: {profileRef: p}\n";
             let file = dir.path().join("block.yaml");
-            let objects = if whole { format!("---\n{block}") } else { String::new() };
-            fs::write(&file, format!("{profile}{attributes}\n{target}{objects}")).unwrap();
-            kollect(["collect", "-f", file.to_str().unwrap(), "--from", "/dev/null"]).ok();
+            let shown = if whole { format!("---\n{block}") } else { String::new() };
+            fs::write(&file, format!("{profile}{attributes}\n{target}{shown}")).unwrap();
+            kollect(["collect", "-f", file.to_str().unwrap(), "--from", "/dev/null", "-o", "json"]).ok();
         }
     }
     assert!(count > 0, "there is YAML in the documentation");

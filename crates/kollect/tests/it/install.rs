@@ -24,8 +24,9 @@ rules:
   - level: Metadata
 ";
 
-/// Where the probes of the Deployment are; every test needs a port of its own.
+/// Where the Deployment serves; every test needs ports of its own.
 const PROBES: &str = "--health-probe-bind-address=:8081";
+const METRICS: &str = "--metrics-bind-address=:8443";
 
 /// A control plane whose requests are logged, and a database.
 struct World {
@@ -125,7 +126,11 @@ impl World {
         kollect(args.iter().map(String::as_str).chain(["--help"])).ok();
         assert!(args.iter().any(|arg| arg == PROBES), "{args:?}");
         let probes = format!("--health-probe-bind-address=127.0.0.1:{}", self.port);
-        let args = args.into_iter().map(|arg| if arg == PROBES { probes.clone() } else { arg });
+        let args = args.into_iter().map(|arg| match arg.as_str() {
+            PROBES => probes.clone(),
+            METRICS => "--metrics-bind-address=127.0.0.1:0".into(),
+            _ => arg,
+        });
         let log = fs::File::create(self.log()).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_kollect"));
         command
@@ -281,6 +286,10 @@ fn the_tenant_install_needs_a_role_in_its_namespace_only() {
         let file = samples.join(format!("kollect_v1alpha1_{file}.yaml"));
         world.plane.kubectl(&["apply", "-f", file.to_str().unwrap()]).unwrap();
     }
+    // The other sinks of the sample do not exist here, and its deletion would wait for them.
+    let only = r#"{"spec":{"snapshotSinkRefs":[],"eventSinkRefs":[]}}"#;
+    let patch = ["patch", "-n", "team-a", "kollectinventory/team-a", "--type=merge", "-p", only];
+    world.plane.kubectl(&patch).unwrap();
     world.secret();
     let target = |name: &str, spec: Value| {
         let metadata = json!({ "name": name, "namespace": "team-a", "labels": { "tier": "workloads" } });

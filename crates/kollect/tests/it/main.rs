@@ -1,10 +1,12 @@
 //! The program against a real API server: one binary for all of it.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod admission;
 mod catalogue;
 mod collect;
 mod crds;
 mod documentation;
+mod exposition;
 mod files;
 mod input;
 mod install;

@@ -1,13 +1,15 @@
 //! `kollect operator` beside a real control plane, with real sinks. Each test has a namespace of its own
 //! and an operator that looks at nothing else.
 
+mod metrics;
+
 use std::{
     path::PathBuf,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
-use kollect_testbed::{ControlPlane, Postgres};
+use kollect_testbed::{ControlPlane, Postgres, Proxy};
 use serde_json::{Value, json};
 
 use crate::program::root;
@@ -54,6 +56,10 @@ struct World {
     plane: &'static ControlPlane,
     postgres: &'static Postgres,
     namespace: String,
+    /// Whether the operator looks everywhere.
+    unrestricted: bool,
+    /// Of the operator; else that of the control plane.
+    kubeconfig: Option<PathBuf>,
     /// Ends before its log is gone.
     operator: Option<Operator>,
     dir: tempfile::TempDir,
@@ -61,19 +67,26 @@ struct World {
 
 impl World {
     fn new(name: &str) -> Self {
-        let (plane, postgres) = (plane(), Postgres::shared());
+        Self::on(plane(), name)
+    }
+
+    fn on(plane: &'static ControlPlane, name: &str) -> Self {
+        let postgres = Postgres::shared();
         let namespace = plane.namespace(name).unwrap();
         let dir = tempfile::tempdir().unwrap();
-        Self { plane, postgres, namespace, operator: None, dir }
+        Self { plane, postgres, namespace, unrestricted: false, kubeconfig: None, operator: None, dir }
     }
 
     fn start(&mut self, args: &[&str]) {
         let log = self.dir.path().join("operator.log");
         let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_kollect"))
-            .args(["operator", "--kubeconfig", self.plane.kubeconfig().to_str().unwrap()])
-            .args(["--watch-namespaces", &self.namespace, "--allow-sink-cidrs", "127.0.0.0/8,::1/128"])
-            .args(["--log-level", "kollect=debug", "--health-probe-bind-address", "0"])
+            .args(["operator", "--kubeconfig"])
+            .arg(self.kubeconfig.as_deref().unwrap_or(self.plane.kubeconfig()))
+            .args(["--watch-namespaces", if self.unrestricted { "" } else { &self.namespace }])
+            .args(["--allow-sink-cidrs", "127.0.0.0/8,::1/128"])
+            .args(["--log-level", "kollect=debug", "--health-probe-bind-address", "127.0.0.1:0"])
+            .arg("--validating-webhooks-enabled=false")
             .args(args)
             .stdout(Stdio::null())
             .stderr(file)
@@ -346,4 +359,305 @@ fn connection_tests_run_once_and_expire() {
         let gone = world.plane.kubectl(&["get", "-n", &world.namespace, "kollectconnectiontest/none"]);
         gone.is_err().then_some(()).ok_or("it is still there".into())
     });
+}
+
+#[test]
+fn w61_a_reference_that_was_removed_while_nobody_looked_is_cleaned() {
+    let mut world = World::new("forgotten");
+    world.map("a", "1");
+    world.install();
+    world.start(&[]);
+    world.becomes("kollectinventory/all", "Synced", "True Exported");
+    world.operator.as_mut().unwrap().kill();
+    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": [] }));
+    world.start(&[]);
+    world.holds(&[]);
+    eventually("the status forgets the sink", || {
+        let exports = world.get("kollectinventory/all")["status"]["sinkExports"].clone();
+        exports.as_array().is_none_or(Vec::is_empty).then_some(()).ok_or(exports.to_string())
+    });
+}
+
+#[test]
+fn another_destination_is_filled_before_the_old_one_is_cleaned() {
+    let mut world = World::new("moving");
+    world.map("a", "1");
+    world.install();
+    world.start(&[]);
+    world.holds(&["a=1"]);
+    let old = world.table();
+    let mut sink = world.sink();
+    sink["postgres"]["table"] = json!(format!("{old}_new"));
+    world.kollect("KollectDatabaseSink", "portal", sink);
+    eventually("the new table is filled and the old one empty", || {
+        let count =
+            |table: &str| world.postgres.psql(&format!("SELECT count(*) FROM {table}")).unwrap_or_default();
+        let counts = (count(&format!("{old}_new")), count(&old));
+        (counts == ("1\n".into(), "0\n".into())).then_some(()).ok_or(format!("{counts:?}"))
+    });
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+}
+
+#[test]
+fn a_standby_takes_over_and_the_old_leader_stops_writing() {
+    let mut world = World::new("leading");
+    let namespace = world.namespace.clone();
+    let elect = [
+        "--leader-elect",
+        "--leader-election-namespace",
+        &namespace,
+        "--leader-elect-lease-duration=4s",
+        "--leader-elect-renew-deadline=2s",
+        "--leader-elect-retry-period=500ms",
+    ];
+    world.map("a", "1");
+    world.install();
+    world.start(&elect);
+    world.holds(&["a=1"]);
+    let mut first = world.operator.take().unwrap();
+    world.start(&elect);
+    // Frozen past its lease, then thawed: the standby has taken over and nothing is written twice.
+    let signal = |name: &str, operator: &Operator| {
+        assert!(
+            Command::new("kill").args([name, &operator.child.id().to_string()]).status().unwrap().success()
+        );
+    };
+    signal("-STOP", &first);
+    let epoch = format!("SELECT epoch FROM kollect_bindings WHERE inventory_table = '{}'", world.table());
+    let before = world.postgres.psql(&epoch).unwrap();
+    eventually("the standby leads", || {
+        let now = world.postgres.psql(&epoch).unwrap();
+        (now != before).then_some(()).ok_or(now)
+    });
+    world.map("b", "2");
+    world.holds(&["a=1", "b=2"]);
+    signal("-CONT", &first);
+    world.map("c", "3");
+    world.holds(&["a=1", "b=2", "c=3"]);
+    // The one that leads goes; the other one leads again.
+    world.operator.as_mut().unwrap().kill();
+    world.map("d", "4");
+    world.holds(&["a=1", "b=2", "c=3", "d=4"]);
+    first.kill();
+}
+
+#[test]
+fn two_clusters_with_one_name_do_not_share_a_table() {
+    let mut world = World::new("owned");
+    world.map("a", "1");
+    world.install();
+    world.start(&[]);
+    world.becomes("kollectinventory/all", "Synced", "True Exported");
+    world.stop();
+    // Somebody else's: another id, and rows that are not ours.
+    let table = world.table();
+    world
+        .postgres
+        .psql(&format!("UPDATE kollect_bindings SET owner = 'another' WHERE inventory_table = '{table}'"))
+        .unwrap();
+    world.map("b", "2");
+    world.start(&[]);
+    world.becomes("kollectinventory/all", "Degraded", "True ExportTerminal");
+    assert_eq!(world.rows(), ["a=1"]);
+    let message = world.get("kollectinventory/all")["status"]["sinkExports"][0]["lastError"].clone();
+    assert!(message.as_str().unwrap().contains("spec.cluster"), "{message}");
+    world
+        .plane
+        .kubectl(&[
+            "annotate",
+            "-n",
+            &world.namespace,
+            "kollectinventory/all",
+            "kollect.dev/take-over=another",
+        ])
+        .unwrap();
+    world.holds(&["a=1", "b=2"]);
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+}
+
+#[test]
+fn drift_is_repaired_when_somebody_asks() {
+    let mut world = World::new("drifting");
+    world.map("a", "1");
+    world.install();
+    world.start(&[]);
+    world.becomes("kollectinventory/all", "Synced", "True Exported");
+    world.postgres.psql(&format!("DELETE FROM {}", world.table())).unwrap();
+    world
+        .plane
+        .kubectl(&["annotate", "-n", &world.namespace, "kollectinventory/all", "kollect.dev/requestedAt=now"])
+        .unwrap();
+    world.holds(&["a=1"]);
+}
+
+/// A control plane of its own: cluster kinds are seen by every operator that looks everywhere.
+fn own_plane() -> &'static ControlPlane {
+    let plane = Box::leak(Box::new(ControlPlane::start().unwrap()));
+    let crds = root().join("config/crd/bases");
+    plane.kubectl(&["apply", "--server-side", "-f", crds.to_str().unwrap()]).unwrap();
+    let kinds = "crd/kollectclusterinventories.kollect.dev";
+    plane.kubectl(&["wait", "--for=condition=Established", "--timeout=30s", kinds]).unwrap();
+    plane
+}
+
+#[test]
+fn w13_w14_w16_w54_cluster_inventories_roll_up_cluster_targets_and_nothing_else() {
+    let plane = own_plane();
+    let mut world = World::on(plane, "platform");
+    let cluster = |kind: &str, name: &str, spec: Value| {
+        let object = json!({
+            "apiVersion": "kollect.dev/v1alpha1", "kind": kind, "metadata": { "name": name }, "spec": spec,
+        });
+        plane.apply(&object.to_string()).unwrap();
+    };
+    for namespace in ["shop-a", "shop-b", "other"] {
+        plane.kubectl(&["create", "namespace", namespace]).unwrap();
+        let label = if namespace == "other" { "tier=back" } else { "tier=front" };
+        plane.kubectl(&["label", "namespace", namespace, label, "all=yes"]).unwrap();
+        let map = json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": { "name": format!("map-{namespace}"), "namespace": namespace, "labels": { "app": "shop" } },
+            "data": { "value": "1" },
+        });
+        plane.apply(&map.to_string()).unwrap();
+    }
+    world.install();
+    let rule = json!([{ "gvk": { "version": "v1", "kind": "ConfigMap" }, "matchLabels": { "app": "shop" } }]);
+    let target = |name: &str| {
+        cluster(
+            "KollectClusterTarget",
+            name,
+            json!({
+                "profileRef": { "name": "maps", "namespace": world.namespace },
+                "namespaceSelector": { "matchLabels": { "all": "yes" } }, "resourceRules": rule,
+            }),
+        );
+    };
+    // The same name as the team's target: nobody mixes them up.
+    target("maps");
+    target("twice");
+    cluster(
+        "KollectClusterInventory",
+        "rollup",
+        json!({
+            "databaseSinkRefs": [{ "name": "portal", "namespace": world.namespace }],
+            "namespaceSelector": { "matchLabels": { "tier": "front" } }, "dedupe": "byResourceUID",
+        }),
+    );
+    world.unrestricted = true;
+    world.start(&[]);
+    let rows = |inventory: &str| {
+        let sql = format!(
+            "SELECT target_name || ' ' || name FROM {} WHERE inventory_name = '{inventory}' ORDER BY 1",
+            world.table()
+        );
+        world.postgres.psql(&sql).unwrap_or_default()
+    };
+    let becomes = |inventory: &str, expected: &str| {
+        eventually(&format!("{inventory} holds {expected}"), || {
+            let found = rows(inventory);
+            (found == expected).then_some(()).ok_or(found)
+        });
+    };
+    becomes("rollup", "maps map-shop-a\nmaps map-shop-b\n");
+    eventually("shards", || {
+        let text = plane.kubectl(&["get", "kollectclusterinventory/rollup", "-o", "json"]).unwrap();
+        let status = serde_json::from_str::<Value>(&text).unwrap()["status"].clone();
+        let shards = status["namespaceShards"].as_array().cloned().unwrap_or_default();
+        let names: Vec<&str> = shards.iter().filter_map(|shard| shard["namespace"].as_str()).collect();
+        let good = names == ["shop-a", "shop-b"] && status["itemCount"] == 2 && status["targetCount"] == 2;
+        good.then_some(()).ok_or(status.to_string())
+    });
+    assert_eq!(rows("all"), "", "rows of cluster targets are not the team's");
+    // A label decides, and a broken target stops nobody.
+    plane.kubectl(&["label", "namespace", "other", "tier=front", "--overwrite"]).unwrap();
+    becomes("rollup", "maps map-other\nmaps map-shop-a\nmaps map-shop-b\n");
+    cluster(
+        "KollectClusterTarget",
+        "broken",
+        json!({
+            "profileRef": { "name": "none", "namespace": world.namespace },
+            "namespaceSelector": { "matchLabels": { "all": "yes" } },
+        }),
+    );
+    plane.kubectl(&["delete", "configmap", "-n", "shop-b", "map-shop-b"]).unwrap();
+    becomes("rollup", "maps map-other\nmaps map-shop-a\n");
+    plane.kubectl(&["delete", "kollectclustertarget", "maps"]).unwrap();
+    becomes("rollup", "twice map-other\ntwice map-shop-a\n");
+    plane.kubectl(&["delete", "kollectclusterinventory", "rollup", "--timeout=30s"]).unwrap();
+    becomes("rollup", "");
+}
+
+#[test]
+fn the_api_server_goes_away_and_comes_back() {
+    let mut world = World::new("away");
+    let proxy = Proxy::start(world.plane).unwrap();
+    world.kubeconfig = Some(proxy.kubeconfig(world.plane.kubeconfig()).unwrap());
+    world.map("a", "1");
+    world.install();
+    world.start(&[]);
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    proxy.refuse(true);
+    world.map("b", "2");
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(world.rows(), ["a=1"], "what nobody saw is neither written nor removed");
+    // What happened meanwhile comes as a state, not as an event.
+    world.plane.kubectl(&["delete", "configmap", "-n", &world.namespace, "a"]).unwrap();
+    proxy.refuse(false);
+    world.holds(&["b=2"]);
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+}
+
+#[test]
+fn w39_a_sink_reads_secrets_of_its_own_namespace() {
+    let mut world = World::new("secretive");
+    let elsewhere = world.plane.namespace("vault").unwrap();
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "portal", "namespace": elsewhere },
+        "stringData": { "dsn": world.postgres.dsn() },
+    });
+    world.plane.apply(&secret.to_string()).unwrap();
+    world.map("a", "1");
+    world.install();
+    let mut sink = world.sink();
+    sink["postgres"]["databaseRef"]["namespace"] = json!(elsewhere);
+    world.kollect("KollectDatabaseSink", "portal", sink);
+    world.start(&[]);
+    world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "False SecretResolveFailed");
+    world.becomes("kollectinventory/all", "Degraded", "True SecretResolveFailed");
+    assert_eq!(world.rows(), ["no table"]);
+    world.stop();
+    world.start(&["--allow-secret-namespaces", &format!("{}={elsewhere}", world.namespace)]);
+    world.holds(&["a=1"]);
+}
+
+#[test]
+fn w66_an_object_that_cannot_be_read_degrades_its_target_until_it_can() {
+    let mut world = World::new("unreadable");
+    world.map("a", "1");
+    world.install();
+    world.kollect(
+        "KollectProfile",
+        "maps",
+        json!({
+            "targetGVK": { "version": "v1", "kind": "ConfigMap" },
+            "attributes": [{ "name": "value", "path": "cel:string(int(object.data.value) + 0)" }],
+        }),
+    );
+    world.start(&[]);
+    world.holds(&["a=1"]);
+    world.map("b", "no number");
+    world.becomes("kollecttarget/maps", "Degraded", "True ExtractionFailed");
+    let status = world.get("kollecttarget/maps")["status"].clone();
+    assert_eq!(
+        (&status["extractionFailures"], &status["collectedCount"]),
+        (&json!(1), &json!(1)),
+        "{status}"
+    );
+    world.becomes("kollecttarget/maps", "Ready", "False ExtractionFailed");
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    world.map("b", "2");
+    world.holds(&["a=1", "b=2"]);
+    world.becomes("kollecttarget/maps", "Ready", "True Collecting");
+    assert_eq!(world.condition("kollecttarget/maps", "Degraded"), "");
 }

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_sqlstate_has_a_reason() {
+    fn w25_every_sqlstate_has_a_reason() {
         for (code, expected) in [
             ("08006", SinkReason::Unreachable),
             ("57P03", SinkReason::Unreachable),

@@ -134,19 +134,19 @@ impl<O: AsyncFn() -> Box<dyn Sink>, S: AsyncFn(&str) -> String> Place for Sql<O,
 pub(crate) async fn conformance(place: &impl Place) {
     let sink = place.open().await;
     sink.check().await.unwrap();
-    fill_change_and_remove(&*sink, place).await;
-    reopened_nothing_has_changed(place).await;
-    others_are_noticed(&*sink, place).await;
-    side_by_side(&*sink).await;
+    w45_w56_only_changed_rows_are_touched(&*sink, place).await;
+    w46_reopened_nothing_has_changed(place).await;
+    w64_others_are_noticed(&*sink, place).await;
+    w28_side_by_side(&*sink).await;
     a_moved_row_stays(&*sink).await;
     late_writers_are_fenced(&*sink, &*place.open().await).await;
     owners_are_respected(&*sink).await;
     w9_w61_nothing_is_left_of_a_forgotten_inventory(&*sink).await;
-    awkward_values(&*sink, place).await;
-    many_rows(&*sink, place.many()).await;
+    w33_awkward_values(&*sink, place).await;
+    w1_w2_many_rows(&*sink, place.many()).await;
 }
 
-async fn fill_change_and_remove(sink: &dyn Sink, place: &impl Place) {
+async fn w45_w56_only_changed_rows_are_touched(sink: &dyn Sink, place: &impl Place) {
     let all = inventory("", "all");
     assert_eq!(sink.baseline(&all).await.unwrap(), Baseline::new(), "empty at first");
     let (one, two, three) = (row("u1", r#"{"n":1}"#), row("u2", "{}"), row("u3", "{}"));
@@ -172,7 +172,7 @@ async fn fill_change_and_remove(sink: &dyn Sink, place: &impl Place) {
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&one, &second]));
 }
 
-async fn reopened_nothing_has_changed(place: &impl Place) {
+async fn w46_reopened_nothing_has_changed(place: &impl Place) {
     let all = inventory("", "all");
     let before = place.seen().await;
     let sink = place.open().await;
@@ -184,7 +184,7 @@ async fn reopened_nothing_has_changed(place: &impl Place) {
     assert_eq!(place.seen().await, before);
 }
 
-async fn others_are_noticed(sink: &dyn Sink, place: &impl Place) {
+async fn w64_others_are_noticed(sink: &dyn Sink, place: &impl Place) {
     let all = inventory("", "all");
     let (one, two) = (row("u1", r#"{"n":1}"#), row("u2", r#"{"n":2}"#));
     place.meddle().await;
@@ -206,7 +206,7 @@ async fn others_are_noticed(sink: &dyn Sink, place: &impl Place) {
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&one, &two]));
 }
 
-async fn side_by_side(sink: &dyn Sink) {
+async fn w28_side_by_side(sink: &dyn Sink) {
     let rows = [row("u1", r#"{"at":1}"#), row("u1", r#"{"at":2}"#), row("u1", r#"{"at":3}"#)];
     let places = [inventory("", "side"), inventory("", "by-side"), inventory("other", "side")];
     let cluster_wide = InventoryId { namespace: None, ..inventory("", "side") };
@@ -298,7 +298,7 @@ async fn w9_w61_nothing_is_left_of_a_forgotten_inventory(sink: &dyn Sink) {
     write(sink, &place, Some("c2"), &delta).await.unwrap();
 }
 
-async fn awkward_values(sink: &dyn Sink, place: &impl Place) {
+async fn w33_awkward_values(sink: &dyn Sink, place: &impl Place) {
     let awkward = inventory("", "awkward");
     let large = format!(r#"{{"text":"{}"}}"#, "x".repeat(1 << 20));
     let deep = format!(r#"{{"deep":{}1{}}}"#, "[".repeat(100), "]".repeat(100));
@@ -339,7 +339,7 @@ async fn awkward_values(sink: &dyn Sink, place: &impl Place) {
     assert_eq!(sink.baseline(&odd).await.unwrap().len(), 1);
 }
 
-async fn many_rows(sink: &dyn Sink, count: usize) {
+async fn w1_w2_many_rows(sink: &dyn Sink, count: usize) {
     let place = inventory("", "many");
     let rows = |version: &str| {
         let attributes = format!(r#"{{"text":"{version} {}"}}"#, "x".repeat(200));

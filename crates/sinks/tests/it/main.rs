@@ -3,6 +3,7 @@
 
 mod available;
 mod conformance;
+mod delivery;
 mod filesystem;
 mod nats;
 mod postgres;

@@ -3,7 +3,9 @@
 use kollect_model::{batch::CLUSTER_NAMESPACE, row::TargetId};
 
 use super::{BoundSink, Inventory, Manifests, Work};
-use crate::world::{self, Family, Fault, InventoryName, Name, Resolved, ResolvedInventory, ResolvedTarget};
+use crate::world::{
+    self, Family, Fault, InventoryName, Name, Resolved, ResolvedInventory, ResolvedTarget, RowsWanted,
+};
 
 impl Manifests {
     /// Puts the work together and notes every problem.
@@ -80,7 +82,8 @@ impl Manifests {
         let kind = if name.namespace.is_some() { "KollectInventory" } else { "KollectClusterInventory" };
         let key = (name.namespace.clone().unwrap_or_default(), name.name.clone());
         let who = self.who(kind, &key);
-        self.problems.extend(inventory.faults.iter().map(|fault| format!("{who}: {fault}")));
+        let faults = inventory.faults.iter().chain(&inventory.missing);
+        self.problems.extend(faults.map(|fault| format!("{who}: {fault}")));
         self.notes.extend(inventory.notes.iter().map(|note| format!("{who}: {note}")));
         let sinks = inventory.sinks.into_iter().map(|sink| self.take_sink(&who, sink)).collect();
         if inventory.suspended {
@@ -88,7 +91,7 @@ impl Manifests {
             return None;
         }
         let InventoryName { namespace, name } = name;
-        Some(Inventory { namespace, name, targets: inventory.targets, sinks })
+        Some(Inventory { namespace, name, targets: inventory.targets, rows: inventory.rows, sinks })
     }
 
     /// What is wrong with the reference is wrong with the inventory; what is wrong with the sink matters
@@ -120,6 +123,7 @@ impl Manifests {
                 namespace: id.namespace.as_deref().map(Into::into),
                 name: id.name.to_string(),
                 targets: vec![id.clone()],
+                rows: RowsWanted::default(),
                 sinks: Vec::new(),
             });
         }

@@ -40,6 +40,11 @@ pub(crate) enum Tls {
 }
 
 impl Tls {
+    /// Whether a server could start with it; errors name the file.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        self.load(false).map(drop)
+    }
+
     /// The configuration, and what keeps its certificate fresh.
     pub(super) fn load(&self, http2: bool) -> anyhow::Result<Option<(Arc<ServerConfig>, Option<Follow>)>> {
         let (key, source) = match self {

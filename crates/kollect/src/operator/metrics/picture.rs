@@ -1,0 +1,77 @@
+//! What the loop last saw, as far as numbers depend on it.
+
+use kollect_engine::deliver::BindingName;
+use kollect_model::{
+    crd::{profile::ProfileMetric, shapes::Gvk},
+    row::TargetId,
+};
+
+use super::super::bindings::binding_name;
+use crate::world::{Name, Resolved, World};
+
+/// Targets and inventories with what numbers say about them.
+#[derive(Default)]
+pub(crate) struct Picture {
+    pub(super) targets: Vec<TargetSeen>,
+    pub(super) inventories: Vec<InventorySeen>,
+}
+
+pub(super) struct TargetSeen {
+    pub(super) id: TargetId,
+    /// `namespace/name`: two namespaces may have a profile of one name.
+    pub(super) profile: String,
+    /// What it collects; nothing if it is suspended or wrong.
+    pub(super) kinds: Vec<Gvk>,
+    pub(super) metrics: Vec<ProfileMetric>,
+}
+
+pub(super) struct InventorySeen {
+    pub(super) name: String,
+    pub(super) targets: Vec<TargetId>,
+    /// Nothing is written.
+    pub(super) suspended: bool,
+    /// `family/name` of each sink, with its binding.
+    pub(super) sinks: Vec<(String, BindingName)>,
+}
+
+impl Picture {
+    /// What the objects mean now.
+    pub(crate) fn of(world: &World, resolved: &Resolved) -> Self {
+        let targets = resolved.targets.iter().filter_map(|(id, target)| {
+            let profile = profile_of(world, id)?;
+            let spec = world.profiles.get(&profile).map(|profile| &profile.spec);
+            let kinds = target.target.iter().flat_map(|target| target.selection.kinds()).cloned();
+            Some(TargetSeen {
+                id: id.clone(),
+                profile: format!("{}/{}", profile.0, profile.1),
+                kinds: kinds.collect(),
+                metrics: spec.map(|spec| spec.metrics.clone()).unwrap_or_default(),
+            })
+        });
+        let inventories = resolved.inventories.iter().map(|(name, inventory)| InventorySeen {
+            name: name.to_string(),
+            targets: inventory.targets.clone(),
+            suspended: inventory.suspended || !inventory.faults.is_empty(),
+            sinks: inventory
+                .sinks
+                .iter()
+                .map(|sink| (sink.name.clone(), binding_name(name, &sink.name)))
+                .collect(),
+        });
+        Self { targets: targets.collect(), inventories: inventories.collect() }
+    }
+}
+
+fn profile_of(world: &World, id: &TargetId) -> Option<Name> {
+    match &id.namespace {
+        Some(namespace) => {
+            let target = world.targets.get(&(namespace.to_string(), id.name.to_string()))?;
+            Some((namespace.to_string(), target.spec.profile_ref.clone()))
+        }
+        None => {
+            let target = world.cluster_targets.get(&(String::new(), id.name.to_string()))?;
+            let reference = &target.spec.profile_ref;
+            Some((reference.namespace.clone(), reference.name.clone()))
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! When the series of profiles are summed up again, and what came out last.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use kollect_engine::store::{Sight, StoreReader};
+use kollect_model::{
+    crd::{profile::ProfileMetric, shapes::Gvk},
+    row::TargetId,
+};
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
+use tokio::time::Instant;
+
+use super::{
+    domain::{self, KindSeries},
+    picture::Picture,
+};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SeriesName {
+    profile: String,
+    gvk: String,
+    series: String,
+}
+
+/// What a sample was made from; the same again gives the same sample.
+#[derive(Clone, Default, PartialEq)]
+struct Basis {
+    targets: Vec<TargetId>,
+    kinds: Vec<Gvk>,
+    metrics: Vec<ProfileMetric>,
+    revision: u64,
+}
+
+struct Sample {
+    basis: Basis,
+    at: Instant,
+    kinds: Arc<BTreeMap<Gvk, KindSeries>>,
+}
+
+/// The last sample of each profile.
+#[derive(Default)]
+pub(super) struct Samples {
+    last: Mutex<BTreeMap<String, Sample>>,
+    capped: Family<SeriesName, Counter>,
+}
+
+impl Samples {
+    pub(super) fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "kollect_custom_resource_labeled_series_capped",
+            "Combinations of label values that were left out, in each sample",
+            self.capped.clone(),
+        );
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Sample>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The series of all profiles that have been seen as a whole.
+    pub(super) fn read(&self) -> Vec<(String, Arc<BTreeMap<Gvk, KindSeries>>)> {
+        self.lock().iter().map(|(profile, sample)| (profile.clone(), sample.kinds.clone())).collect()
+    }
+
+    /// Sums up what has changed, but nothing before the interval is over, and nothing while the first list
+    /// of a target is running.
+    pub(super) fn refresh(&self, picture: &Picture, rows: &StoreReader, interval: Duration) {
+        let mut profiles: BTreeMap<&str, Basis> = BTreeMap::new();
+        for target in &picture.targets {
+            let basis = profiles.entry(&target.profile).or_default();
+            basis.targets.push(target.id.clone());
+            basis.kinds.extend(target.kinds.iter().cloned());
+            basis.metrics.clone_from(&target.metrics);
+        }
+        self.forget(|profile| !profiles.contains_key(profile));
+        for (profile, mut basis) in profiles {
+            basis.kinds.sort();
+            basis.kinds.dedup();
+            // Rows that change from here on are in the next sample at the latest.
+            basis.revision = rows.revision(&basis.targets);
+            let now = Instant::now();
+            let fresh = |sample: &Sample| sample.basis == basis || now < sample.at + interval;
+            let pending = || rows.sights(&basis.targets).values().any(|sight| *sight == Sight::Pending);
+            if self.lock().get(profile).is_some_and(fresh) || pending() {
+                continue;
+            }
+            let held: Vec<_> = basis.targets.iter().flat_map(|target| rows.rows(target)).collect();
+            let kinds = domain::sum(&basis.metrics, &basis.kinds, &held);
+            for (name, dropped) in labeled(profile, &kinds) {
+                self.capped.get_or_create(&name).inc_by(dropped);
+            }
+            let sample = Sample { basis, at: now, kinds: Arc::new(kinds) };
+            let replaced = self.lock().insert(profile.to_owned(), sample);
+            self.forget_counts(profile, replaced);
+        }
+    }
+
+    fn forget(&self, gone: impl Fn(&str) -> bool) {
+        let gone: Vec<_> = self.lock().extract_if(.., |profile, _| gone(profile)).collect();
+        gone.into_iter().for_each(|(profile, sample)| self.forget_counts(&profile, Some(sample)));
+    }
+
+    /// Forgets the counts of series that the profile had and does not have any more.
+    fn forget_counts(&self, profile: &str, before: Option<Sample>) {
+        let last = self.lock();
+        let now: HashSet<SeriesName> = last
+            .get(profile)
+            .map(|sample| labeled(profile, &sample.kinds).map(|(name, _)| name).collect())
+            .unwrap_or_default();
+        let Some(before) = before else { return };
+        for (name, _) in labeled(profile, &before.kinds).filter(|(name, _)| !now.contains(name)) {
+            self.capped.remove(&name);
+        }
+    }
+}
+
+/// The series with labels, and how many combinations each has left out.
+fn labeled<'a>(
+    profile: &'a str,
+    kinds: &'a BTreeMap<Gvk, KindSeries>,
+) -> impl Iterator<Item = (SeriesName, u64)> + 'a {
+    kinds.iter().flat_map(move |(gvk, kind)| {
+        let labeled = kind.series.iter().filter(|series| !series.labels.is_empty());
+        labeled.map(move |series| {
+            let name =
+                SeriesName { profile: profile.to_owned(), gvk: gvk.to_string(), series: series.name.clone() };
+            (name, series.dropped as u64)
+        })
+    })
+}

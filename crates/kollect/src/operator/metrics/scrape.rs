@@ -1,0 +1,254 @@
+//! What is true at the moment somebody asks. Nothing here walks over rows.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::{self, Result},
+    sync::Arc,
+    time::SystemTime,
+};
+
+use kollect_engine::{
+    coverage::{Coverage, State},
+    store::StoreReader,
+};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelSet, NoLabelSet},
+    metrics::MetricType,
+};
+
+use super::{Shared, picture::Picture};
+use crate::operator::progress::{Board, Progress};
+
+/// Everything that is known now.
+pub(super) struct Now(pub(super) Arc<Shared>);
+
+impl fmt::Debug for Now {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> Result {
+        f.debug_struct("Now").finish_non_exhaustive()
+    }
+}
+
+impl Collector for Now {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result {
+        let Shared { sources, samples, .. } = &*self.0;
+        let picture = self.0.picture();
+        let leads = sources.leadership.borrow().term().is_some();
+        process(&mut encoder, leads, (sources.discovery)())?;
+        rows(&mut encoder, &picture, &sources.rows)?;
+        coverage(&mut encoder, &sources.coverage)?;
+        bindings(&mut encoder, &Bound::of(&picture, &sources.board, leads, SystemTime::now()))?;
+        series(&mut encoder, &samples.read())
+    }
+}
+
+type Labels<const N: usize> = [(&'static str, String); N];
+
+fn gauges<L: EncodeLabelSet, V: EncodeGaugeValue>(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    lines: impl IntoIterator<Item = (L, V)>,
+) -> Result {
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    lines.into_iter().try_for_each(|(labels, value)| metric.encode_family(&labels)?.encode_gauge(&value))
+}
+
+/// `name` is without `_total`.
+fn counters<L: EncodeLabelSet, V: EncodeCounterValue>(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    lines: impl IntoIterator<Item = (L, V)>,
+) -> Result {
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    lines.into_iter().try_for_each(|(labels, value)| {
+        metric.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&value, None)
+    })
+}
+
+fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: usize) -> Result {
+    encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
+}
+
+fn process(encoder: &mut DescriptorEncoder<'_>, leads: bool, discovery: Option<bool>) -> Result {
+    encoder
+        .encode_descriptor("kollect_build", "What is running", None, MetricType::Info)?
+        .encode_info(&[("version", env!("CARGO_PKG_VERSION"))])?;
+    gauge(encoder, "kollect_leader", "Whether this replica writes", usize::from(leads))?;
+    if let Some(healthy) = discovery {
+        let help = "Whether all API groups answered when they were last asked for their kinds";
+        gauge(encoder, "kollect_discovery_healthy", help, usize::from(healthy))?;
+    }
+    Ok(())
+}
+
+fn rows(encoder: &mut DescriptorEncoder<'_>, picture: &Picture, rows: &StoreReader) -> Result {
+    gauge(encoder, "kollect_collect_items_total", "Rows of all targets", rows.total())?;
+    let targets = picture.inventories.iter().flat_map(|inventory| &inventory.targets);
+    let sum = targets.map(|target| rows.count(target)).sum();
+    let help = "Rows of all inventories; a row of two inventories counts twice";
+    gauge(encoder, "kollect_inventory_items_total", help, sum)?;
+    let help = "Rows of all targets with the profile";
+    let lines = collected(picture, rows);
+    let lines = lines.into_iter().map(|((profile, gvk), rows)| ([("profile", profile), ("gvk", gvk)], rows));
+    gauges(encoder, "kollect_collected_objects", help, lines)
+}
+
+/// Rows by profile and kind.
+pub(super) fn collected(picture: &Picture, rows: &StoreReader) -> BTreeMap<(String, String), usize> {
+    let mut sums: BTreeMap<(String, String), usize> = BTreeMap::new();
+    for target in &picture.targets {
+        for gvk in &target.kinds {
+            sums.entry((target.profile.clone(), gvk.to_string())).or_default();
+        }
+        // A suspended target has rows, and selects nothing.
+        for (gvk, count) in rows.counts(&target.id) {
+            let selected = |own: &&_| {
+                let own: &kollect_model::crd::shapes::Gvk = own;
+                (&own.group, &own.kind) == (&gvk.group, &gvk.kind)
+            };
+            let gvk = target.kinds.iter().find(selected).unwrap_or(&gvk).to_string();
+            *sums.entry((target.profile.clone(), gvk)).or_default() += count;
+        }
+    }
+    sums
+}
+
+fn coverage(encoder: &mut DescriptorEncoder<'_>, coverage: &Coverage) -> Result {
+    let (mut blind, mut synced) = (BTreeSet::new(), BTreeMap::new());
+    coverage.visit(|place, known| {
+        let (gvk, namespace) =
+            (place.gvk.to_string(), place.namespace.as_deref().unwrap_or_default().to_owned());
+        if let State::Blind { blindness, .. } = &known.state {
+            blind.insert((gvk.clone(), namespace.clone(), blindness.reason));
+        }
+        // One place may have several watches; it is seen when all of them do.
+        let seen = matches!(known.state, State::Synced { .. } | State::Absent);
+        *synced.entry((gvk, namespace)).or_insert(true) &= seen;
+    });
+    let help = "Places of which nothing is known now, and why; an empty namespace is the whole cluster";
+    let lines = blind.into_iter().map(|(gvk, namespace, reason)| -> (Labels<3>, u32) {
+        ([("gvk", gvk), ("namespace", namespace), ("reason", reason.to_string())], 1)
+    });
+    gauges(encoder, "kollect_coverage_blind", help, lines)?;
+    let help = "Whether everything in the place is known; an empty namespace is the whole cluster";
+    let lines = synced.into_iter().map(|((gvk, namespace), seen)| -> (Labels<2>, u32) {
+        ([("gvk", gvk), ("namespace", namespace)], u32::from(seen))
+    });
+    gauges(encoder, "kollect_watch_synced", help, lines)?;
+    let help = "Places that could be seen again, by why they could not";
+    let lines = coverage.restarts().into_iter();
+    let lines =
+        lines.map(|(reason, count)| -> (Labels<1>, u64) { ([("reason", reason.to_string())], count) });
+    counters(encoder, "kollect_watch_restarts", help, lines)
+}
+
+/// Numbers of one binding.
+#[derive(Debug, PartialEq)]
+pub(super) struct Bound {
+    pub(super) inventory: String,
+    pub(super) sink: String,
+    /// `None`: nobody knows, or nobody here is to write.
+    pub(super) lag: Option<f64>,
+    /// Rows that the sink holds and refuses; `None` before it was compared.
+    pub(super) rows: Option<(i64, usize)>,
+    pub(super) drifted: u64,
+    pub(super) written: u64,
+}
+
+impl Bound {
+    pub(super) fn of(picture: &Picture, board: &Board, leads: bool, now: SystemTime) -> Vec<Self> {
+        let mut bound = Vec::new();
+        for inventory in &picture.inventories {
+            for (sink, binding) in &inventory.sinks {
+                let numbers = board.look(binding, |progress| Self {
+                    inventory: inventory.name.clone(),
+                    sink: sink.clone(),
+                    lag: if leads && !inventory.suspended { lag(progress, now) } else { None },
+                    // What others have written since, only they know.
+                    rows: progress
+                        .rows
+                        .filter(|_| leads && progress.confirmed)
+                        .map(|held| (held, progress.refused.len())),
+                    drifted: progress.drifted,
+                    written: progress.written,
+                });
+                bound.extend(numbers);
+            }
+        }
+        bound
+    }
+
+    fn labels(&self) -> Labels<2> {
+        [("inventory", self.inventory.clone()), ("sink", self.sink.clone())]
+    }
+}
+
+/// For how many seconds the sink has not got what it should have.
+fn lag(progress: &Progress, now: SystemTime) -> Option<f64> {
+    let failing = progress.failure.as_ref().map(|failure| failure.since);
+    match [failing, progress.held_back_since].into_iter().flatten().min() {
+        Some(since) => Some(now.duration_since(since).unwrap_or_default().as_secs_f64()),
+        None => progress.confirmed.then_some(0.0),
+    }
+}
+
+fn bindings(encoder: &mut DescriptorEncoder<'_>, bound: &[Bound]) -> Result {
+    let help = "For how long the sink has not got what it should have; 0 if it has";
+    let lines = bound.iter().filter_map(|bound| Some((bound.labels(), bound.lag?)));
+    gauges(encoder, "kollect_binding_lag_seconds", help, lines)?;
+    let lines = bound.iter().filter_map(|bound| {
+        let (own, refused) = bound.rows?;
+        let refused = i64::try_from(refused).unwrap_or(i64::MAX);
+        let line = |state: &str, rows: i64| {
+            let [inventory, sink] = bound.labels();
+            ([inventory, sink, ("state", state.to_owned())], rows)
+        };
+        Some([line("held", own), line("refused", refused)])
+    });
+    let help = "Rows that the sink holds, and rows that it refuses";
+    gauges(encoder, "kollect_binding_rows", help, lines.flatten())?;
+    let lines = bound.iter().map(|bound| (bound.labels(), bound.drifted));
+    let help = "Rows that others had changed in the sink, and that were repaired";
+    counters(encoder, "kollect_drift_repaired", help, lines)?;
+    let lines = bound.iter().map(|bound| (bound.labels(), bound.written));
+    let help = "Rows that were added, changed or removed in the sink";
+    counters(encoder, "kollect_rows_written", help, lines)
+}
+
+type Sampled = (String, Arc<BTreeMap<kollect_model::crd::shapes::Gvk, super::domain::KindSeries>>);
+
+fn series(encoder: &mut DescriptorEncoder<'_>, samples: &[Sampled]) -> Result {
+    let kinds = || {
+        let kinds = samples.iter().flat_map(|(profile, kinds)| kinds.iter().map(move |kind| (profile, kind)));
+        kinds.map(|(profile, (gvk, kind))| (profile, gvk.to_string(), kind))
+    };
+    let own = |profile: &str, gvk: &str, series: &str| {
+        let text = |text: &str| text.to_owned();
+        [("profile", text(profile)), ("gvk", text(gvk)), ("series", text(series))]
+    };
+    let sums = kinds().flat_map(|(profile, gvk, kind)| {
+        #[expect(clippy::cast_precision_loss, reason = "nobody has so many objects")]
+        let objects = (own(profile, &gvk, "object_count"), kind.objects as f64);
+        let series = kind.series.iter().filter(|series| series.name != "object_count");
+        let series = series.map(|series| (own(profile, &gvk, &series.name), series.sum));
+        std::iter::once(objects).chain(series.collect::<Vec<_>>())
+    });
+    let help = "Objects of a profile, and sums of their attributes";
+    gauges(encoder, "kollect_custom_resource_series", help, sums)?;
+    let help = "Sums of attributes by other attributes";
+    let name = "kollect_custom_resource_labeled_series";
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for (profile, gvk, kind) in kinds() {
+        for series in &kind.series {
+            for (tuple, sum) in &series.tuples {
+                let more = series.labels.iter().map(String::as_str).zip(tuple.iter().cloned());
+                let labels: Vec<(&str, String)> =
+                    own(profile, &gvk, &series.name).into_iter().chain(more).collect();
+                metric.encode_family(&labels)?.encode_gauge(sum)?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,254 @@
+//! Numbers from a store, a board and a picture, as Prometheus reads them.
+
+#[path = "../../../tests/it/exposition.rs"]
+mod exposition;
+
+use std::time::SystemTime;
+
+use exposition::Exposition;
+use kollect_engine::{
+    deliver::BindingName,
+    export::{Outcome, Told},
+    store::{Origin, Sight, StoreWriter, store},
+};
+use kollect_model::{
+    batch::{Delta, Receipt},
+    crd::{profile::ProfileMetric, shapes::Gvk},
+    row::{Row, RowKey, TargetId},
+    sink::{SinkError, SinkReason},
+};
+use serde_json::value::RawValue;
+
+use super::{
+    picture::{InventorySeen, TargetSeen},
+    scrape::{Bound, collected},
+    *,
+};
+
+fn gvk(kind: &str) -> Gvk {
+    Gvk { group: "example.com".into(), version: "v1".into(), kind: kind.into() }
+}
+
+fn id(name: &str) -> TargetId {
+    TargetId { namespace: Some("team".into()), name: name.into() }
+}
+
+fn target(name: &str, kinds: &[&str]) -> TargetSeen {
+    let metric = ProfileMetric { name: "bytes".into(), path: "size".into(), labels: vec!["team".into()] };
+    TargetSeen {
+        id: id(name),
+        profile: "team/p".into(),
+        kinds: kinds.iter().map(|kind| gvk(kind)).collect(),
+        metrics: vec![metric],
+    }
+}
+
+fn binding() -> BindingName {
+    "team/i database/d".into()
+}
+
+fn inventory(targets: &[&str]) -> InventorySeen {
+    InventorySeen {
+        name: "team/i".into(),
+        targets: targets.iter().map(|name| id(name)).collect(),
+        suspended: false,
+        sinks: vec![("database/d".into(), binding())],
+    }
+}
+
+fn fill(writer: &StoreWriter, target: &str, kind: &str, uids: std::ops::Range<u32>) {
+    let rows = writer.rows(&id(target), &gvk(kind));
+    for uid in uids {
+        let key = RowKey {
+            target: id(target),
+            group: "example.com".into(),
+            kind: kind.into(),
+            namespace: "n".into(),
+            uid: uid.to_string().into(),
+        };
+        let attributes = format!(r#"{{"size":2,"team":"{}"}}"#, uid % 300);
+        let attributes = RawValue::from_string(attributes).unwrap();
+        rows.upsert(Row::new(key, "v1".into(), "x".into(), attributes.into()), Origin::default());
+    }
+    rows.set_sight(Sight::Everything);
+}
+
+fn metrics(rows: StoreReader, board: Board, leads: bool) -> Metrics {
+    let leadership = if leads {
+        Leadership::Leading { term: 1, until: None, problem: None }
+    } else {
+        Leadership::Standby { holder: None, problem: None }
+    };
+    let sources = Sources {
+        rows,
+        coverage: Coverage::default(),
+        board,
+        leadership: watch::channel(leadership).1,
+        discovery: Box::new(|| Some(true)),
+    };
+    Metrics::new(sources, Meter::default())
+}
+
+fn written(board: &Board, drifted: usize) {
+    let (delta, receipt) = (Delta::default(), Receipt::default());
+    let outcome = Outcome { delta, receipt, unchanged: 5, left_alone: 0, drifted };
+    board.hear(&binding(), &Told::Compared(&outcome));
+}
+
+fn fail(board: &Board) {
+    let error = SinkError::new(SinkReason::Unreachable, "told to");
+    board.hear(&binding(), &Told::Failed { error: &error, pause: None });
+}
+
+#[test]
+fn rows_are_added_up_over_the_targets_of_a_profile() {
+    let (writer, rows) = store();
+    fill(&writer, "a", "Volume", 0..3);
+    fill(&writer, "b", "Volume", 0..2);
+    fill(&writer, "b", "Snapshot", 0..1);
+    fill(&writer, "suspended", "Volume", 0..4);
+    let suspended = TargetSeen { profile: "team/q".into(), ..target("suspended", &[]) };
+    let targets = vec![target("a", &["Volume", "Empty"]), target("b", &["Volume", "Snapshot"]), suspended];
+    let found = collected(&Picture { targets, inventories: Vec::new() }, &rows);
+    let expected = [
+        (("team/p", "example.com/v1 Empty"), 0),
+        (("team/p", "example.com/v1 Snapshot"), 1),
+        (("team/p", "example.com/v1 Volume"), 5),
+        (("team/q", "example.com/v1 Volume"), 4),
+    ];
+    assert_eq!(found, expected.map(|((p, k), n)| ((p.to_owned(), k.to_owned()), n)).into());
+}
+
+#[test]
+fn lag_grows_while_a_sink_fails_and_is_told_by_the_leader_only() {
+    let board = Board::default();
+    let mut picture = Picture { targets: Vec::new(), inventories: vec![inventory(&[])] };
+    let look = |picture: &Picture, leads: bool, later: u64| {
+        let now = SystemTime::now() + Duration::from_secs(later);
+        Bound::of(picture, &board, leads, now).pop()
+    };
+    assert_eq!(look(&picture, true, 0), None, "nothing is known");
+    written(&board, 0);
+    let good = look(&picture, true, 100).unwrap();
+    assert_eq!((good.lag, good.rows, good.drifted), (Some(0.0), Some((5, 0)), 0));
+    fail(&board);
+    let lag = look(&picture, true, 100).unwrap().lag.unwrap();
+    assert!((100.0..110.0).contains(&lag), "{lag}");
+    let standby = look(&picture, false, 100).unwrap();
+    assert_eq!((standby.lag, standby.rows), (None, None), "somebody else knows");
+    picture.inventories[0].suspended = true;
+    assert_eq!(look(&picture, true, 100).unwrap().lag, None, "nobody is late who does not write");
+    picture.inventories[0].suspended = false;
+    written(&board, 3);
+    let repaired = look(&picture, true, 0).unwrap();
+    assert_eq!((repaired.lag, repaired.drifted), (Some(0.0), 3));
+}
+
+#[test]
+fn a_sink_that_was_never_reached_has_a_lag_and_no_rows() {
+    let board = Board::default();
+    board.remember(&binding(), None, Some(7), None);
+    let picture = Picture { targets: Vec::new(), inventories: vec![inventory(&[])] };
+    let look = || Bound::of(&picture, &board, true, SystemTime::now()).pop().unwrap();
+    assert_eq!((look().lag, look().rows), (None, None), "a status is no knowledge");
+    fail(&board);
+    assert!(look().lag.is_some());
+    assert_eq!(look().rows, None);
+}
+
+#[test]
+fn everything_that_is_told_is_documented_and_the_other_way_round() {
+    let (writer, rows) = store();
+    fill(&writer, "a", "Volume", 0..301);
+    let board = Board::default();
+    written(&board, 1);
+    let metrics = metrics(rows.clone(), board, true);
+    let odd = Gvk { kind: "say \"hi\"\\\n".into(), ..gvk("") };
+    let mut seen = target("a", &["Volume"]);
+    seen.kinds.push(odd.clone());
+    metrics.show(Picture { targets: vec![seen], inventories: vec![inventory(&["a"])] });
+    metrics.shared.samples.refresh(&metrics.shared.picture(), &rows, Duration::ZERO);
+    metrics.meter.turned(Duration::from_secs(1), true);
+    metrics.meter.tested("nats", false);
+    let refused = Err(SinkError::new(SinkReason::Unreachable, "told to"));
+    assert!(metrics.meter.measure(refused, "nats", "KollectInventory").is_err());
+    let told = Exposition::parse(&metrics.text().unwrap());
+    let page = include_str!("../../../../../docs/metrics.md");
+    assert_eq!(told.undocumented(page), "");
+    assert!(told.untold(page).is_empty(), "{:?}", told.untold(page));
+    let odd = told.samples.iter().filter(|sample| sample.labels.get("gvk") == Some(&odd.to_string()));
+    assert!(odd.count() > 0, "what needs quotes comes back as it was");
+
+    let gets = |series: &str| told.get(series).map_or("missing".into(), |value| value.to_string());
+    assert_eq!(gets("kollect_leader"), "1");
+    assert_eq!(gets("kollect_discovery_healthy"), "1");
+    assert_eq!(gets(r#"kollect_build_info{version="0.1.0"}"#), "1");
+    assert_eq!(gets("kollect_collect_items_total"), "301");
+    assert_eq!(gets("kollect_inventory_items_total"), "301");
+    let volume = r#"profile="team/p",gvk="example.com/v1 Volume""#;
+    assert_eq!(gets(&format!("kollect_collected_objects{{{volume}}}")), "301");
+    let series = |name: &str| format!(r#"kollect_custom_resource_{name}{{{volume},series="bytes"}}"#);
+    assert_eq!(gets(&series("series")), "602");
+    assert_eq!(gets(&series("labeled_series_capped_total")), "100");
+    let count = format!(r#"kollect_custom_resource_series{{{volume},series="object_count"}}"#);
+    assert_eq!(gets(&count), "301");
+    // 0 is there twice: as 0 and as 300.
+    let labeled = format!(r#"kollect_custom_resource_labeled_series{{{volume},series="bytes",team="0"}}"#);
+    assert_eq!(gets(&labeled), "4");
+    assert_eq!(gets(r#"kollect_drift_repaired_total{inventory="team/i",sink="database/d"}"#), "1");
+    assert_eq!(gets(r#"kollect_binding_rows{inventory="team/i",sink="database/d",state="held"}"#), "5");
+}
+
+#[test]
+fn series_are_sampled_when_rows_have_changed_and_the_interval_is_over() {
+    let (writer, rows) = store();
+    fill(&writer, "a", "Volume", 0..1);
+    let metrics = metrics(rows.clone(), Board::default(), false);
+    let picture = |names: &[&str]| Picture {
+        targets: names.iter().map(|name| target(name, &["Volume"])).collect(),
+        inventories: Vec::new(),
+    };
+    let sample = |names: &[&str], interval: u64| {
+        metrics.shared.samples.refresh(&picture(names), &rows, Duration::from_secs(interval));
+        metrics.shared.samples.read()
+    };
+    let count = |names: &[&str], interval: u64| {
+        sample(names, interval).first().map(|(_, kinds)| kinds[&gvk("Volume")].objects)
+    };
+    assert_eq!(count(&["a"], 3600), Some(1), "the first sample waits for nothing");
+    fill(&writer, "a", "Volume", 0..2);
+    assert_eq!(count(&["a"], 3600), Some(1));
+    assert_eq!(count(&["a"], 0), Some(2));
+    let before = sample(&["a"], 0).pop().unwrap().1;
+    assert!(Arc::ptr_eq(&before, &sample(&["a"], 0).pop().unwrap().1), "nothing has changed");
+    // The first list of another target is running: half of it would be wrong.
+    drop(writer.rows(&id("b"), &gvk("Volume")));
+    assert_eq!(count(&["a", "b"], 0), Some(2));
+    fill(&writer, "b", "Volume", 1..5);
+    assert_eq!(count(&["a", "b"], 0), Some(5));
+    let capped = "kollect_custom_resource_labeled_series_capped_total";
+    assert!(metrics.text().unwrap().contains(capped));
+    assert_eq!(count(&[], 0), None, "a profile that nobody uses has no series");
+    assert!(!metrics.text().unwrap().contains(capped));
+}
+
+#[test]
+fn a_scrape_takes_20_ms_with_100_000_rows_at_most() {
+    let (writer, rows) = store();
+    let names: Vec<String> = (0..100).map(|number| format!("t{number}")).collect();
+    for name in &names {
+        fill(&writer, name, "Volume", 0..1000);
+    }
+    let metrics = metrics(rows, Board::default(), true);
+    let targets = names.iter().map(|name| target(name, &["Volume"])).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    metrics.show(Picture { targets, inventories: vec![inventory(&names)] });
+    // The machine may be busy: the best of some is what a scrape costs.
+    let took = (0..20).map(|_| {
+        let began = std::time::Instant::now();
+        assert!(metrics.text().unwrap().contains("kollect_collect_items_total 100000\n"));
+        began.elapsed()
+    });
+    let took = took.min().unwrap();
+    assert!(took < Duration::from_millis(20), "{took:?}");
+}

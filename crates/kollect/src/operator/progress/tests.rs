@@ -1,0 +1,73 @@
+//! What is remembered of the rows that a sink holds and refuses.
+
+use std::sync::Arc;
+
+use kollect_model::{
+    batch::{Changed, Refusal, Removed},
+    row::{Row, TargetId},
+};
+use serde_json::value::RawValue;
+
+use super::*;
+
+fn row(uid: &str) -> Arc<Row> {
+    let key = RowKey {
+        target: TargetId { namespace: None, name: "t".into() },
+        group: "".into(),
+        kind: "Pod".into(),
+        namespace: "n".into(),
+        uid: uid.into(),
+    };
+    let attributes = RawValue::from_string("{}".into()).unwrap();
+    Arc::new(Row::new(key, "v1".into(), uid.into(), attributes.into()))
+}
+
+fn receipt(checksum: Option<&str>, refused: &[&str]) -> Receipt {
+    let refuse = |uid: &&str| Refusal { key: row(uid).key.clone(), why: (*uid).to_owned() };
+    Receipt { checksum: checksum.map(Into::into), refused: refused.iter().map(refuse).collect() }
+}
+
+fn delta(added: &[&str], changed: &[&str], removed: &[&str]) -> Delta {
+    Delta {
+        added: added.iter().map(|uid| row(uid)).collect(),
+        changed: changed.iter().map(|uid| Changed { before: None, after: row(uid) }).collect(),
+        removed: removed.iter().map(|uid| Removed { key: row(uid).key.clone(), before: None }).collect(),
+    }
+}
+
+#[test]
+fn refused_rows_are_remembered_until_they_are_written_or_gone() {
+    let (board, name): (Board, BindingName) = (Board::default(), "i s".into());
+    let state = || {
+        let progress = board.of(&name);
+        (progress.rows.unwrap(), progress.refused.join(" "), progress.written)
+    };
+    let outcome = Outcome {
+        delta: delta(&["1", "2", "3"], &[], &[]),
+        receipt: receipt(None, &["3"]),
+        unchanged: 0,
+        left_alone: 0,
+        drifted: 0,
+    };
+    board.hear(&name, &Told::Compared(&outcome));
+    assert_eq!(state(), (2, "3".into(), 2));
+    let written = |delta: Delta, receipt: Receipt| board.hear(&name, &Told::Written(&delta, &receipt));
+    // A receipt names all rows that are missing, not only those of its write.
+    written(delta(&["4"], &[], &[]), receipt(None, &["3"]));
+    assert_eq!(state(), (3, "3".into(), 3), "another write does not make it fit");
+    written(delta(&["5"], &["1"], &[]), receipt(None, &["3", "5"]));
+    assert_eq!(state(), (3, "3 5".into(), 4));
+    written(delta(&[], &["3"], &["5", "4"]), receipt(None, &[]));
+    assert_eq!(state(), (3, String::new(), 7), "one fits now, one is gone, and one was never held");
+}
+
+#[test]
+fn what_is_held_back_knows_since_when() {
+    let (board, name): (Board, BindingName) = (Board::default(), "i s".into());
+    board.hear(&name, &Told::HeldBack { coverage: "blind: Pod" });
+    let first = board.of(&name).held_back_since.unwrap();
+    board.hear(&name, &Told::HeldBack { coverage: "blind: Pod" });
+    assert_eq!(board.of(&name).held_back_since, Some(first));
+    board.hear(&name, &Told::Written(&delta(&["1"], &[], &[]), &receipt(Some("sum"), &[])));
+    assert_eq!(board.of(&name).held_back_since, None);
+}

@@ -1,0 +1,198 @@
+//! Admission: says no to objects that could not work, before they are stored.
+//!
+//! The judges are those that run later: schema, compiler, [`crate::world`] and the plans of sinks. What is
+//! wrong in the object itself, or beyond its scopes, is refused; what somebody else may still bring, such
+//! as a profile or a sink, is a warning, because objects are applied in any order. Every replica answers.
+
+mod advice;
+mod judge;
+mod review;
+
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use axum::{
+    Router,
+    body::Bytes,
+    response::{IntoResponse, Response},
+    routing::post,
+};
+use http::{StatusCode, Uri, header::CONTENT_TYPE};
+use judge::Judge;
+use kollect_model::{
+    crd::{GROUP, VERSION},
+    schema::{self, Kind},
+};
+use review::{Question, Review, Verdict};
+use tokio::{task::spawn_blocking, time};
+use tracing::{debug, error, info, warn};
+
+use super::{
+    objects::Objects,
+    serve::{Endpoint, Limits, Notice, Server, Tls},
+};
+use crate::world::Rules;
+
+/// Where certificates have always been mounted.
+const CERTIFICATES: &str = "/tmp/k8s-webhook-server/serving-certs";
+/// For the first lists after a start. An API server waits for 10 seconds.
+const SETTLING: Duration = Duration::from_secs(5);
+
+/// How webhooks are served.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Admission webhooks")]
+pub(crate) struct Flags {
+    /// Serve validating admission webhooks. Never in tenant mode.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = true, action = clap::ArgAction::Set)]
+    validating_webhooks_enabled: bool,
+    /// Where webhooks are served.
+    #[arg(long, value_name = "ADDRESS", default_value = ":9443")]
+    webhook_bind_address: String,
+    /// Directory of the certificate; read again when it changes.
+    #[arg(long, value_name = "DIR", default_value = CERTIFICATES)]
+    webhook_cert_path: String,
+    /// File of the certificate.
+    #[arg(long, value_name = "FILE", default_value = "tls.crt")]
+    webhook_cert_name: String,
+    /// File of its key.
+    #[arg(long, value_name = "FILE", default_value = "tls.key")]
+    webhook_cert_key: String,
+}
+
+impl Flags {
+    fn tls(&self) -> Tls {
+        let dir = if self.webhook_cert_path.is_empty() { CERTIFICATES } else { &self.webhook_cert_path };
+        Tls::Files {
+            dir: PathBuf::from(dir),
+            cert: self.webhook_cert_name.clone(),
+            key: self.webhook_cert_key.clone(),
+        }
+    }
+
+    fn is_served(&self, tenant_mode: bool) -> bool {
+        self.validating_webhooks_enabled && !tenant_mode
+    }
+
+    /// Says what is missing before anything is started.
+    pub(crate) fn check(&self, tenant_mode: bool) -> anyhow::Result<()> {
+        if !self.is_served(tenant_mode) {
+            return Ok(());
+        }
+        self.tls().check().context(
+            "admission webhooks need a certificate (--webhook-cert-path, --webhook-cert-name, \
+             --webhook-cert-key) or --validating-webhooks-enabled=false",
+        )
+    }
+
+    /// Serves, unless flags say otherwise.
+    pub(crate) async fn serve(
+        &self,
+        admission: Admission,
+        tenant_mode: bool,
+        http2: bool,
+    ) -> anyhow::Result<Option<Server>> {
+        if !self.is_served(tenant_mode) {
+            info!("no admission webhooks: statuses tell what is wrong with objects");
+            return Ok(None);
+        }
+        let endpoint = Endpoint {
+            flag: "--webhook-bind-address",
+            address: self.webhook_bind_address.clone(),
+            tls: self.tls(),
+            http2,
+            limits: Limits::default(),
+        };
+        let report = Arc::new(|notice: Notice| match notice {
+            Notice::CertificateReplaced(_) => info!(%notice, "webhooks"),
+            _ => warn!(%notice, "webhooks"),
+        });
+        let server = Server::start(endpoint, admission.router(), report).await?;
+        info!(address = %server.address, "admission webhooks");
+        Ok(Some(server))
+    }
+}
+
+/// What reviews depend on.
+#[derive(Clone)]
+pub(crate) struct Admission {
+    objects: Arc<Objects>,
+    rules: Arc<Rules>,
+    /// Namespaces that are looked at; `None`: all.
+    within: Option<Arc<BTreeSet<Arc<str>>>>,
+    /// How long a review waits for the first lists.
+    settling: Duration,
+}
+
+impl Admission {
+    pub(crate) fn new(objects: Arc<Objects>, rules: Arc<Rules>, within: Option<BTreeSet<Arc<str>>>) -> Self {
+        Self { objects, rules, within: within.map(Arc::new), settling: SETTLING }
+    }
+
+    /// One path for each kind.
+    fn router(&self) -> Router {
+        let unknown = |uri: Uri| async move {
+            let kinds: Vec<String> = schema::kinds().keys().map(|kind| path(kind)).collect();
+            words(StatusCode::BAD_REQUEST, format!("{} is unknown; known: {}", uri.path(), kinds.join(", ")))
+        };
+        schema::kinds().values().fold(Router::new().fallback(unknown), |router, kind| {
+            let admission = self.clone();
+            let answer = move |body: Bytes| async move { admission.answer(kind, &body).await };
+            router.route(&path(&kind.name), post(answer))
+        })
+    }
+
+    /// Answers one review. The answer to a wrong object is a verdict, and to a wrong question an error.
+    async fn answer(&self, kind: &'static Kind, body: &[u8]) -> Response {
+        let question = match Question::read(body, kind) {
+            Ok(question) => question,
+            Err(problem) => return words(StatusCode::BAD_REQUEST, problem),
+        };
+        if question.is_exempt() {
+            return json(&question.review(Verdict::default()));
+        }
+        // Scopes that are not known yet would allow everything.
+        if time::timeout(self.settling, self.objects.settled()).await.is_err() {
+            return words(StatusCode::SERVICE_UNAVAILABLE, "objects are being listed; try again".into());
+        }
+        let known = self.objects.known();
+        let (rules, within) = (self.rules.clone(), self.within.clone());
+        apart(kind, move || {
+            let verdict = Judge::new(kind, &known, &rules, within.as_deref()).judge(&question);
+            let Verdict { problems, warnings } = &verdict;
+            // What the object says is for its author, not for the log.
+            debug!(kind = kind.name, problems = problems.len(), warnings = warnings.len(), "reviewed");
+            question.review(verdict)
+        })
+        .await
+    }
+}
+
+/// Compiling takes as long as it takes, and may find a bug: neither is for others to notice.
+async fn apart(kind: &Kind, judge: impl FnOnce() -> Review + Send + 'static) -> Response {
+    match spawn_blocking(judge).await {
+        Ok(review) => json(&review),
+        Err(_) => {
+            error!(kind = kind.name, "a review crashed; this is a bug");
+            words(StatusCode::INTERNAL_SERVER_ERROR, "the review crashed; this is a bug".into())
+        }
+    }
+}
+
+/// `/validate-kollect-dev-v1alpha1-kollecttarget`
+fn path(kind: &str) -> String {
+    format!("/validate-{}-{VERSION}-{}", GROUP.replace('.', "-"), kind.to_lowercase())
+}
+
+fn words(status: StatusCode, problem: String) -> Response {
+    (status, problem + "\n").into_response()
+}
+
+fn json(review: &Review) -> Response {
+    match serde_json::to_vec(review) {
+        Ok(body) => ([(CONTENT_TYPE, "application/json")], body).into_response(),
+        Err(error) => words(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,255 @@
+//! What would happen with an object, asked of those who would do it.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use kollect_model::{
+    SpecError,
+    crd::{
+        KollectClusterInventory, KollectClusterTarget, KollectConnectionTest, KollectDatabaseSink,
+        KollectEventSink, KollectInventory, KollectProfile, KollectSnapshotSink, KollectTarget,
+    },
+    row::TargetId,
+    schema::Kind,
+    sink::SinkSpec,
+};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::{
+    super::objects::Known,
+    advice,
+    review::{Problem, Question, Verdict},
+};
+use crate::world::{Compiled, Family, Fault, INVALID_SPEC, InventoryName, Name, Rules, World, check_sink};
+
+/// Judges one object of a kind.
+pub(super) struct Judge<'a> {
+    kind: &'a Kind,
+    known: &'a Known,
+    rules: &'a Rules,
+    within: Option<&'a BTreeSet<Arc<str>>>,
+    verdict: Verdict,
+}
+
+impl<'a> Judge<'a> {
+    pub(super) fn new(
+        kind: &'a Kind,
+        known: &'a Known,
+        rules: &'a Rules,
+        within: Option<&'a BTreeSet<Arc<str>>>,
+    ) -> Self {
+        Self { kind, known, rules, within, verdict: Verdict::default() }
+    }
+
+    pub(super) fn judge(mut self, question: &Question) -> Verdict {
+        let mut object = question.object.clone();
+        if let Some(fields) = object.as_object_mut() {
+            // Whoever writes it, it is not part of what is asked for.
+            fields.remove("status");
+        }
+        let errors = self.kind.check(&mut object);
+        if errors.is_empty() {
+            self.consider(object);
+        } else {
+            errors.into_iter().for_each(|error| self.refuse(error, false));
+        }
+        if question.is_same_spec() {
+            let problems = std::mem::take(&mut self.verdict.problems);
+            self.verdict.warnings.extend(problems.iter().map(|problem| problem.error.to_string()));
+        }
+        self.verdict
+    }
+
+    fn consider(&mut self, object: Value) {
+        let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+        let name = (text("namespace"), text("name"));
+        match &*self.kind.name {
+            "KollectProfile" => self.read(object, |judge, profile| judge.profile(name, profile)),
+            "KollectTarget" => self.read(object, |judge, target| judge.target(name, target)),
+            "KollectClusterTarget" => self.read(object, |judge, target| judge.cluster_target(name, target)),
+            "KollectInventory" => self.read(object, |judge, inventory| judge.inventory(name, inventory)),
+            "KollectClusterInventory" => {
+                self.read(object, |judge, inventory| judge.cluster_inventory(name, inventory));
+            }
+            "KollectSnapshotSink" => self.read(object, |judge, sink: KollectSnapshotSink| {
+                judge.verdict.warnings.extend(advice::documents(&sink.spec));
+                judge.sink(&name, &SinkSpec::Snapshot(sink.spec));
+            }),
+            "KollectDatabaseSink" => self.read(object, |judge, sink: KollectDatabaseSink| {
+                judge.sink(&name, &SinkSpec::Database(sink.spec));
+            }),
+            "KollectEventSink" => self.read(object, |judge, sink: KollectEventSink| {
+                judge.sink(&name, &SinkSpec::Event(sink.spec));
+            }),
+            "KollectConnectionTest" => self.read(object, |judge, test| judge.connection_test(&name, &test)),
+            // Scopes are right if their schema says so.
+            _ => drop(self.say_if_out_of_sight(&name.0)),
+        }
+    }
+
+    fn read<T: DeserializeOwned>(&mut self, object: Value, judge: impl FnOnce(&mut Self, T)) {
+        match serde_json::from_value(object) {
+            Ok(object) => judge(self, object),
+            Err(error) => self.refuse(SpecError::absent("spec", error.to_string()), false),
+        }
+    }
+
+    fn profile(&mut self, name: Name, profile: KollectProfile) {
+        self.say_if_out_of_sight(&name.0);
+        self.verdict.warnings.extend(advice::paths(&profile.spec));
+        let world = World { profiles: [(name.clone(), Arc::new(profile))].into(), ..World::default() };
+        match world.resolve(self.rules, &mut Compiled::default()).profiles.remove(&name) {
+            Some(Ok(compiled)) => {
+                self.verdict.warnings.extend(compiled.warnings.iter().map(ToString::to_string));
+            }
+            Some(Err(errors)) => errors.into_iter().for_each(|error| self.refuse(error, false)),
+            None => {}
+        }
+    }
+
+    fn target(&mut self, name: Name, target: KollectTarget) {
+        let profile = (name.0.clone(), target.spec.profile_ref.clone());
+        let mut world = self.world_of_target(&profile);
+        let id = TargetId { namespace: Some(name.0.as_str().into()), name: name.1.as_str().into() };
+        world.targets.insert(name, Arc::new(target));
+        self.resolve_target(&id, &world);
+    }
+
+    fn cluster_target(&mut self, name: Name, target: KollectClusterTarget) {
+        let reference = &target.spec.profile_ref;
+        let mut world = self.world_of_target(&(reference.namespace.clone(), reference.name.clone()));
+        let id = TargetId { namespace: None, name: name.1.as_str().into() };
+        world.cluster_targets.insert((String::new(), name.1), Arc::new(target));
+        self.resolve_target(&id, &world);
+    }
+
+    /// Scopes and one profile: nothing else matters to a target.
+    fn world_of_target(&self, profile: &Name) -> World {
+        let known = self.known.world();
+        let profiles = known.profiles.get(profile).map(|found| (profile.clone(), found.clone()));
+        World {
+            profiles: profiles.into_iter().collect(),
+            scopes: known.scopes,
+            cluster_scopes: known.cluster_scopes,
+            refused: known.refused,
+            ..World::default()
+        }
+    }
+
+    fn resolve_target(&mut self, id: &TargetId, world: &World) {
+        let namespace = id.namespace.as_deref().unwrap_or_default();
+        self.needs_scopes(namespace);
+        let resolved = world.resolve(self.rules, &mut Compiled::default()).targets.remove(id);
+        let (faults, clipped) = resolved.map(|target| (target.faults, target.clipped)).unwrap_or_default();
+        let sighted = self.say_if_out_of_sight(namespace);
+        self.weigh(faults.into_iter().chain(clipped).chain(world.check_rules(id, self.rules)), sighted);
+    }
+
+    fn inventory(&mut self, name: Name, inventory: KollectInventory) {
+        let mut world = self.world_of_inventory();
+        let id = InventoryName { namespace: Some(name.0.clone()), name: name.1.clone() };
+        world.inventories.insert(name, Arc::new(inventory));
+        self.resolve_inventory(&id, &world);
+    }
+
+    fn cluster_inventory(&mut self, name: Name, inventory: KollectClusterInventory) {
+        let mut world = self.world_of_inventory();
+        let id = InventoryName { namespace: None, name: name.1.clone() };
+        world.cluster_inventories.insert((String::new(), name.1), Arc::new(inventory));
+        self.resolve_inventory(&id, &world);
+    }
+
+    /// Targets without their profiles: an inventory asks only for their names and labels.
+    fn world_of_inventory(&self) -> World {
+        World {
+            profiles: [].into(),
+            inventories: [].into(),
+            cluster_inventories: [].into(),
+            ..self.known.world()
+        }
+    }
+
+    fn resolve_inventory(&mut self, id: &InventoryName, world: &World) {
+        let namespace = id.namespace.as_deref().unwrap_or_default();
+        self.needs_scopes(namespace);
+        let resolved = world.resolve(self.rules, &mut Compiled::default()).inventories.remove(id);
+        let resolved = resolved.unwrap_or_default();
+        let sighted = self.say_if_out_of_sight(namespace);
+        self.weigh(resolved.faults.into_iter().chain(world.inventory_below_floor(id)), sighted);
+        // What is wrong with a sink itself is told by its own status.
+        let of_reference = |fault: &Fault| fault.reason != INVALID_SPEC;
+        let plans = resolved.sinks.into_iter().filter_map(|sink| sink.plan.err());
+        self.weigh(plans.flatten().filter(of_reference), sighted);
+        self.verdict.warnings.extend(resolved.notes);
+    }
+
+    fn sink(&mut self, name: &Name, spec: &SinkSpec) {
+        self.say_if_out_of_sight(&name.0);
+        self.needs_scopes(&name.0);
+        self.verdict.warnings.extend(advice::sink(spec));
+        let floor = self.known.world().sink_below_floor(spec, &name.0);
+        self.weigh(check_sink(spec, &name.0, self.rules).into_iter().chain(floor), true);
+    }
+
+    fn connection_test(&mut self, name: &Name, test: &KollectConnectionTest) {
+        if !self.say_if_out_of_sight(&name.0) {
+            return;
+        }
+        let reference = &test.spec.sink_ref;
+        let world = self.known.world();
+        for (family, field, sink) in [
+            (Family::Snapshot, "spec.sinkRef.snapshotSinkRef", &reference.snapshot_sink_ref),
+            (Family::Database, "spec.sinkRef.databaseSinkRef", &reference.database_sink_ref),
+            (Family::Event, "spec.sinkRef.eventSinkRef", &reference.event_sink_ref),
+        ] {
+            let Some(sink) = sink else { continue };
+            let missing = world.missing_sink(family, &(name.0.clone(), sink.clone()), field);
+            self.verdict.warnings.extend(missing.map(|error| error.to_string()));
+        }
+    }
+
+    /// Whether other objects of the namespace can be seen at all; if not, that is worth a warning.
+    fn say_if_out_of_sight(&mut self, namespace: &str) -> bool {
+        let Some(within) = self.within else { return true };
+        let sighted = self.kind.namespaced && within.contains(namespace);
+        if !sighted {
+            let names: Vec<&str> = within.iter().map(|name| &**name).collect();
+            let place = names.join(", ");
+            self.verdict.warnings.push(format!(
+                "this operator looks at {place} only (--watch-namespaces): it will do nothing with this object"
+            ));
+        }
+        sighted
+    }
+
+    /// Scopes that cannot be read would allow everything.
+    fn needs_scopes(&mut self, namespace: &str) {
+        let scope = if self.kind.namespaced { "KollectScope" } else { "KollectClusterScope" };
+        if let Some(why) = self.known.unseen(scope, namespace) {
+            let problem = format!("no {scope} can be seen, and one may forbid this: {why}");
+            self.refuse(SpecError::absent("metadata.namespace", problem), true);
+        }
+    }
+
+    /// Refuses or warns. Whoever cannot see other objects does not say that they are missing.
+    fn weigh(&mut self, faults: impl IntoIterator<Item = Fault>, sighted: bool) {
+        for Fault { reason, error } in faults {
+            match reason {
+                "ProfileNotFound" | "ProfileInvalid" | "SinkNotFound" | "TargetNotFound" => {
+                    self.verdict.warnings.extend(sighted.then(|| error.to_string()));
+                }
+                // Secrets are not read here.
+                "SecretResolveFailed" => {}
+                INVALID_SPEC => self.refuse(error, false),
+                _ => self.refuse(error, true),
+            }
+        }
+    }
+
+    fn refuse(&mut self, error: SpecError, forbidden: bool) {
+        let problem = Problem { error, forbidden };
+        if !self.verdict.problems.contains(&problem) {
+            self.verdict.problems.push(problem);
+        }
+    }
+}

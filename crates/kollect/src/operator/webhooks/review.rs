@@ -1,0 +1,184 @@
+//! AdmissionReview, as far as it is read and answered here.
+
+use kollect_model::{
+    SpecError,
+    crd::{GROUP, VERSION},
+    schema::Kind,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+const API_VERSION: &str = "admission.k8s.io/v1";
+const KIND: &str = "AdmissionReview";
+/// API servers cut what is longer; this is where words end.
+const LONGEST_WARNING: usize = 240;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Asked {
+    #[serde(default)]
+    api_version: String,
+    #[serde(default)]
+    kind: String,
+    request: Option<Request>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Request {
+    uid: String,
+    kind: RequestKind,
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    namespace: String,
+    operation: String,
+    #[serde(default)]
+    object: Value,
+    #[serde(default)]
+    old_object: Value,
+}
+
+#[derive(Deserialize)]
+struct RequestKind {
+    #[serde(default)]
+    group: String,
+    version: String,
+    kind: String,
+}
+
+/// What an API server wants to know.
+pub(super) struct Question {
+    uid: String,
+    kind: String,
+    operation: String,
+    pub(super) object: Value,
+    old: Value,
+}
+
+impl Question {
+    /// Reads a review; a problem says what is wrong with it.
+    pub(super) fn read(body: &[u8], kind: &Kind) -> Result<Self, String> {
+        let asked: Asked =
+            serde_json::from_slice(body).map_err(|error| format!("this is no {KIND}: {error}"))?;
+        if (&*asked.api_version, &*asked.kind) != (API_VERSION, KIND) {
+            let found = format!("{} {}", asked.api_version, asked.kind);
+            return Err(format!("this is {found:?}; only {API_VERSION} {KIND} is known"));
+        }
+        let request = asked.request.ok_or("the review has no request")?;
+        let RequestKind { group, version, kind: named } = &request.kind;
+        if (&**group, &**version, named) != (GROUP, VERSION, &kind.name) {
+            let expected = format!("{GROUP}/{VERSION} {}", kind.name);
+            return Err(format!("the review is about {group}/{version} {named}; here it is {expected}"));
+        }
+        let Request { uid, name, namespace, operation, mut object, old_object, .. } = request;
+        if matches!(&*operation, "CREATE" | "UPDATE") {
+            let metadata = object.get_mut("metadata").and_then(Value::as_object_mut);
+            let metadata = metadata.ok_or("the review has no object with metadata")?;
+            // What the address of the request says, the object need not repeat.
+            for (field, value) in [("name", name), ("namespace", namespace)] {
+                if !value.is_empty() && metadata.get(field).is_none_or(Value::is_null) {
+                    metadata.insert(field.into(), value.into());
+                }
+            }
+            if let Some(prefix) = metadata.get("generateName").and_then(Value::as_str)
+                && metadata.get("name").is_none_or(|name| name == "")
+            {
+                let name = format!("{prefix}x");
+                metadata.insert("name".into(), name.into());
+            }
+        }
+        Ok(Self { uid, kind: kind.name.clone(), operation, object, old: old_object })
+    }
+
+    /// Whether nothing may stand in the way: deletion, and whatever only changes metadata. An object that
+    /// has become wrong since must lose its finalizer all the same.
+    pub(super) fn is_exempt(&self) -> bool {
+        match &*self.operation {
+            "CREATE" => false,
+            "UPDATE" => {
+                let going = !self.object["metadata"]["deletionTimestamp"].is_null();
+                going || (self.is_same_spec() && !self.changes_annotations())
+            }
+            _ => true,
+        }
+    }
+
+    /// Whether the object says the same as before; then nothing about it is refused.
+    pub(super) fn is_same_spec(&self) -> bool {
+        self.operation == "UPDATE" && self.object["spec"] == self.old["spec"]
+    }
+
+    /// Annotations of profiles open what is closed.
+    fn changes_annotations(&self) -> bool {
+        let annotations = |object: &Value| object["metadata"]["annotations"].clone();
+        self.kind == "KollectProfile" && annotations(&self.object) != annotations(&self.old)
+    }
+
+    /// The answer.
+    pub(super) fn review(self, verdict: Verdict) -> Review {
+        let Verdict { problems, warnings } = verdict;
+        let status = (!problems.is_empty()).then(|| {
+            let (code, reason) = if problems.iter().all(|problem| problem.forbidden) {
+                (403, "Forbidden")
+            } else {
+                (422, "Invalid")
+            };
+            let name = self.object["metadata"]["name"].as_str().unwrap_or_default();
+            let errors: Vec<String> = problems.iter().map(|problem| problem.error.to_string()).collect();
+            let message = format!("{} {name:?}: {}", self.kind, errors.join("; "));
+            Status { code, reason, message }
+        });
+        let warnings = warnings.iter().map(|warning| clip(warning)).collect();
+        let response = Answer { uid: self.uid, allowed: status.is_none(), status, warnings };
+        Review { api_version: API_VERSION, kind: KIND, response }
+    }
+}
+
+fn clip(text: &str) -> String {
+    let line = text.replace(['\n', '\r'], " ");
+    if line.chars().count() <= LONGEST_WARNING {
+        return line;
+    }
+    line.chars().take(LONGEST_WARNING).chain("…".chars()).collect()
+}
+
+/// What a judge found.
+#[derive(Debug, Default)]
+pub(super) struct Verdict {
+    pub(super) problems: Vec<Problem>,
+    pub(super) warnings: Vec<String>,
+}
+
+/// One reason to refuse.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Problem {
+    pub(super) error: SpecError,
+    /// A scope says no, and not the object itself.
+    pub(super) forbidden: bool,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Review {
+    api_version: &'static str,
+    kind: &'static str,
+    response: Answer,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    uid: String,
+    allowed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<Status>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Status {
+    code: u16,
+    reason: &'static str,
+    message: String,
+}

@@ -1,0 +1,47 @@
+//! A server that is down while rows change again and again.
+
+use anyhow::Result;
+use kollect_testbed::Postgres;
+
+use super::{
+    places::{Place, Schema},
+    rows::Rows,
+    running::Running,
+};
+
+/// What it costs.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Downtime {
+    /// Bytes that the binding held more than before, at the end of it.
+    pub(crate) bytes: usize,
+    /// What was written when the server was back.
+    pub(crate) deltas: usize,
+    /// The rows in it.
+    pub(crate) rows: usize,
+}
+
+/// Ends the server, changes rows that often, and starts it again. `allocated` tells bytes in use.
+pub(crate) async fn measure(count: usize, changes: usize, allocated: impl Fn() -> usize) -> Result<Downtime> {
+    let mut server = Postgres::start()?;
+    let rows = Rows::filled(count)?;
+    let plan = Schema { server: &server, name: "downtime" }.plan()?;
+    let mut running = Running::start(&rows, plan);
+    running.compared().await?;
+    server.crash();
+    rows.change(0, 1)?;
+    running.failed().await?;
+    let (before, deltas) = (allocated(), running.deltas());
+    for (number, index) in (2..).zip((0..count).cycle().take(changes)) {
+        rows.change(index, number)?;
+        if index % 100 == 0 {
+            // Else the binding never gets to try.
+            tokio::task::yield_now().await;
+        }
+    }
+    let bytes = allocated().saturating_sub(before);
+    server.resume()?;
+    let written = running.recovered().await?;
+    let deltas = running.deltas() - deltas;
+    running.stop().await;
+    Ok(Downtime { bytes, deltas, rows: written })
+}

@@ -1,0 +1,181 @@
+//! How long it takes until somebody else can see a change.
+//!
+//! A trigger tells the reader which row was committed, so that nobody has to ask all the time on a machine
+//! with few processors; the reader then looks at the row, and the clock stops when it is as it should be.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use futures::{StreamExt as _, future::try_join_all, stream};
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, unbounded_channel},
+    time::{sleep_until, timeout},
+};
+use tokio_postgres::{AsyncMessage, Client, NoTls, Statement};
+
+use super::{
+    places::Schema,
+    rows::{Rows, uid},
+};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Times, sorted.
+pub(crate) struct Lags(Vec<Duration>);
+
+impl Lags {
+    fn new(mut lags: Vec<Duration>) -> Self {
+        lags.sort_unstable();
+        Self(lags)
+    }
+
+    /// So many of a hundred are not above it, in milliseconds.
+    pub(crate) fn percentile(&self, percent: usize) -> f64 {
+        let index = (self.0.len() * percent).div_ceil(100).saturating_sub(1);
+        self.0.get(index).map_or(f64::INFINITY, |lag| lag.as_secs_f64() * 1e3)
+    }
+}
+
+/// What becomes of a row.
+#[derive(Clone, Copy)]
+pub(crate) enum Act {
+    /// It says something else, which has this number.
+    Change(u64),
+    /// It is gone.
+    Remove,
+}
+
+/// When rows changed, and the digests to be seen; none for rows that are gone.
+type Expected = HashMap<String, (Instant, Option<String>)>;
+
+fn act(rows: &Rows, index: usize, act: Act, expected: &Mutex<Expected>) -> Result<()> {
+    // Held until it is known what to wait for: the reader may be faster.
+    let mut expected = expected.lock().unwrap_or_else(PoisonError::into_inner);
+    let began = Instant::now();
+    let digest = match act {
+        Act::Change(edition) => Some(rows.change(index, edition)?.to_string()),
+        Act::Remove => {
+            rows.remove(index)?;
+            None
+        }
+    };
+    expected.insert(uid(index), (began, digest));
+    Ok(())
+}
+
+/// One row after the other, each seen before the next.
+pub(crate) async fn one_by_one(
+    rows: &Rows,
+    reader: &mut Reader,
+    indexes: impl Iterator<Item = usize>,
+    what: Act,
+) -> Result<Lags> {
+    let expected = Mutex::default();
+    let mut lags = Vec::new();
+    for index in indexes {
+        act(rows, index, what, &expected)?;
+        let wanted = lags.len() + 1;
+        while lags.len() < wanted {
+            lags.extend(reader.seen(&expected).await?);
+        }
+    }
+    Ok(Lags::new(lags))
+}
+
+/// So many per second, whoever has seen what.
+pub(crate) async fn paced(
+    rows: &Arc<Rows>,
+    reader: &mut Reader,
+    indexes: std::ops::Range<usize>,
+    rate: u32,
+    what: Act,
+) -> Result<Lags> {
+    let expected = Arc::new(Mutex::default());
+    let (total, began) = (indexes.len(), Instant::now());
+    let acting = {
+        let (rows, expected) = (rows.clone(), expected.clone());
+        tokio::spawn(async move {
+            for (number, index) in (0..).zip(indexes) {
+                sleep_until((began + Duration::from_secs(1) * number / rate).into()).await;
+                act(&rows, index, what, &expected)?;
+            }
+            anyhow::Ok(())
+        })
+    };
+    let mut lags = Vec::new();
+    while lags.len() < total {
+        lags.extend(reader.seen(&expected).await?);
+    }
+    acting.await??;
+    Ok(Lags::new(lags))
+}
+
+/// A session of its own.
+pub(crate) struct Reader {
+    client: Client,
+    question: Statement,
+    /// UIDs of rows that were committed.
+    told: UnboundedReceiver<String>,
+}
+
+impl Reader {
+    /// Adds the trigger.
+    pub(crate) async fn connect(place: &Schema<'_>) -> Result<Self> {
+        let (client, mut connection) = tokio_postgres::connect(&place.server.dsn(), NoTls).await?;
+        let (tell, told) = unbounded_channel();
+        let mut messages = stream::poll_fn(move |context| connection.poll_message(context));
+        tokio::spawn(async move {
+            while let Some(Ok(message)) = messages.next().await {
+                if let AsyncMessage::Notification(notification) = message {
+                    // The reader may have seen enough.
+                    tell.send(notification.payload().to_owned()).ok();
+                }
+            }
+        });
+        let (schema, table) = (place.name, place.table());
+        client
+            .batch_execute(&format!(
+                "CREATE FUNCTION {schema}.tell() RETURNS trigger LANGUAGE plpgsql AS
+                     $$BEGIN PERFORM pg_notify('{schema}', coalesce(NEW.source_uid, OLD.source_uid)); RETURN NULL; END$$;
+                 CREATE TRIGGER tell AFTER UPDATE OR DELETE ON {table}
+                     FOR EACH ROW EXECUTE FUNCTION {schema}.tell();
+                 LISTEN {schema}"
+            ))
+            .await?;
+        let question = format!(
+            "SELECT row_digest FROM {table}
+             WHERE cluster = '' AND inventory_namespace = 'team' AND inventory_name = 'all'
+                 AND target_name = 'web' AND source_uid = $1"
+        );
+        let question = client.prepare(&question).await?;
+        Ok(Self { client, question, told })
+    }
+
+    /// Waits until rows were committed, and looks at them. Answers how long each had to be waited for.
+    async fn seen(&mut self, expected: &Mutex<Expected>) -> Result<Vec<Duration>> {
+        let first = timeout(LIMIT, self.told.recv()).await.context("no change arrives")?;
+        let mut uids = HashSet::from([first.context("the reader lost its connection")?]);
+        while let Ok(uid) = self.told.try_recv() {
+            uids.insert(uid);
+        }
+        // By the whole key, all sent at once: nobody has told the planner yet how large the table is.
+        let look = async |uid: String| {
+            let found = self.client.query_opt(&self.question, &[&uid]).await?;
+            anyhow::Ok((uid, found.map(|row| row.get::<_, String>(0))))
+        };
+        let found = try_join_all(uids.into_iter().map(look)).await?;
+        let now = Instant::now();
+        let mut expected = expected.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lags = Vec::new();
+        for (uid, found) in found {
+            if expected.get(&uid).is_some_and(|(_, digest)| *digest == found) {
+                lags.extend(expected.remove(&uid).map(|(began, _)| now.duration_since(began)));
+            }
+        }
+        Ok(lags)
+    }
+}

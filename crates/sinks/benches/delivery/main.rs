@@ -1,0 +1,231 @@
+//! Rows on their way from the store to real sinks: how much is written, how soon it can be seen, and what
+//! it costs.
+//!
+//! Times are compared with a yardstick of the same run, in turns, and the faster turn of each counts. A
+//! missed target is told and fails nothing; a part that does not work fails.
+//!
+//! `N` says how many rows a table has; all other numbers follow from it.
+
+mod bytes;
+mod downtime;
+mod fill;
+mod lag;
+mod places;
+mod restarts;
+mod rows;
+mod running;
+#[path = "../../../kollect/benches/scale/table.rs"]
+mod table;
+mod writes;
+
+use std::{
+    alloc::System,
+    env,
+    fmt::Display,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use kollect_sinks::Policy;
+use kollect_testbed::{Nats, Postgres};
+use lag::{Act, Reader};
+use places::{Place, Schema, SqliteFile, Stream, Tree};
+use rows::Rows;
+use running::{Running, inventory};
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+use table::Table;
+use tokio::time::sleep;
+use writes::Writes;
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// How often each time is measured.
+const TURNS: usize = 3;
+/// Changes per second of a busy cluster.
+const RATE: u32 = 500;
+
+fn main() -> Result<()> {
+    // Cargo passes this argument when it is asked to test benches.
+    if env::args().any(|argument| argument == "--test") {
+        return Ok(());
+    }
+    let count = match env::var("N").ok().filter(|text| !text.is_empty()) {
+        None => 100_000,
+        Some(text) => text.parse().with_context(|| format!("N={text}"))?,
+    };
+    anyhow::ensure!(count >= 1000, "N={count} is too few");
+    let server = Postgres::start()?;
+    let mut table = Table::default();
+    let runtime = tokio::runtime::Runtime::new()?;
+    runtime.block_on(async {
+        let bench = Bench { server: &server, count };
+        bench.writes(&mut table).await?;
+        bench.bytes(&mut table).await?;
+        bench.table_of_many(&mut table).await?;
+        bench.downtime(&mut table).await?;
+        bench.restarts(&mut table).await
+    })?;
+    println!("\n{table}");
+    Ok(())
+}
+
+fn tell(what: impl Display) {
+    println!("-- {what}");
+}
+
+#[expect(clippy::cast_precision_loss, reason = "nobody needs that many digits")]
+fn float(number: usize) -> f64 {
+    number as f64
+}
+
+/// Bytes in use.
+fn allocated() -> usize {
+    let stats = INSTRUMENTED_SYSTEM.stats();
+    stats.bytes_allocated.saturating_sub(stats.bytes_deallocated)
+}
+
+/// Bytes in use when nothing more happens.
+async fn settled() -> usize {
+    sleep(Duration::from_millis(500)).await;
+    allocated()
+}
+
+/// Single changes of as many rows.
+async fn writes_of(name: &str, place: &impl Place, changes: usize, table: &mut Table) -> Result<()> {
+    tell(format_args!("{name}: {changes} changes of single rows"));
+    let began = Instant::now();
+    let Writes { changes: written, statuses, restart } = writes::measure(place, changes, changes).await?;
+    tell(format_args!("{name}: after {:.1} s", began.elapsed().as_secs_f64()));
+    table.check(&format!("{name}: rows written / rows changed"), float(written) / float(changes), 1.05);
+    table.check(&format!("{name}: rows written, 400 statuses changed"), float(statuses), 0.0);
+    table.check(&format!("{name}: rows written, restart"), float(restart), 0.0);
+    Ok(())
+}
+
+struct Bench<'a> {
+    server: &'a Postgres,
+    /// Rows of the large table.
+    count: usize,
+}
+
+impl Bench<'_> {
+    async fn writes(&self, table: &mut Table) -> Result<()> {
+        let nats = Nats::start()?;
+        let postgres = Schema { server: self.server, name: "writes" };
+        let many = self.count / 10;
+        writes_of("SQLite", &SqliteFile::new()?, many, table).await?;
+        writes_of("PostgreSQL", &postgres, many, table).await?;
+        writes_of("NATS", &Stream::new(&nats, "writes"), many, table).await?;
+        // A file is more work than a row.
+        writes_of("files", &Tree::new("perResource")?, many / 10, table).await
+    }
+
+    async fn bytes(&self, table: &mut Table) -> Result<()> {
+        for (mode, name) in [("perResource", "a file per row"), ("document", "one document")] {
+            for count in [self.count / 100, self.count / 10] {
+                tell(format_args!("bytes of {name} with {count} rows"));
+                let bytes = bytes::measure(&Tree::new(mode)?, count, 50).await?;
+                let (bytes, row) = (bytes.per_change / 1e3, bytes.held / 1e3 / float(count));
+                table.tell(&format!("{name}, {count} rows of {row:.1} KB: KB per change"), bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills a table, and changes it.
+    async fn table_of_many(&self, table: &mut Table) -> Result<()> {
+        let rows = Arc::new(Rows::filled(self.count)?);
+        let copy = fill::Copy::of(&rows)?;
+        // Prepared, so that the yardstick has something to be like.
+        let like = Schema { server: self.server, name: "bare" };
+        drop(kollect_sinks::open(&like.plan()?, &Policy::default()).await?);
+        let (mut bare, mut filled) = (Duration::MAX, Duration::MAX);
+        let mut last: Option<(Schema<'_>, usize, Running)> = None;
+        for (turn, name) in (1..).zip(["first", "second", "third"]) {
+            if let Some((.., running)) = last.take() {
+                running.stop().await;
+            }
+            let took = copy.run(self.server, &like.table(), &format!("bare.{name}")).await?;
+            tell(format_args!("turn {turn}: {} rows copied after {:.2} s", self.count, took.as_secs_f64()));
+            bare = bare.min(took);
+            self.server.psql("CHECKPOINT")?;
+            let place = Schema { server: self.server, name };
+            let (before, began) = (settled().await, Instant::now());
+            let mut running = Running::start(&rows, place.plan()?);
+            running.compared().await?;
+            let took = began.elapsed();
+            tell(format_args!("turn {turn}: {} rows filled after {:.2} s", self.count, took.as_secs_f64()));
+            filled = filled.min(took);
+            last = Some((place, settled().await.saturating_sub(before), running));
+        }
+        drop(copy);
+        let (place, bytes, running) = last.context("there was no turn")?;
+        table.tell(&format!("{} rows: bare COPY, fastest of {TURNS}, s", self.count), bare.as_secs_f64());
+        table.tell(&format!("{} rows: first fill, fastest of {TURNS}, s", self.count), filled.as_secs_f64());
+        table.check("first fill / bare COPY", filled.as_secs_f64() / bare.as_secs_f64(), 1.5);
+        self.baseline(&place, table).await?;
+        table.check("memory of a binding, bytes per row", float(bytes) / float(self.count), 100.0);
+        self.lags(&rows, &place, table).await?;
+        running.stop().await;
+        Ok(())
+    }
+
+    async fn baseline(&self, place: &Schema<'_>, table: &mut Table) -> Result<()> {
+        let sink = kollect_sinks::open(&place.plan()?, &Policy::default()).await?;
+        let mut took = Duration::MAX;
+        for _ in 0..TURNS {
+            let began = Instant::now();
+            let held = sink.baseline(&inventory()).await?.len();
+            took = took.min(began.elapsed());
+            anyhow::ensure!(held == self.count, "the baseline has {held} rows");
+        }
+        table.check(&format!("{} rows: baseline, s", self.count), took.as_secs_f64(), 1.0);
+        Ok(())
+    }
+
+    async fn lags(&self, rows: &Arc<Rows>, place: &Schema<'_>, table: &mut Table) -> Result<()> {
+        let mut reader = Reader::connect(place).await?;
+        let few = self.count / 100;
+        let many = few * 5;
+        tell(format_args!("{few} changes and as many removals, one after the other"));
+        let lags = lag::one_by_one(rows, &mut reader, 0..few, Act::Change(1)).await?;
+        table.check("change until visible, p50, ms", lags.percentile(50), 12.0);
+        table.check("change until visible, p99, ms", lags.percentile(99), 40.0);
+        let lags = lag::one_by_one(rows, &mut reader, 0..few, Act::Remove).await?;
+        table.check("removal until visible, p50, ms", lags.percentile(50), 12.0);
+        table.check("removal until visible, p99, ms", lags.percentile(99), 40.0);
+        tell(format_args!("{many} changes and as many removals, {RATE} per second"));
+        let indexes = few..few + many;
+        let lags = lag::paced(rows, &mut reader, indexes.clone(), RATE, Act::Change(2)).await?;
+        table.tell(&format!("{RATE} changes/s until visible, p50, ms"), lags.percentile(50));
+        table.check(&format!("{RATE} changes/s until visible, p99, ms"), lags.percentile(99), 250.0);
+        let lags = lag::paced(rows, &mut reader, indexes, RATE, Act::Remove).await?;
+        table.tell(&format!("{RATE} removals/s until visible, p50, ms"), lags.percentile(50));
+        table.check(&format!("{RATE} removals/s until visible, p99, ms"), lags.percentile(99), 250.0);
+        Ok(())
+    }
+
+    async fn downtime(&self, table: &mut Table) -> Result<()> {
+        let (count, changes) = (self.count / 10, self.count * 10);
+        tell(format_args!("a server that is down for {changes} changes of {count} rows"));
+        let downtime = downtime::measure(count, changes, allocated).await?;
+        let bytes = float(downtime.bytes) / float(count);
+        table.tell(&format!("down for {changes} changes: bytes per row"), bytes);
+        table.check(&format!("down for {changes} changes: deltas"), float(downtime.deltas), 1.0);
+        table.check(&format!("down for {changes} changes: rows written"), float(downtime.rows), float(count));
+        Ok(())
+    }
+
+    async fn restarts(&self, table: &mut Table) -> Result<()> {
+        let count = self.count / 10;
+        tell(format_args!("a reader of {count} rows through ten restarts"));
+        let place = Schema { server: self.server, name: "restarts" };
+        let seen = restarts::measure(&place, count, 10).await?;
+        table.tell("ten restarts: looks of a reader", float(seen.looks));
+        table.tell("ten restarts: ms between two looks", seen.took.as_secs_f64() * 1e3 / float(seen.looks));
+        table.check("ten restarts: incomplete states seen", float(seen.incomplete), 0.0);
+        Ok(())
+    }
+}

@@ -1,0 +1,114 @@
+//! Somewhere to write that counts what is written, without asking the sink.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use kollect_model::sink::SinkSpec;
+use kollect_sinks::{Plan, plan, plan_destination};
+use kollect_testbed::Postgres;
+use rusqlite::Connection;
+use tempfile::TempDir;
+
+// Tests take this file by its path, and would look for these beside it.
+#[path = "places/stream.rs"]
+mod stream;
+#[path = "places/tree.rs"]
+mod tree;
+
+pub(crate) use stream::Stream;
+pub(crate) use tree::Tree;
+
+/// A place that nobody has written to.
+pub(crate) trait Place {
+    /// What leads there.
+    fn plan(&self) -> Result<Plan>;
+
+    /// Begins to count; rows have been written before.
+    async fn count(&self) -> Result<()>;
+
+    /// How many rows were added, changed and removed since then, each as often as it was.
+    async fn written(&self) -> Result<usize>;
+}
+
+/// An SQLite file. Triggers count.
+pub(crate) struct SqliteFile(TempDir);
+
+impl SqliteFile {
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self(tempfile::tempdir()?))
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("inventory.db")
+    }
+}
+
+impl Place for SqliteFile {
+    fn plan(&self) -> Result<Plan> {
+        planned(&format!("sqlite:{}", self.path().display()))
+    }
+
+    async fn count(&self) -> Result<()> {
+        let triggers = ["INSERT", "UPDATE", "DELETE"].map(|event| {
+            format!(
+                "CREATE TRIGGER count_{event} AFTER {event} ON inventory
+                 BEGIN UPDATE writes SET rows = rows + 1; END;"
+            )
+        });
+        let table = "CREATE TABLE writes (rows INTEGER); INSERT INTO writes VALUES (0);";
+        Ok(Connection::open(self.path())?.execute_batch(&format!("{table}{}", triggers.concat()))?)
+    }
+
+    async fn written(&self) -> Result<usize> {
+        let connection = Connection::open(self.path())?;
+        let rows: u32 = connection.query_row("SELECT rows FROM writes", [], |row| row.get(0))?;
+        Ok(usize::try_from(rows)?)
+    }
+}
+
+/// A schema of a PostgreSQL server. Triggers count, in a sequence: it also counts what is rolled back.
+pub(crate) struct Schema<'a> {
+    pub(crate) server: &'a Postgres,
+    pub(crate) name: &'static str,
+}
+
+impl Schema<'_> {
+    pub(crate) fn table(&self) -> String {
+        format!("{}.inventory", self.name)
+    }
+}
+
+impl Place for Schema<'_> {
+    fn plan(&self) -> Result<Plan> {
+        planned(&format!("{}?schema={}", self.server.dsn(), self.name))
+    }
+
+    async fn count(&self) -> Result<()> {
+        let (schema, table) = (self.name, self.table());
+        self.server.psql(&format!(
+            "CREATE SEQUENCE {schema}.writes;
+             CREATE FUNCTION {schema}.count_write() RETURNS trigger LANGUAGE plpgsql AS
+                 $$BEGIN PERFORM nextval('{schema}.writes'); RETURN NULL; END$$;
+             CREATE TRIGGER count_writes AFTER INSERT OR UPDATE OR DELETE ON {table}
+                 FOR EACH ROW EXECUTE FUNCTION {schema}.count_write()"
+        ))?;
+        Ok(())
+    }
+
+    async fn written(&self) -> Result<usize> {
+        let question =
+            format!("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {}.writes", self.name);
+        self.server.psql(&question)?.trim().parse().context("count writes")
+    }
+}
+
+fn planned(destination: &str) -> Result<Plan> {
+    plan_destination(destination).map_err(anyhow::Error::msg)
+}
+
+fn planned_spec(spec: &SinkSpec) -> Result<Plan> {
+    let problems = |errors: Vec<kollect_model::SpecError>| {
+        errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    };
+    plan(spec).map_err(|errors| anyhow::Error::msg(problems(errors)))
+}

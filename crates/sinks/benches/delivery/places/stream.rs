@@ -1,0 +1,67 @@
+//! A NATS stream with a message per row. A subscriber counts.
+
+use anyhow::{Context, Result};
+use async_nats::{Client, Subscriber};
+use futures::{FutureExt as _, StreamExt as _};
+use kollect_model::sink::SinkSpec;
+use kollect_sinks::Plan;
+use kollect_testbed::Nats;
+use serde_json::json;
+use tokio::{sync::Mutex, task::unconstrained};
+
+use super::{Place, planned_spec};
+
+/// Subjects below a name, in a stream of that name.
+pub(crate) struct Stream<'a> {
+    pub(crate) server: &'a Nats,
+    pub(crate) name: &'static str,
+    heard: Mutex<Option<Heard>>,
+}
+
+struct Heard {
+    client: Client,
+    messages: Subscriber,
+    count: usize,
+}
+
+impl<'a> Stream<'a> {
+    pub(crate) fn new(server: &'a Nats, name: &'static str) -> Self {
+        Self { server, name, heard: Mutex::default() }
+    }
+}
+
+impl Place for Stream<'_> {
+    fn plan(&self) -> Result<Plan> {
+        let spec = json!({
+            "type": "nats",
+            "mode": "rows",
+            "nats": { "url": self.server.url(), "subject": self.name, "stream": self.name },
+        });
+        planned_spec(&SinkSpec::Event(serde_json::from_value(spec)?))
+    }
+
+    async fn count(&self) -> Result<()> {
+        // Its queue must hold all that is heard between two looks.
+        let options = async_nats::ConnectOptions::new().subscription_capacity(1 << 20);
+        let client = options.connect(self.server.url()).await?;
+        let messages = client.subscribe(format!("{}.default.team.all.*.*.*", self.name)).await?;
+        client.flush().await?;
+        *self.heard.lock().await = Some(Heard { client, messages, count: 0 });
+        Ok(())
+    }
+
+    async fn written(&self) -> Result<usize> {
+        let mut heard = self.heard.lock().await;
+        let Heard { client, messages, count } = heard.as_mut().context("nobody listens")?;
+        // The answer comes after all messages that the server had taken before. `flush` waits for none.
+        let answer = client.new_inbox();
+        let mut end = client.subscribe(answer.clone()).await?;
+        client.publish(answer, "end".into()).await?;
+        end.next().await.context("the server is gone")?;
+        // Unconstrained, else the runtime says after so many that there are no more.
+        while let Some(Some(_)) = unconstrained(messages.next()).now_or_never() {
+            *count += 1;
+        }
+        Ok(*count)
+    }
+}

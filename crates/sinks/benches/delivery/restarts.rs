@@ -1,0 +1,82 @@
+//! A reader that looks all the time while the program ends and starts again with an empty store.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_postgres::NoTls;
+
+use super::{
+    places::{Place, Schema},
+    rows::Rows,
+    running::Running,
+};
+
+/// How often the reader looks.
+const PERIOD: Duration = Duration::from_millis(5);
+/// One of so many rows is different after each restart.
+const PART: usize = 100;
+
+/// What the reader saw.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) looks: usize,
+    /// All of them together.
+    pub(crate) took: Duration,
+    /// Rows that are missing or too many, or only some of those that changed together.
+    pub(crate) incomplete: usize,
+}
+
+/// Restarts so often. Every time some rows have changed in the meantime.
+pub(crate) async fn measure(place: &Schema<'_>, count: usize, restarts: u64) -> Result<Seen> {
+    let rows = Rows::filled(count)?;
+    let mut running = Running::start(&rows, place.plan()?);
+    running.compared().await?;
+    let done = Arc::new(AtomicBool::new(false));
+    let reader = tokio::spawn(look(place.server.dsn(), place.table(), count, done.clone()));
+    for restart in 1..=restarts {
+        running.stop().await;
+        let rows = Rows::pending();
+        running = Running::start(&rows, place.plan()?);
+        let edition = |index: usize| if index.is_multiple_of(PART) { restart } else { 0 };
+        let contents: Vec<_> = (0..count).map(|index| Some(edition(index))).collect();
+        // Elsewhere: whoever watches does not wait for the binding, nor it for them.
+        tokio::task::spawn_blocking(move || rows.fill(&contents)).await??;
+        let written = running.compared().await?;
+        anyhow::ensure!(written == count.div_ceil(PART), "{written} rows written after a restart");
+    }
+    running.stop().await;
+    done.store(true, Ordering::Relaxed);
+    reader.await?
+}
+
+async fn look(dsn: String, table: String, count: usize, done: Arc<AtomicBool>) -> Result<Seen> {
+    let (client, connection) = tokio_postgres::connect(&dsn, NoTls).await?;
+    tokio::spawn(connection);
+    let question = client
+        .prepare(&format!(
+            "SELECT count(*), count(DISTINCT row.edition) FILTER (WHERE row.number % {PART} = 0)
+             FROM (SELECT payload #>> '{{attributes,edition}}' AS edition,
+                 right(source_uid, 12)::bigint AS number FROM {table}) AS row"
+        ))
+        .await?;
+    let count = i64::try_from(count)?;
+    let mut seen = Seen { looks: 0, took: Duration::ZERO, incomplete: 0 };
+    let began = Instant::now();
+    let mut pace = interval(PERIOD);
+    pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while !done.load(Ordering::Relaxed) {
+        pace.tick().await;
+        let row = client.query_one(&question, &[]).await?;
+        seen.looks += 1;
+        seen.incomplete += usize::from((row.get::<_, i64>(0), row.get::<_, i64>(1)) != (count, 1));
+    }
+    seen.took = began.elapsed();
+    Ok(seen)
+}

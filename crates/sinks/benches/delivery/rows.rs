@@ -1,0 +1,136 @@
+//! Rows as a target of Deployments makes them, straight into the store.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Result;
+use kollect_engine::store::{KindRows, Origin, Sight, StoreReader, StoreWriter, store};
+use kollect_model::{
+    crd::shapes::Gvk,
+    row::{Row, RowDigest, RowKey, TargetId},
+};
+use serde_json::value::RawValue;
+
+const NAMESPACES: usize = 100;
+
+/// A store with one kind, and what is in it.
+pub(crate) struct Rows {
+    pub(crate) reader: StoreReader,
+    kind: KindRows,
+    texts: Texts,
+    /// What each row says now; `None`: there is none.
+    editions: Mutex<Vec<Option<u64>>>,
+    // Held because rows of a store that nobody writes are still rows.
+    _writer: StoreWriter,
+}
+
+/// What rows share, as in a collector.
+struct Texts {
+    target: TargetId,
+    group: Arc<str>,
+    kind: Arc<str>,
+    version: Arc<str>,
+    namespaces: Vec<Arc<str>>,
+}
+
+/// The target of all rows.
+pub(crate) fn target() -> TargetId {
+    TargetId { namespace: Some("team".into()), name: "web".into() }
+}
+
+/// The UID of an object.
+pub(crate) fn uid(index: usize) -> String {
+    format!("00000000-0000-4000-8000-{index:012}")
+}
+
+impl Rows {
+    /// A store that knows about its rows, and has seen none of them.
+    pub(crate) fn pending() -> Self {
+        let (writer, reader) = store();
+        let gvk = Gvk { group: "apps".into(), version: "v1".into(), kind: "Deployment".into() };
+        let texts = Texts {
+            target: target(),
+            group: "apps".into(),
+            kind: "Deployment".into(),
+            version: "v1".into(),
+            namespaces: (0..NAMESPACES).map(|index| format!("shop-{index:02}").into()).collect(),
+        };
+        let kind = writer.rows(&texts.target, &gvk);
+        Self { reader, kind, texts, editions: Mutex::default(), _writer: writer }
+    }
+
+    /// A store with so many rows, all of them seen.
+    pub(crate) fn filled(count: usize) -> Result<Self> {
+        let rows = Self::pending();
+        rows.fill(&vec![Some(0); count])?;
+        Ok(rows)
+    }
+
+    /// Adds rows, and says that there are no others.
+    pub(crate) fn fill(&self, editions: &[Option<u64>]) -> Result<()> {
+        for (index, edition) in editions.iter().enumerate() {
+            if let Some(edition) = edition {
+                self.kind.upsert(self.row(index, *edition)?, Origin::default());
+            }
+        }
+        *self.editions() = editions.to_vec();
+        self.kind.set_sight(Sight::Everything);
+        Ok(())
+    }
+
+    /// What [`Self::fill`] takes to make the same rows again.
+    pub(crate) fn contents(&self) -> Vec<Option<u64>> {
+        self.editions().clone()
+    }
+
+    /// A row says something else. Answers its digest.
+    pub(crate) fn change(&self, index: usize, edition: u64) -> Result<RowDigest> {
+        let row = self.row(index, edition)?;
+        let digest = row.digest;
+        anyhow::ensure!(self.kind.upsert(row, Origin::default()), "row {index} was not changed");
+        if let Some(known) = self.editions().get_mut(index) {
+            *known = Some(edition);
+        }
+        Ok(digest)
+    }
+
+    /// An object has changed, and its row has not, as when only its status did.
+    pub(crate) fn touch(&self, index: usize, version: u64) -> Result<()> {
+        let edition = self.editions().get(index).copied().flatten().unwrap_or_default();
+        let changed = self.kind.upsert(self.row(index, edition)?, Origin { version, ..Origin::default() });
+        anyhow::ensure!(!changed, "row {index} was changed");
+        Ok(())
+    }
+
+    /// An object is gone.
+    pub(crate) fn remove(&self, index: usize) -> Result<()> {
+        anyhow::ensure!(self.kind.remove(&uid(index)), "there is no row {index}");
+        if let Some(known) = self.editions().get_mut(index) {
+            *known = None;
+        }
+        Ok(())
+    }
+
+    /// All rows of an edition have the same length.
+    fn row(&self, index: usize, edition: u64) -> Result<Row> {
+        let Texts { target, group, kind, version, namespaces } = &self.texts;
+        let key = RowKey {
+            target: target.clone(),
+            group: group.clone(),
+            kind: kind.clone(),
+            namespace: namespaces[index % NAMESPACES].clone(),
+            uid: uid(index).into(),
+        };
+        let (team, tier) = (index % 40, ["web", "backend", "database", "batch"][index % 4]);
+        let image = format!("registry.example.com/shop/main:1.{}.{}", index % 20, index % 9);
+        let attributes = format!(
+            r#"{{"edition":"{edition:010}","image":"{image}","images":["{image}","{image}-proxy"],"labels":{{"app.kubernetes.io/name":"web-{index:06}","app.kubernetes.io/part-of":"shop","team":"team-{team}","tier":"{tier}"}},"owner":"team-{team}@example.com","ports":[8080,9090],"replicas":{},"strategy":"RollingUpdate"}}"#,
+            index % 7
+        );
+        let attributes = RawValue::from_string(attributes)?;
+        Ok(Row::new(key, version.clone(), format!("web-{index:06}").into(), attributes.into()))
+    }
+
+    fn editions(&self) -> std::sync::MutexGuard<'_, Vec<Option<u64>>> {
+        self.editions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

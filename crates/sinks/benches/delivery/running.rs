@@ -1,0 +1,211 @@
+//! A binding as a process runs it, and what it does to its sink.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use async_trait::async_trait;
+use kollect_engine::{
+    deliver::{Deliveries, Wanted},
+    export::{Binding, LastChecksum, Open, Told},
+    schedule::{Cadence, Intervals},
+    store::Sight,
+};
+use kollect_model::{
+    batch::{Baseline, Batch, InventoryId, PART_BYTES, Receipt},
+    claim::{Claim, Claimant, Writer},
+    sink::{Delivery, Sink, SinkError},
+};
+use kollect_sinks::{Plan, Policy, Sinks};
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, unbounded_channel},
+    time::timeout,
+};
+
+use super::rows::{Rows, target};
+
+/// Many times what anything here takes.
+const LIMIT: Duration = Duration::from_mins(2);
+
+/// The inventory of all rows.
+pub(crate) fn inventory() -> InventoryId {
+    InventoryId { cluster: String::new(), namespace: Some("team".into()), name: "all".into() }
+}
+
+/// What a binding said.
+enum Said {
+    Compared(usize),
+    Written(usize),
+    Failed(String),
+}
+
+/// A running binding.
+pub(crate) struct Running {
+    deliveries: Deliveries,
+    said: UnboundedReceiver<Said>,
+    counts: Arc<Counts>,
+}
+
+impl Running {
+    /// Starts one with the pace of a database, whose rows may still be pending.
+    pub(crate) fn start(rows: &Rows, plan: Plan) -> Self {
+        let counts = Arc::new(Counts::default());
+        let destination = Destination { plan, sinks: Sinks::default(), counts: counts.clone() };
+        let binding = Binding {
+            inventory: inventory(),
+            generation: 1,
+            claimant: Claimant {
+                owner: Some("cluster".into()),
+                writer: Writer::Operator,
+                ..Claimant::default()
+            },
+            targets: vec![target()],
+            cadence: Cadence::of([Intervals::default(); 3], None, Duration::ZERO),
+            rest: Sight::Everything,
+            choice: kollect_engine::export::Choice::default(),
+            part_bytes: PART_BYTES,
+            last_checksum: kollect_engine::export::LastChecksum::default(),
+            requested: None,
+            sink: Arc::new(destination),
+            breaker: Arc::default(),
+        };
+        let (tell, said) = unbounded_channel();
+        let mut deliveries = Deliveries::new(rows.reader.clone(), move |_, told| {
+            let heard = match told {
+                Told::Compared(outcome) => Said::Compared(outcome.delta.len()),
+                Told::Written(delta, _) => Said::Written(delta.len()),
+                Told::Failed { error, .. } | Told::NotCleaned { error, .. } => Said::Failed(chain(error)),
+                Told::Waiting { .. } | Told::HeldBack { .. } | Told::Cleaned { .. } => return,
+            };
+            // Whoever has heard enough is gone.
+            tell.send(heard).ok();
+        });
+        let wanted = Wanted { binding: Arc::new(binding), destination: "here".into(), suspended: false };
+        deliveries.set([("all".into(), wanted)].into());
+        Self { deliveries, said, counts }
+    }
+
+    /// Waits until the sink has been compared. Answers how many rows differed.
+    pub(crate) async fn compared(&mut self) -> Result<usize> {
+        loop {
+            match self.next().await? {
+                Said::Compared(rows) => return Ok(rows),
+                Said::Written(_) => {}
+                Said::Failed(error) => anyhow::bail!("the binding failed: {error}"),
+            }
+        }
+    }
+
+    /// Like [`Self::compared`], after failures.
+    pub(crate) async fn recovered(&mut self) -> Result<usize> {
+        loop {
+            if let Said::Compared(rows) = self.next().await? {
+                return Ok(rows);
+            }
+        }
+    }
+
+    /// Waits until it has noticed that the sink is down.
+    pub(crate) async fn failed(&mut self) -> Result<()> {
+        while !matches!(self.next().await?, Said::Failed(_)) {}
+        Ok(())
+    }
+
+    /// Waits for a write of changes. Answers how many rows it had.
+    pub(crate) async fn written(&mut self) -> Result<usize> {
+        match self.next().await? {
+            Said::Written(rows) => Ok(rows),
+            Said::Compared(_) => anyhow::bail!("the binding compared without need"),
+            Said::Failed(error) => anyhow::bail!("the binding failed: {error}"),
+        }
+    }
+
+    /// How many deltas the sink has taken.
+    pub(crate) fn deltas(&self) -> usize {
+        self.counts.deltas.load(Ordering::Relaxed)
+    }
+
+    /// Ends as a process ends that is asked to.
+    pub(crate) async fn stop(self) {
+        self.deliveries.stop().await;
+    }
+
+    async fn next(&mut self) -> Result<Said> {
+        timeout(LIMIT, self.said.recv())
+            .await
+            .context("the binding is silent")?
+            .context("the binding is gone")
+    }
+}
+
+fn chain(error: &SinkError) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+#[derive(Default)]
+struct Counts {
+    deltas: AtomicUsize,
+}
+
+/// Opens sinks that are counted.
+struct Destination {
+    plan: Plan,
+    sinks: Sinks,
+    counts: Arc<Counts>,
+}
+
+#[async_trait]
+impl Open for Destination {
+    async fn open(&self) -> Result<Box<dyn Sink>, SinkError> {
+        let sink = self.sinks.open(&self.plan, &Policy::default()).await?;
+        Ok(Box::new(Counted { sink, counts: self.counts.clone() }))
+    }
+}
+
+/// A sink whose writes are counted.
+struct Counted {
+    sink: Box<dyn Sink>,
+    counts: Arc<Counts>,
+}
+
+#[async_trait]
+impl Sink for Counted {
+    fn delivery(&self) -> Delivery {
+        self.sink.delivery()
+    }
+
+    async fn check(&self) -> Result<(), SinkError> {
+        self.sink.check().await
+    }
+
+    async fn baseline(&self, inventory: &InventoryId) -> Result<Baseline, SinkError> {
+        self.sink.baseline(inventory).await
+    }
+
+    async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
+        self.sink.claim(inventory, claimant).await
+    }
+
+    async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
+        let receipt = self.sink.write(batch).await?;
+        if !batch.delta.is_empty() {
+            self.counts.deltas.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(receipt)
+    }
+
+    async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
+        self.sink.forget(inventory, claim).await
+    }
+}

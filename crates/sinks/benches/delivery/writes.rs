@@ -1,0 +1,49 @@
+//! How much is written, and how much of it is needed.
+
+use anyhow::Result;
+
+use super::{places::Place, rows::Rows, running::Running};
+
+/// Objects whose status changes.
+const STATUSES: usize = 400;
+
+/// Rows that a place has taken.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Writes {
+    /// For changes of single rows, each written before the next.
+    pub(crate) changes: usize,
+    /// For objects that changed while their rows did not.
+    pub(crate) statuses: usize,
+    /// For a new start, with nothing changed.
+    pub(crate) restart: usize,
+}
+
+/// Writes rows, changes single ones, and starts again.
+pub(crate) async fn measure(place: &impl Place, count: usize, changes: usize) -> Result<Writes> {
+    let rows = Rows::filled(count)?;
+    let mut running = Running::start(&rows, place.plan()?);
+    anyhow::ensure!(running.compared().await? == count, "not all rows were written at first");
+    place.count().await?;
+    for (number, index) in (1..).zip((0..count).cycle().take(changes)) {
+        rows.change(index, number)?;
+        running.written().await?;
+    }
+    let singles = place.written().await?;
+    for index in (0..count).cycle().take(STATUSES) {
+        rows.touch(index, u64::MAX)?;
+    }
+    // Comes after all that could have been written for them.
+    rows.change(0, u64::from(u32::MAX))?;
+    running.written().await?;
+    let statuses = place.written().await? - singles - 1;
+    running.stop().await;
+    let before = place.written().await?;
+    let again = Rows::pending();
+    let mut running = Running::start(&again, place.plan()?);
+    again.fill(&rows.contents())?;
+    let told = running.compared().await?;
+    running.stop().await;
+    let restart = place.written().await? - before;
+    anyhow::ensure!(told == restart, "{told} rows were told and {restart} written");
+    Ok(Writes { changes: singles, statuses, restart })
+}
