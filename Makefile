@@ -9,9 +9,10 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: tools ## Watch live objects become rows, on a throw-away control plane (needs no cluster)
+demo: ## The operator at work, on a throw-away control plane (needs no cluster)
+	@scripts/tools cargo go cc postgres
 	@echo "Building kollect; the first time takes some minutes"
-	@cargo build -p kollect --no-default-features --features sqlite
+	@cargo build -p kollect --no-default-features --features sqlite,postgres
 	@cargo run -p kollect-testbed -- demo target/debug/kollect
 
 .PHONY: test

@@ -2,7 +2,10 @@
 
 mod discovery;
 mod follow;
+mod identity;
 mod request;
+
+pub(crate) use identity::Identity;
 
 use std::{
     collections::BTreeSet,
@@ -15,9 +18,8 @@ use async_trait::async_trait;
 use discovery::Discovery;
 use follow::Timing;
 use futures::{StreamExt, channel::mpsc, stream, stream::BoxStream};
-use k8s_openapi::api::{
-    authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
-    core::v1::Namespace,
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
 use kollect_engine::watch::{BlindReason, Blindness, Event, Query, Resolution, Resource, WatchSource};
 use kollect_model::crd::shapes::Gvk;
@@ -31,7 +33,6 @@ use tokio::{
     sync::{Semaphore, watch},
     time,
 };
-use xxhash_rust::xxh3::Xxh3;
 
 /// First lists that run at the same time.
 const LISTS: usize = 8;
@@ -85,11 +86,15 @@ impl ClusterSource {
     }
 
     /// Connects with a kubeconfig file, or as the service account of the pod.
-    pub(crate) async fn connect_in_cluster(kubeconfig: Option<&Path>) -> anyhow::Result<Self> {
-        match (kubeconfig, Config::incluster()) {
-            (None, Ok(config)) => Self::with_config(config, "the service account", Timing::default()).await,
-            _ => Self::connect(kubeconfig, None).await,
-        }
+    pub(crate) async fn connect_in_cluster(
+        kubeconfig: Option<&Path>,
+        identity: Identity,
+    ) -> anyhow::Result<Self> {
+        let (config, who) = match (kubeconfig, Config::incluster()) {
+            (None, Ok(config)) => (config, "the service account".into()),
+            _ => find_config(kubeconfig, None).await?,
+        };
+        Self::with_config(config, &who, Timing::default(), identity).await
     }
 
     /// The client that all requests go through.
@@ -107,34 +112,23 @@ impl ClusterSource {
         context: Option<&str>,
         timing: Timing,
     ) -> anyhow::Result<Self> {
-        let kubeconfig = match kubeconfig {
-            Some(file) => Kubeconfig::read_from(file).with_context(|| format!("read {}", file.display()))?,
-            None => Kubeconfig::read().context("read the kubeconfig; name one with --kubeconfig")?,
-        };
-        let context = context.map(Into::into).or_else(|| kubeconfig.current_context.clone());
-        let name = context.clone().unwrap_or_else(|| "none".into());
-        let options = KubeConfigOptions { context, ..KubeConfigOptions::default() };
-        let config = Config::from_custom_kubeconfig(kubeconfig, &options)
-            .await
-            .with_context(|| format!("find the cluster of context {name} in the kubeconfig"))?;
-        Self::with_config(config, &format!("context {name}"), timing).await
+        let (config, who) = find_config(kubeconfig, context).await?;
+        Self::with_config(config, &who, timing, Identity::Cluster).await
     }
 
-    async fn with_config(config: Config, who: &str, timing: Timing) -> anyhow::Result<Self> {
+    async fn with_config(
+        config: Config,
+        who: &str,
+        timing: Timing,
+        identity: Identity,
+    ) -> anyhow::Result<Self> {
         let server = config.cluster_url.to_string();
-        let anonymous = anonymous_identity(&config);
+        let anonymous = identity::anonymous(&config);
         let client = Client::try_from(config).with_context(|| format!("set up the client of {who}"))?;
         let unreachable = || format!("reach the cluster at {server} ({who})");
         let version = time::timeout(PATIENCE, client.apiserver_version()).await;
         version.context("no answer").with_context(unreachable)?.map_err(plain).with_context(unreachable)?;
-        let namespaces = Api::<Namespace>::all(client.clone());
-        let system = time::timeout(PATIENCE, namespaces.get("kube-system")).await;
-        let id = match system.context("no answer").with_context(unreachable)? {
-            // Every cluster has this namespace, and nobody can recreate it.
-            Ok(namespace) => namespace.metadata.uid.unwrap_or(anonymous),
-            Err(kube::Error::Api(status)) if status.code == 403 => anonymous,
-            Err(error) => return Err(plain(error)).with_context(unreachable),
-        };
+        let id = identity.find(&client, anonymous).await.with_context(unreachable)?;
         let shared = Shared {
             discovery: Discovery::new(client.clone(), timing.certain),
             client,
@@ -151,14 +145,19 @@ impl ClusterSource {
     }
 }
 
-/// Tells clusters apart for those who may not see kube-system: two clusters may have one address, but
-/// hardly one certificate authority.
-fn anonymous_identity(config: &Config) -> String {
-    let authority = config.root_cert.iter().flatten().fold(Xxh3::new(), |mut hash, certificate| {
-        hash.update(certificate);
-        hash
-    });
-    format!("{} {:032x}", config.cluster_url, authority.digest128())
+/// The cluster of a context, and how to call it in messages.
+async fn find_config(kubeconfig: Option<&Path>, context: Option<&str>) -> anyhow::Result<(Config, String)> {
+    let kubeconfig = match kubeconfig {
+        Some(file) => Kubeconfig::read_from(file).with_context(|| format!("read {}", file.display()))?,
+        None => Kubeconfig::read().context("read the kubeconfig; name one with --kubeconfig")?,
+    };
+    let context = context.map(Into::into).or_else(|| kubeconfig.current_context.clone());
+    let name = context.clone().unwrap_or_else(|| "none".into());
+    let options = KubeConfigOptions { context, ..KubeConfigOptions::default() };
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options)
+        .await
+        .with_context(|| format!("find the cluster of context {name} in the kubeconfig"))?;
+    Ok((config, format!("context {name}")))
 }
 
 /// kube's errors repeat their causes in their own text; the innermost says what happened.

@@ -149,7 +149,7 @@ async fn serve_metrics(
 async fn connect(args: &Args) -> anyhow::Result<Arc<ClusterSource>> {
     let mut pause = Duration::from_secs(1);
     loop {
-        match ClusterSource::connect_in_cluster(args.kubeconfig.as_deref()).await {
+        match ClusterSource::connect_in_cluster(args.kubeconfig.as_deref(), args.identity()).await {
             Ok(source) => return Ok(Arc::new(source)),
             Err(error) => warn!(error = told_once(error.as_ref()), "cannot reach the cluster; trying again"),
         }

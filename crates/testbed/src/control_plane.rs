@@ -28,9 +28,10 @@ use access::Access;
 const START_LIMIT: Duration = Duration::from_mins(1);
 
 /// Only what tests lean on; each more costs start time. Without the service account controllers
-/// there would be no bound tokens.
+/// there would be no bound tokens, and without aggregation a role that is the sum of others stays empty.
 const CONTROLLERS: &str = "namespace-controller,garbage-collector-controller,\
-                           serviceaccount-controller,serviceaccount-token-controller";
+                           serviceaccount-controller,serviceaccount-token-controller,\
+                           clusterrole-aggregation-controller";
 
 /// A running control plane; dropping it stops all of it.
 #[derive(Debug)]

@@ -1,75 +1,148 @@
-//! `make demo`: a real control plane, a small shop on it, and what kollect makes of it.
+//! `make demo`: a real control plane with a small shop on it, the operator beside it, and a database that
+//! goes away and comes back.
 //!
 //! It shows the commands that it runs, so that a reader can repeat them on a cluster of their own.
 
 use std::{
-    fs,
     io::Write,
     path::Path,
-    process::{Command, Stdio},
-    time::Instant,
+    process::Command,
+    time::{Duration, Instant},
 };
 
-use crate::{ControlPlane, Error, Programs};
+use crate::{ControlPlane, Error, Postgres, Programs, Scratch, Server, Stop};
 
 const WORKLOADS: &str = include_str!("../demo/workloads.yaml");
-const MANIFESTS: &str = "docs/examples/deployments";
-const QUERY: &str = "SELECT namespace, name, payload ->> '$.attributes.image' AS image, changed_at FROM inventory \
-     WHERE changed_at > first_seen_at";
+const KOLLECT: &str = "crates/testbed/demo/kollect.yaml";
+const ROWS: &str = "SELECT namespace, name, payload #>> '{attributes,image}' AS image, \
+                    payload #>> '{attributes,replicas}' AS replicas FROM inventory ORDER BY 1, 2";
+const CHANGED: &str = "SELECT namespace, name, payload #>> '{attributes,image}' AS image, \
+                       payload #>> '{attributes,replicas}' AS replicas FROM inventory \
+                       WHERE changed_at > first_seen_at ORDER BY 1, 2";
+const LIMIT: Duration = Duration::from_mins(1);
 
-/// Runs the demo with a built program, in the root of the repository; the database stays.
-pub fn run(kollect: &Path, database: &Path, out: &mut dyn Write) -> Result<(), Error> {
-    if let Some(dir) = database.parent() {
-        fs::create_dir_all(dir).map_err(Error::io(format!("create {}", dir.display())))?;
-    }
-    if database.exists() {
-        fs::remove_file(database).map_err(Error::io("remove the database of an earlier demo"))?;
-    }
+/// Runs the demo with a built program, in the root of the repository. It leaves nothing behind.
+pub fn run(kollect: &Path, out: &mut dyn Write) -> Result<(), Error> {
     let mut screen = Screen(out);
-    screen.say(
-        "Starting a throw-away Kubernetes control plane: etcd, kube-apiserver, kube-controller-manager",
-    )?;
+    screen.say("Starting a throw-away Kubernetes control plane, and a PostgreSQL for the inventory")?;
     Programs::find_or_build()?;
     let started = Instant::now();
     let plane = ControlPlane::start()?;
-    let ready = format!("{} is ready after {:.1} s", plane.url(), started.elapsed().as_secs_f32());
-    screen.show(&ready)?;
+    let postgres = Postgres::start()?;
+    screen.show(&format!("{} is ready after {:.1} s", plane.url(), started.elapsed().as_secs_f32()))?;
+    let scratch = Scratch::new()?;
+    let mut demo = Demo { kollect, plane, postgres, scratch, screen };
 
-    screen.say("Installing the eleven kinds, and a small shop of eight Deployments to look at")?;
-    plane.apply(&output(Command::new(kollect).arg("crds"))?)?;
-    plane.apply(WORKLOADS)?;
+    demo.screen.say("Installing the eleven kinds, and a small shop of eight Deployments to look at")?;
+    demo.kubectl_quietly(&["apply", "-k", "config/crd"])?;
+    demo.plane.wait(&["crd", "--for=condition=Established", "--all"])?;
+    demo.plane.apply(WORKLOADS)?;
 
-    let run = |title: &str, screen: &mut Screen<'_>, args: &[&str]| -> Result<(), Error> {
-        screen.say(title)?;
-        screen.show(&format!("$ kollect {}", args.join(" ")))?;
-        screen.show(&output(Command::new(kollect).args(args).env("KUBECONFIG", plane.kubeconfig()))?)
-    };
-    let file = database.display();
-    let sink = format!("sqlite:{file}");
-    run(
-        "What runs where? One table, straight from the live objects",
-        &mut screen,
-        &["collect", "-f", MANIFESTS],
-    )?;
-    let refill = ["collect", "-f", MANIFESTS, "--out", &sink];
-    run("The same rows in a database file", &mut screen, &refill)?;
+    demo.screen.say("What is wanted: a profile, a target, a sink with its Secret, an inventory")?;
+    demo.kubectl(&["apply", "-f", KOLLECT])?;
+    let dsn = demo.postgres.dsn();
+    let secret = ["create", "secret", "generic", "portal", "-n", "inventory"];
+    demo.kubectl(&[&secret[..], &[&format!("--from-literal=dsn={dsn}")]].concat())?;
 
-    screen.say("Somebody deploys a new version of the cart")?;
-    let image =
-        ["set", "image", "deployment/cart", "-n", "shop", "main=registry.example.com/shop/cart:2.8.0"];
-    screen.show(&format!("$ kubectl {}", image.join(" ")))?;
-    screen.show(&plane.kubectl(&image)?)?;
-    run("The next run writes the one row that changed", &mut screen, &refill)?;
-    drop(plane);
+    demo.screen.say("The operator starts, and soon everything is in the database")?;
+    let operator = demo.start_operator()?;
+    demo.becomes("Ready=true")?;
+    demo.kubectl(&["get", "kollect", "-A"])?;
+    demo.sql(ROWS)?;
 
-    screen.say("Ask the file which rows have changed since they were first seen")?;
-    screen.show(&format!("$ sqlite3 -box {file} \"{QUERY}\""))?;
-    let rows = output(Command::new("sqlite3").arg("-box").arg(database).arg(QUERY));
-    screen.show(&rows.unwrap_or_else(|_| "(install sqlite3 to run it)".into()))?;
+    demo.screen.say("Somebody deploys a new version of the cart: one row is written, at once")?;
+    let image = "main=registry.example.com/shop/cart:2.8.0";
+    demo.kubectl(&["set", "image", "deployment/cart", "-n", "shop", image])?;
+    demo.changed(1)?;
+    demo.sql(CHANGED)?;
 
-    screen.say("Now your own cluster: it is only read, and nothing is installed on it")?;
-    screen.show(&format!("$ {} collect -f {MANIFESTS}", kollect.display()))?;
-    screen.say(&format!("The control plane is gone, the file {file} stays"))
+    demo.screen.say("The database goes away, and meanwhile somebody scales the search")?;
+    demo.postgres.crash();
+    demo.kubectl(&["scale", "deployment/search", "-n", "shop", "--replicas=5"])?;
+    demo.becomes("Degraded=true")?;
+    let message = "-o=jsonpath={.status.sinkExports[0].lastError}{\"\\n\"}";
+    demo.kubectl(&["get", "kinv", "-n", "inventory"])?;
+    demo.kubectl(&["get", "kinv/deployments", "-n", "inventory", message])?;
+
+    demo.screen.say("It comes back: nothing was lost, and nothing is written twice")?;
+    demo.postgres.resume()?;
+    demo.becomes("Ready=true")?;
+    demo.changed(2)?;
+    demo.kubectl(&["get", "kinv", "-n", "inventory"])?;
+    demo.sql(CHANGED)?;
+    drop(operator);
+
+    let Demo { mut screen, .. } = demo;
+    screen.say("Now your own cluster. This only reads, and installs nothing")?;
+    screen.show(&format!("$ {} collect -f docs/examples/deployments", kollect.display()))?;
+    screen.say("And this is the operator: see docs/operator.md")?;
+    screen.show("$ kubectl apply -k config/default")
+}
+
+/// What the demo plays with.
+struct Demo<'a> {
+    kollect: &'a Path,
+    plane: ControlPlane,
+    postgres: Postgres,
+    scratch: Scratch,
+    screen: Screen<'a>,
+}
+
+impl Demo<'_> {
+    /// Runs kubectl, and shows that.
+    fn kubectl(&mut self, args: &[&str]) -> Result<(), Error> {
+        let text = self.kubectl_quietly(args)?;
+        self.screen.show(&text)
+    }
+
+    fn kubectl_quietly(&mut self, args: &[&str]) -> Result<String, Error> {
+        self.screen.show(&format!("$ kubectl {}", args.join(" ")))?;
+        self.plane.kubectl(args)
+    }
+
+    /// Shows a query and its rows.
+    fn sql(&mut self, sql: &str) -> Result<(), Error> {
+        self.screen.show(&format!("$ psql -c \"{sql}\""))?;
+        let rows = self.postgres.table(sql)?;
+        self.screen.show(rows.trim_end())
+    }
+
+    /// The operator, with the rights of whoever looks at the demo.
+    fn start_operator(&mut self) -> Result<Server, Error> {
+        // A sink on the machine of the operator needs permission; in a cluster it is elsewhere.
+        let args = ["operator", "--allow-sink-cidrs=127.0.0.0/8"];
+        // Nothing needs to reach it here.
+        let alone = ["--health-probe-bind-address=0", "--validating-webhooks-enabled=false"];
+        self.screen.show(&format!("$ kollect {} {} &", args.join(" "), alone.join(" ")))?;
+        let program = self.kollect.canonicalize();
+        let program = program.map_err(Error::io(format!("find {}", self.kollect.display())))?;
+        let mut command = Command::new(program);
+        command.args(args).args(alone).env("KUBECONFIG", self.plane.kubeconfig());
+        Server::start(&self.scratch, "operator", Stop::Terminate, &command)
+    }
+
+    /// Waits for a condition of the inventory.
+    fn becomes(&mut self, condition: &str) -> Result<(), Error> {
+        let wait = ["wait", "-n", "inventory", "kinv/deployments", "--timeout=60s"];
+        let condition = format!("--for=condition={condition}");
+        self.kubectl_quietly(&[&wait[..], &[&condition]].concat()).map(drop)
+    }
+
+    /// Waits until so many rows have changed since they were first seen.
+    fn changed(&mut self, rows: usize) -> Result<(), Error> {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let found = self.postgres.psql(CHANGED)?.lines().count();
+            if found == rows {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                let (name, seconds) = ("the changed row".into(), LIMIT.as_secs());
+                return Err(Error::NotReady { name, seconds, log: format!("{found} rows have changed") });
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
 }
 
 /// What the reader sees.
@@ -81,21 +154,10 @@ impl Screen<'_> {
     }
 
     fn show(&mut self, text: &str) -> Result<(), Error> {
-        text.lines().try_for_each(|line| self.print(&format!("   {line}\n")))
+        text.lines().try_for_each(|line| self.print(&format!("   {}\n", line.trim_end())))
     }
 
     fn print(&mut self, text: &str) -> Result<(), Error> {
         self.0.write_all(text.as_bytes()).and_then(|()| self.0.flush()).map_err(Error::io("print"))
     }
-}
-
-/// The standard output of a program; what it says on standard error is for the reader.
-fn output(command: &mut Command) -> Result<String, Error> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let action = format!("run {name}");
-    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().map_err(Error::io(action))?;
-    if !output.status.success() {
-        return Err(Error::io(format!("run {name}"))(std::io::Error::other(output.status.to_string())));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     let outcome = match arguments.as_slice() {
         ["build"] => build(),
         ["up"] => up(),
-        ["demo", kollect] => demo::run(Path::new(kollect), Path::new("demo/inventory.db"), &mut io::stdout()),
+        ["demo", kollect] => demo::run(Path::new(kollect), &mut io::stdout()),
         ["help" | "-h" | "--help"] => print(USAGE),
         _ => {
             writeln!(io::stderr(), "{}", USAGE.trim_end()).ok();

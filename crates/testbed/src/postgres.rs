@@ -107,7 +107,12 @@ impl Postgres {
 
     /// Runs SQL and returns its rows: one per line, columns separated by `|`.
     pub fn psql(&self, sql: &str) -> Result<String, Error> {
-        psql(&self.programs, &self.dsn(), sql)
+        psql(&self.programs, &self.dsn(), sql, &["--no-align", "--tuples-only"])
+    }
+
+    /// Runs SQL and returns its rows as a table for people.
+    pub fn table(&self, sql: &str) -> Result<String, Error> {
+        psql(&self.programs, &self.dsn(), sql, &[])
     }
 
     fn start_on(port: u16, programs: &Path, tls_host: Option<&str>) -> Result<Self, Error> {
@@ -195,10 +200,11 @@ fn write_certificate(scratch: &Scratch, host: &str) -> Result<String, Error> {
     Ok(certificate)
 }
 
-fn psql(programs: &Path, dsn: &str, sql: &str) -> Result<String, Error> {
+fn psql(programs: &Path, dsn: &str, sql: &str, format: &[&str]) -> Result<String, Error> {
     let program = programs.join("psql");
     let output = Command::new(&program)
-        .args(["--no-psqlrc", "--quiet", "--no-align", "--tuples-only"])
+        .args(["--no-psqlrc", "--quiet"])
+        .args(format)
         .args(["--set=ON_ERROR_STOP=1", "--dbname", dsn, "--command", sql])
         // Else PGOPTIONS and its like would take part.
         .env_clear()

@@ -27,7 +27,7 @@ use kollect_testbed::{ControlPlane, Proxy, Rule};
 use serde_json::{Value, json};
 use tokio::time::{self, Instant};
 
-use super::{ClusterSource, follow::Timing};
+use super::{ClusterSource, Identity, follow::Timing};
 
 /// Long enough for a machine that is busy with something else.
 const LIMIT: Duration = Duration::from_secs(40);
@@ -610,4 +610,25 @@ async fn targets_come_and_go_while_objects_change() {
     live.collector.set_targets(&[], &BTreeSet::new());
     eventually("the last watch is gone", || watches(&proxy) <= 3).await;
     assert!(live.problems.lock().unwrap().iter().all(|problem| !problem.contains("Crashed")));
+}
+
+#[tokio::test]
+async fn operators_of_one_namespace_have_one_identity_whoever_is_first() {
+    let _installed = rustls::crypto::ring::default_provider().install_default();
+    let plane = ControlPlane::shared();
+    let verbs = &["get", "create"];
+    let namespace = plane.namespace("identity").unwrap();
+    // A kubeconfig that names no namespace means this one.
+    let rules = [Rule::in_namespace("default", "", &["configmaps"], verbs)];
+    let kubeconfig = plane.user(&namespace, "tenant", &rules).unwrap();
+    let connect = || ClusterSource::connect_in_cluster(Some(&kubeconfig), Identity::Namespace);
+    let (first, second) = tokio::join!(connect(), connect());
+    let get = ["get", "configmap", "kollect-identity", "-n", "default", "-o", "jsonpath={.metadata.uid}"];
+    let uid = plane.kubectl(&get).unwrap();
+    assert_eq!([first.unwrap().id, second.unwrap().id], [uid.clone(), uid]);
+
+    let stranger = plane.user(&namespace, "stranger", &[]).unwrap();
+    let refused = ClusterSource::connect_in_cluster(Some(&stranger), Identity::Namespace).await;
+    let error = format!("{:#}", refused.err().unwrap());
+    assert!(error.contains("read ConfigMap kollect-identity in namespace default"), "{error}");
 }

@@ -15,7 +15,10 @@ use super::{
     leader::{Leader, LeaderHandle, Timings},
     serve::{Endpoint, Limits, Tls},
 };
-use crate::world::{FileRoot, Rules};
+use crate::{
+    cluster::Identity,
+    world::{FileRoot, Rules},
+};
 
 /// Arguments of `kollect operator`.
 #[derive(clap::Args)]
@@ -187,6 +190,11 @@ impl Args {
         let names: BTreeSet<Arc<str>> =
             names(&self.watch_namespaces).iter().map(|name| name.as_str().into()).collect();
         (!names.is_empty()).then_some(names)
+    }
+
+    /// What tells this operator's rows from those of others.
+    pub(crate) fn identity(&self) -> Identity {
+        if self.tenant_mode { Identity::Namespace } else { Identity::Cluster }
     }
 
     pub(crate) fn informer_resync_period(&self) -> Duration {

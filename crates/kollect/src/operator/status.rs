@@ -172,6 +172,9 @@ impl View<'_> {
         let nothing_seen = !sights.is_empty() && sights.values().all(|sight| *sight == Sight::Partial);
         if pending {
             conditions.progressing("Listing", "the first list is running");
+        } else if nothing_seen && blind.is_empty() && self.namespaces.as_ref().is_some_and(|n| !n.complete) {
+            conditions.set("Blind", true, "ScopeForbidden", UNDECIDED);
+            conditions.degraded("ScopeForbidden", UNDECIDED, false);
         } else if nothing_seen && !blind.is_empty() {
             let forbidden = coverage.iter().all(|place| place.blind.as_deref() == Some(FORBIDDEN));
             let reason = if forbidden { "ScopeForbidden" } else { "InformerRegistrationFailed" };
@@ -442,6 +445,10 @@ impl View<'_> {
         }
     }
 }
+
+/// Labels of namespaces decide, and nobody knows them.
+const UNDECIDED: &str = "the selection depends on labels of namespaces, which may not be listed: \
+                         grant list and watch on namespaces, or name them in spec.includedNamespaces";
 
 /// Whether what an object says is about what it is now. It stands until something else is known, so
 /// that a restart changes nothing that has not changed.

@@ -33,7 +33,10 @@ pub(crate) fn with_kinds() -> &'static ControlPlane {
         let plane = ControlPlane::shared();
         let bases = root().join("config/crd/bases");
         plane.kubectl(&["apply", "--server-side", "-f", bases.to_str().unwrap()]).unwrap();
-        plane.wait(&["crd", "--for=condition=Established", "--all"]).unwrap();
+        // By name: other tests remove definitions of their own meanwhile.
+        let names = KINDS.map(|kind| format!("crd/{kind}.kollect.dev"));
+        let names = names.each_ref().map(String::as_str);
+        plane.wait(&[&["--for=condition=Established"], &names[..]].concat()).unwrap();
         plane.kubectl(&["create", "namespace", "team-a"]).unwrap();
         plane
     })
@@ -113,7 +116,7 @@ fn kubectl_explains_every_kind() {
 fn q2_samples_are_accepted_by_kubectl() {
     let plane = with_kinds();
     let samples = root().join("config/samples");
-    plane.kubectl(&["apply", "--server-side", "--dry-run=server", "-f", samples.to_str().unwrap()]).unwrap();
+    plane.kubectl(&["apply", "--server-side", "--dry-run=server", "-k", samples.to_str().unwrap()]).unwrap();
 }
 
 #[derive(Deserialize)]

@@ -95,18 +95,35 @@ fn links_of_the_documentation_lead_somewhere() {
 
 #[test]
 fn the_demo_shows_the_changed_row() {
-    let dir = tempfile::tempdir().unwrap();
     let mut screen = Vec::new();
     std::env::set_current_dir(root()).unwrap();
-    demo::run(Path::new(env!("CARGO_BIN_EXE_kollect")), &dir.path().join("demo.db"), &mut screen).unwrap();
+    demo::run(Path::new(env!("CARGO_BIN_EXE_kollect")), &mut screen).unwrap();
     let screen = String::from_utf8(screen).unwrap();
     let lines: Vec<Vec<&str>> = screen.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert!(lines.contains(&vec!["~", "Deployment", "shop/cart"]), "{screen}");
-    let counts = |line: &Vec<&str>| {
-        line.first() == Some(&"default/deployments")
-            && line.get(2..8) == Some(&["8", "0", "1", "0", "7", "0"][..])
-    };
-    assert!(lines.iter().any(counts), "{screen}");
+    let shown = |expected: &[&str]| lines.iter().filter(|line| line.starts_with(expected)).count();
+    // Before the change, after it, and after the fault.
+    let cart = |version: &str| format!("registry.example.com/shop/cart:{version}");
+    assert_eq!(shown(&["shop", "|", "cart", "|", &cart("2.7.1")]), 1, "{screen}");
+    assert_eq!(shown(&["shop", "|", "cart", "|", &cart("2.8.0")]), 2, "{screen}");
+    let search = "registry.example.com/shop/search:1.9.3";
+    assert_eq!(shown(&["shop", "|", "search", "|", search, "|", "5"]), 1, "{screen}");
+    // The dashboard: all is well, the database is gone, all is well again.
+    let name = "kollectinventory.kollect.dev/deployments";
+    assert_eq!(shown(&["inventory", name, "True", "Exported", "8"]), 1, "{screen}");
+    assert_eq!(shown(&["deployments", "False", "Progressing", "8"]), 1, "{screen}");
+    assert_eq!(shown(&["deployments", "True", "Exported", "8"]), 1, "{screen}");
+}
+
+#[test]
+fn every_flag_of_the_operator_is_documented() {
+    let page = fs::read_to_string(root().join("docs/operator.md")).unwrap();
+    let help = kollect(["operator", "--help"]).ok();
+    let flags = help.lines().filter_map(|line| line.trim_start().strip_prefix("--"));
+    let flags: Vec<&str> = flags.filter_map(|rest| rest.split([' ', '[']).next()).collect();
+    assert!(flags.contains(&"leader-elect"), "the flags were found: {help}");
+    for flag in flags {
+        assert!(page.contains(&format!("`--{flag}`")), "--{flag}");
+    }
 }
 
 #[test]

@@ -2,12 +2,14 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod admission;
+mod catalogue;
 mod collect;
 mod crds;
 mod documentation;
 mod exposition;
 mod files;
 mod input;
+mod install;
 mod operator;
 mod postgres;
 mod program;

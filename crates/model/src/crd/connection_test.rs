@@ -19,8 +19,11 @@ use super::{rules, shapes::Condition, target::local_name};
     shortname = "kconntest",
     category = "kollect",
     derive = "PartialEq",
-    printcolumn = r#"{"name":"Sink","type":"string","jsonPath":".spec.sinkRef"}"#,
-    printcolumn = r#"{"name":"Verified","type":"string","jsonPath":".status.conditions[?(@.type==\"ConnectionVerified\")].status"}"#
+    printcolumn = r#"{"name":"Sink","type":"string","jsonPath":".spec.sinkRef.*"}"#,
+    printcolumn = r#"{"name":"Verified","type":"string","jsonPath":".status.conditions[?(@.type==\"ConnectionVerified\")].status"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason"}"#,
+    printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = rules(&[

@@ -29,7 +29,13 @@ pub const MAX_SINK_REFS: usize = 20;
     status = "InventoryStatus",
     shortname = "kinv",
     category = "kollect",
-    derive = "PartialEq"
+    derive = "PartialEq",
+    printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason"}"#,
+    printcolumn = r#"{"name":"Rows","type":"integer","jsonPath":".status.itemCount"}"#,
+    printcolumn = r#"{"name":"Last Export","type":"date","jsonPath":".status.lastExportTime"}"#,
+    printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = rules(&[
@@ -125,7 +131,14 @@ fn default_interval() -> GoDuration {
     status = "ClusterInventoryStatus",
     shortname = "kcinv",
     category = "kollect",
-    derive = "PartialEq"
+    derive = "PartialEq",
+    printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason"}"#,
+    printcolumn = r#"{"name":"Rows","type":"integer","jsonPath":".status.itemCount"}"#,
+    printcolumn = r#"{"name":"Targets","type":"integer","jsonPath":".status.targetCount"}"#,
+    printcolumn = r#"{"name":"Last Export","type":"date","jsonPath":".status.lastExportTime"}"#,
+    printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = rules(&[

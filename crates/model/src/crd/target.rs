@@ -30,8 +30,11 @@ pub const NAMESPACE_WATCH_ANNOTATION: &str = "kollect.dev/namespace-watch";
     shortname = "ktgt",
     category = "kollect",
     derive = "PartialEq",
+    printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason"}"#,
     printcolumn = r#"{"name":"Collected","type":"integer","jsonPath":".status.collectedCount"}"#,
     printcolumn = r#"{"name":"Updated","type":"date","jsonPath":".status.collectedCountUpdatedAt"}"#,
+    printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
@@ -80,7 +83,13 @@ pub struct KollectTargetSpec {
     status = "TargetStatus",
     shortname = "kctgt",
     category = "kollect",
-    derive = "PartialEq"
+    derive = "PartialEq",
+    printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason"}"#,
+    printcolumn = r#"{"name":"Collected","type":"integer","jsonPath":".status.collectedCount"}"#,
+    printcolumn = r#"{"name":"Updated","type":"date","jsonPath":".status.collectedCountUpdatedAt"}"#,
+    printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = rules(&[

@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::*;
+use crate::crd::{GROUP, VERSION};
 
 #[derive(Deserialize)]
 struct Case {
@@ -56,11 +57,21 @@ fn merge(target: &mut Value, patch: &Value) {
 #[test]
 fn every_kind_has_a_sample_and_every_sample_is_right() {
     let mut seen = BTreeSet::new();
-    for entry in fs::read_dir(root().join("config/samples")).unwrap() {
-        let text = fs::read_to_string(entry.unwrap().path()).unwrap();
-        let mut object: Value = serde_saphyr::from_str(&text).unwrap();
-        assert_eq!(kind(&object).check(&mut object), [], "{text}");
-        seen.insert(kind(&object).name.clone());
+    let directories =
+        ["config/samples", "config/samples/catalogue"].map(|dir| fs::read_dir(root().join(dir)));
+    let files = directories.into_iter().flat_map(Result::unwrap).map(|entry| entry.unwrap().path());
+    for file in files.filter(|path| path.is_file()) {
+        let text = fs::read_to_string(file).unwrap();
+        for document in text.split("\n---\n") {
+            let mut object: Value = serde_saphyr::from_str(document).unwrap();
+            let ours = object["apiVersion"] == format!("{GROUP}/{VERSION}");
+            // A namespace for the samples, and lists of them.
+            if !ours && ["Namespace", "Kustomization"].map(Value::from).contains(&object["kind"]) {
+                continue;
+            }
+            assert_eq!(kind(&object).check(&mut object), [], "{document}");
+            seen.insert(kind(&object).name.clone());
+        }
     }
     assert_eq!(seen, kinds().keys().cloned().collect());
 }

@@ -1,0 +1,73 @@
+//! What tells a cluster from all others: sinks keep it with the rows, so that nobody writes over somebody
+//! else's.
+
+use anyhow::{Context, anyhow};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use kube::{Api, Client, Config, api::PostParams};
+use tokio::time;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{plain, request::PATIENCE};
+
+/// The ConfigMap that stands for an operator which sees one namespace only.
+const IDENTITY: &str = "kollect-identity";
+
+/// Where the id comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Identity {
+    /// The cluster itself.
+    Cluster,
+    /// The operator's own namespace: a Role shows nothing else.
+    Namespace,
+}
+
+impl Identity {
+    pub(super) async fn find(self, client: &Client, anonymous: String) -> anyhow::Result<String> {
+        match self {
+            Self::Cluster => cluster(client, anonymous).await,
+            Self::Namespace => namespace(client).await,
+        }
+    }
+}
+
+/// Every cluster has this namespace, and nobody can recreate it.
+async fn cluster(client: &Client, anonymous: String) -> anyhow::Result<String> {
+    let namespaces = Api::<Namespace>::all(client.clone());
+    match time::timeout(PATIENCE, namespaces.get("kube-system")).await.context("no answer")? {
+        Ok(namespace) => Ok(namespace.metadata.uid.unwrap_or(anonymous)),
+        Err(kube::Error::Api(status)) if status.code == 403 => Ok(anonymous),
+        Err(error) => Err(plain(error)),
+    }
+}
+
+/// Made where it is missing: whoever starts at the same time finds the one that was first.
+async fn namespace(client: &Client) -> anyhow::Result<String> {
+    let maps = Api::<ConfigMap>::default_namespaced(client.clone());
+    let what = || format!("ConfigMap {IDENTITY} in namespace {}", client.default_namespace());
+    let read = || async {
+        let found = time::timeout(PATIENCE, maps.get_opt(IDENTITY)).await.context("no answer")?;
+        found.map_err(plain).with_context(|| format!("read {}", what()))
+    };
+    let mut found = read().await?;
+    if found.is_none() {
+        let mut map = ConfigMap::default();
+        map.metadata.name = Some(IDENTITY.into());
+        let parameters = PostParams::default();
+        found = match time::timeout(PATIENCE, maps.create(&parameters, &map)).await.context("no answer")? {
+            Ok(map) => Some(map),
+            Err(kube::Error::Api(status)) if status.code == 409 => read().await?,
+            Err(error) => return Err(plain(error)).with_context(|| format!("create {}", what())),
+        };
+    }
+    found.and_then(|map| map.metadata.uid).ok_or_else(|| anyhow!("{} has no UID", what()))
+}
+
+/// Tells clusters apart for those who may not see kube-system: two clusters may have one address, but
+/// hardly one certificate authority.
+pub(super) fn anonymous(config: &Config) -> String {
+    let authority = config.root_cert.iter().flatten().fold(Xxh3::new(), |mut hash, certificate| {
+        hash.update(certificate);
+        hash
+    });
+    format!("{} {:032x}", config.cluster_url, authority.digest128())
+}
