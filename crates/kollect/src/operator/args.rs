@@ -141,6 +141,28 @@ struct Retired {
     collect_dispatch_queue_size: Option<u32>,
     #[arg(long, hide = true)]
     collect_dispatch_enqueue_wait: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "true")]
+    zap_devel: Option<bool>,
+    #[arg(long, hide = true)]
+    zap_encoder: Option<String>,
+    #[arg(long, hide = true)]
+    zap_log_level: Option<String>,
+    #[arg(long, hide = true)]
+    zap_stacktrace_level: Option<String>,
+    #[arg(long, hide = true)]
+    zap_time_encoding: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "true")]
+    enable_pprof: Option<bool>,
+    #[arg(long, hide = true)]
+    pprof_bind_address: Option<String>,
+    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "true")]
+    inventory_http_enabled: Option<bool>,
+    #[arg(long, hide = true)]
+    inventory_http_port: Option<u16>,
+    #[arg(long, hide = true)]
+    inventory_auth_mode: Option<String>,
+    #[arg(long, hide = true)]
+    inventory_auth_cache_ttl: Option<String>,
 }
 
 fn namespace_name(text: &str) -> Result<String, String> {
@@ -210,6 +232,9 @@ impl Args {
     pub(crate) fn rules(&self) -> anyhow::Result<Rules> {
         if self.tenant_mode && self.within().is_none() {
             bail!("--tenant-mode needs --watch-namespaces: a Role counts in its namespace only");
+        }
+        if self.retired.inventory_http_enabled == Some(true) {
+            bail!("--inventory-http-enabled: the read API is not part of this build; remove the flag");
         }
         Ok(Rules {
             policy: Policy { scrub_keys: self.scrub_keys.clone(), ..Policy::default() },
@@ -285,7 +310,21 @@ impl Args {
             collect_dispatch_workers,
             collect_dispatch_queue_size,
             collect_dispatch_enqueue_wait,
+            zap_devel,
+            zap_encoder,
+            zap_log_level,
+            zap_stacktrace_level,
+            zap_time_encoding,
+            enable_pprof,
+            pprof_bind_address,
+            inventory_http_enabled: _,
+            inventory_http_port,
+            inventory_auth_mode,
+            inventory_auth_cache_ttl,
         } = &self.retired;
+        let logs = "--log-level and --log-format";
+        let profiles = "perf reads the program as it is";
+        let served = "nothing is served over HTTP in this build";
         let concurrency = "everything is concurrent already";
         let queue = "a watch waits for its reader, and nothing is queued";
         for (flag, given, instead) in [
@@ -319,6 +358,16 @@ impl Args {
             ),
             ("--collect-dispatch-queue-size", collect_dispatch_queue_size.is_some(), queue),
             ("--collect-dispatch-enqueue-wait", collect_dispatch_enqueue_wait.is_some(), queue),
+            ("--zap-devel", zap_devel.is_some(), logs),
+            ("--zap-encoder", zap_encoder.is_some(), logs),
+            ("--zap-log-level", zap_log_level.is_some(), logs),
+            ("--zap-stacktrace-level", zap_stacktrace_level.is_some(), logs),
+            ("--zap-time-encoding", zap_time_encoding.is_some(), logs),
+            ("--enable-pprof", enable_pprof.is_some(), profiles),
+            ("--pprof-bind-address", pprof_bind_address.is_some(), profiles),
+            ("--inventory-http-port", inventory_http_port.is_some(), served),
+            ("--inventory-auth-mode", inventory_auth_mode.is_some(), served),
+            ("--inventory-auth-cache-ttl", inventory_auth_cache_ttl.is_some(), served),
         ] {
             if given {
                 warn!(flag, instead, "the flag has no effect");

@@ -69,7 +69,7 @@ impl Running {
             rest: Sight::Everything,
             choice: kollect_engine::export::Choice::default(),
             part_bytes: PART_BYTES,
-            last_checksum: kollect_engine::export::LastChecksum::default(),
+            last_checksum: LastChecksum::default(),
             requested: None,
             sink: Arc::new(destination),
             breaker: Arc::default(),
