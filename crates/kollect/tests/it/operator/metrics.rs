@@ -329,9 +329,8 @@ fn only_those_who_may_get_them_get_metrics_over_tls() {
     let (reader, nobody) = (bearer("reader"), bearer("nobody"));
     let labels = json!({ "name": format!("{}-metrics", world.namespace) });
     let account = json!({ "kind": "ServiceAccount", "name": "reader", "namespace": world.namespace });
-    let role = std::fs::read_to_string(root().join("config/prometheus/monitor.yaml")).unwrap();
-    let role = role.split("---\n").nth(1).unwrap();
-    world.plane.apply(role).unwrap();
+    let role = std::fs::read_to_string(root().join("config/rbac/metrics_reader_role.yaml")).unwrap();
+    world.plane.apply(&role).unwrap();
     let binding = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": labels,
         "roleRef": {
