@@ -309,7 +309,10 @@ impl RowSink {
         // Whoever listens hears of it, before nothing is left to read.
         self.write_all(&Batch::new(inventory, claim, &delta)).await?;
         self.take_known(inventory);
-        let purge = json!({ "filter": subjects.all() });
+        // Removals stay until they expire: whoever was away for a while reads them too. Of the records only
+        // ours goes, not that of somebody who comes meanwhile.
+        let record = self.admitted(&subjects, inventory, claim).await?;
+        let purge = json!({ "filter": subjects.holder(), "seq": record + 1 });
         self.connection.ask(format!("STREAM.PURGE.{}", self.stream.name), &purge).await?;
         Ok(())
     }
