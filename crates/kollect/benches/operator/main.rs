@@ -10,7 +10,6 @@ mod definitions;
 #[expect(dead_code, reason = "the other benchmark watches more kinds")]
 mod manifests;
 #[path = "../scale/objects.rs"]
-#[expect(dead_code, reason = "the other benchmark looks into namespaces")]
 mod objects;
 mod operating;
 #[path = "../scale/process.rs"]
@@ -199,7 +198,7 @@ async fn restart(table: &mut Table, bench: &mut Bench, count: usize) -> Result<(
     sleep(MINUTE).await;
     let requests = proxy.requests();
     let idle = requests.get(before..).unwrap_or_default();
-    idle.iter().for_each(|line| tell(line));
+    idle.iter().for_each(tell);
     table.check("idle: API requests per minute", float(idle.len()), 20.0);
     operator.stop()
 }
