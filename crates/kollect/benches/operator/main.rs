@@ -194,6 +194,7 @@ async fn restart(table: &mut Table, bench: &mut Bench, count: usize) -> Result<(
     ensure!(written > 0, "a change was seen and not counted");
     table.check("restart, nothing changed: rows written", float(written - 1), 0.0);
     let before = proxy.requests().len();
+    ensure!(before > 0, "the operator does not use the proxy");
     tell(format_args!("idling for {} s", MINUTE.as_secs()));
     sleep(MINUTE).await;
     let requests = proxy.requests();
