@@ -37,6 +37,10 @@ bench-scale: servers ## 100,000 objects on a real control plane: time, memory, c
 bench-delivery: servers ## Rows to real sinks: writes, latency, memory, restarts (N=10000 for the quick form)
 	N=$(or $(N),100000) cargo bench -p kollect-sinks --bench delivery
 
+.PHONY: bench-operator
+bench-operator: servers ## The operator with a real control plane and PostgreSQL: latency, memory, idling, many teams (N=10000 for the quick form)
+	N=$(or $(N),100000) cargo bench -p kollect --bench operator
+
 .PHONY: soak
 soak: servers ## The real-server tests again and again: N=20 by default
 	for round in $$(seq $(or $(N),20)); do echo "round $$round"; cargo test --quiet -p kollect -p kollect-testbed; done

@@ -4,11 +4,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use futures::future::try_join_all;
-use http::{Request, header::CONTENT_TYPE};
 use kube::Client;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::objects::{WRITERS, path};
+use super::objects::{WRITERS, patch, path};
 
 /// The owner after the last change.
 pub(crate) const MARKER: &str = "last-change@example.com";
@@ -25,7 +24,7 @@ pub(crate) async fn churn(client: &Client, count: usize, time: Duration) -> Resu
     let until = Instant::now() + time;
     let writers = try_join_all((0..WRITERS).map(|writer| write(client, count, writer, until))).await?;
     let ended = Instant::now();
-    patch(client, 0, &json!({ "metadata": { "annotations": { "owner": MARKER } } })).await?;
+    patch(client, &path(0), &json!({ "metadata": { "annotations": { "owner": MARKER } } })).await?;
     Ok(Churned { changes: writers.iter().sum(), ended })
 }
 
@@ -35,13 +34,7 @@ async fn write(client: &Client, count: usize, writer: usize, until: Instant) -> 
     while Instant::now() < until {
         changes += 1;
         let change = json!({ "spec": { "replicas": changes * WRITERS + writer } });
-        patch(client, fastrand::usize(..count), &change).await?;
+        patch(client, &path(fastrand::usize(..count)), &change).await?;
     }
     Ok(changes)
-}
-
-async fn patch(client: &Client, index: usize, change: &Value) -> Result<()> {
-    let request = Request::patch(path(index)).header(CONTENT_TYPE, "application/merge-patch+json");
-    client.request_text(request.body(change.to_string().into_bytes())?).await?;
-    Ok(())
 }

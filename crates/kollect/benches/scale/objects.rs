@@ -33,6 +33,12 @@ pub(crate) async fn post(client: &Client, path: &str, object: &Value) -> Result<
     Ok(())
 }
 
+/// Changes an object. Returns what it is then.
+pub(crate) async fn patch(client: &Client, path: &str, change: &Value) -> Result<String> {
+    let request = Request::patch(path).header(CONTENT_TYPE, "application/merge-patch+json");
+    Ok(client.request_text(request.body(change.to_string().into_bytes())?).await?)
+}
+
 /// The namespaces of the objects.
 pub(crate) fn namespaces() -> impl Iterator<Item = String> {
     (0..NAMESPACES).map(namespace)

@@ -1,4 +1,4 @@
-//! `kollect watch` as a process of its own, and what the kernel knows about it.
+//! `kollect` as a process of its own, and what the kernel knows about it.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_mins(10);
 /// The unit in which the kernel tells CPU time: hundredths of a second on every Linux.
 const TICK: Duration = Duration::from_millis(10);
 
-/// A running `kollect watch`; dropping it ends it.
+/// A running `kollect`, watching; dropping it ends it.
 pub(crate) struct Watching {
     child: Child,
     began: Instant,
@@ -39,11 +39,16 @@ pub(crate) struct Printed {
 }
 
 impl Watching {
-    /// Starts the program with manifests.
+    /// Starts `kollect watch` with manifests.
     pub(crate) fn start(manifests: &Path, kubeconfig: &Path) -> Result<Self> {
+        Self::spawn(&["watch".as_ref(), "-f".as_ref(), manifests, "--kubeconfig".as_ref(), kubeconfig])
+    }
+
+    /// Starts the program with arguments.
+    pub(crate) fn spawn(arguments: &[&Path]) -> Result<Self> {
         let began = Instant::now();
         let mut child = Command::new(env!("CARGO_BIN_EXE_kollect"))
-            .args(["watch".as_ref(), "-f".as_ref(), manifests, "--kubeconfig".as_ref(), kubeconfig])
+            .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -91,8 +96,13 @@ impl Watching {
         Ok(TICK * ticks.sum::<Result<u32, _>>()?)
     }
 
+    /// Id of the process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     fn proc(&self, name: &str) -> Result<String> {
-        let path = format!("/proc/{}/{name}", self.child.id());
+        let path = format!("/proc/{}/{name}", self.id());
         fs::read_to_string(&path).with_context(|| format!("read {path}; kollect has ended?"))
     }
 }

@@ -59,6 +59,7 @@ pub(crate) struct Failure {
 pub(crate) struct Board {
     bindings: Arc<Mutex<BTreeMap<BindingName, Progress>>>,
     changed: watch::Sender<u64>,
+    counted: watch::Sender<u64>,
 }
 
 impl Board {
@@ -66,9 +67,14 @@ impl Board {
         self.bindings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes whenever something was heard.
+    /// Changes whenever something was heard other than that rows were written, as before.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
+    }
+
+    /// Changes whenever rows were written, as before: nothing but counts and times has changed.
+    pub(crate) fn counts(&self) -> watch::Receiver<u64> {
+        self.counted.subscribe()
     }
 
     /// What is known about a binding.
@@ -122,6 +128,7 @@ impl Board {
         let mut bindings = self.lock();
         let progress = bindings.entry(name.clone()).or_default();
         let now = SystemTime::now();
+        let worked = progress.works();
         match told {
             Told::Compared(outcome) => progress.compared(outcome, now, name),
             Told::Written(delta, receipt) => progress.written(delta, receipt, now, name),
@@ -160,8 +167,10 @@ impl Board {
                 warn!(binding = %name, moved, message = crate::causes::told_once(*error), "cannot clean");
             }
         }
+        let as_before = worked && progress.works() && matches!(told, Told::Written(..) | Told::Compared(_));
         drop(bindings);
-        self.changed.send_modify(|version| *version += 1);
+        let heard = if as_before { &self.counted } else { &self.changed };
+        heard.send_modify(|version| *version += 1);
     }
 }
 
@@ -170,6 +179,12 @@ fn count(rows: usize) -> i64 {
 }
 
 impl Progress {
+    /// Whether there is nothing to tell but how much was written.
+    fn works(&self) -> bool {
+        let Self { confirmed, refused, failure, held_back, cleaned, .. } = self;
+        *confirmed && refused.is_empty() && failure.is_none() && held_back.is_none() && !cleaned
+    }
+
     fn compared(&mut self, outcome: &Outcome, now: SystemTime, name: &BindingName) {
         let Outcome { delta, receipt, unchanged, left_alone, drifted } = outcome;
         let refused = receipt.refused.len();

@@ -51,7 +51,7 @@ use super::{
     secrets::Secrets,
     shards::Shards,
     status::{self, View},
-    write::{Desired, StatusWriter, api},
+    write::{Change, Desired, StatusWriter, api},
 };
 use crate::{
     cluster::ClusterSource,
@@ -62,6 +62,8 @@ use crate::{
 const TOGETHER: Duration = Duration::from_millis(20);
 /// Counts and coverage are looked at so often even if nobody says anything.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
+/// Rows that were written change nothing but counts, which are looked at no more often.
+const COUNT_AGAIN: Duration = Duration::from_secs(1);
 
 /// Everything that the operator runs.
 pub(crate) struct Operator {
@@ -160,6 +162,7 @@ impl Operator {
         let mut objects = self.objects.changes();
         let mut secrets = self.secrets.changes();
         let mut board = self.board.changes();
+        let mut counts = self.board.counts();
         let mut probes = self.probes.changes();
         let mut sights = self.rows.sight_changes();
         let mut namespaces = self.collector.namespaces();
@@ -186,7 +189,12 @@ impl Operator {
                     None => std::future::pending().await,
                 }
             };
-            let again = Instant::now() + LOOK_AGAIN;
+            let turned = Instant::now();
+            let again = turned + LOOK_AGAIN;
+            let counted = async {
+                time::sleep_until(turned + COUNT_AGAIN).await;
+                counts.changed().await
+            };
             let due = self.due.take().map_or(again, |due| due.min(again));
             tokio::select! {
                 () = lost => self.strip(),
@@ -194,6 +202,7 @@ impl Operator {
                 Ok(()) = objects.changed() => {}
                 Ok(()) = secrets.changed() => {}
                 Ok(()) = board.changed() => {}
+                Ok(()) = counted => {}
                 Ok(()) = probes.changed() => {}
                 Ok(()) = sights.changed() => {}
                 Ok(()) = namespaces.changed() => {}
@@ -203,6 +212,7 @@ impl Operator {
             objects.mark_unchanged();
             secrets.mark_unchanged();
             board.mark_unchanged();
+            counts.mark_unchanged();
             probes.mark_unchanged();
             sights.mark_unchanged();
             namespaces.mark_unchanged();
@@ -613,7 +623,7 @@ pub(crate) fn inventory_kind(name: &InventoryName) -> &'static str {
     if name.namespace.is_some() { "KollectInventory" } else { "KollectClusterInventory" }
 }
 
-fn push<S: Serialize>(
+fn push<S: Serialize + PartialEq>(
     desired: &mut Vec<Desired>,
     kind: &'static str,
     name: &Name,
@@ -626,15 +636,15 @@ fn push<S: Serialize>(
         return;
     }
     let value = |status: &S| -> Value { json!(status) };
-    desired.push(Desired {
-        kind,
-        name: name.clone(),
+    // Most objects are as they should be: only the others are worth their text, which decides.
+    let differs = before != after && value(before) != value(after);
+    let change = differs.then(|| Change {
         metadata: metadata.clone(),
-        before: value(before),
         after: value(after),
         conditions_before: conditions(before),
         conditions_after: conditions(after),
     });
+    desired.push(Desired { kind, name: name.clone(), change });
 }
 
 fn profiles(known: &Known, resolved: &Resolved, now: Timestamp, desired: &mut Vec<Desired>) {

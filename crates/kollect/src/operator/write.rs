@@ -32,9 +32,14 @@ const AT_ONCE: usize = 8;
 pub(crate) struct Desired {
     pub(crate) kind: &'static str,
     pub(crate) name: Name,
+    /// `None`: it is as it should be.
+    pub(crate) change: Option<Change>,
+}
+
+/// What differs from what an object says now.
+pub(crate) struct Change {
     pub(crate) metadata: ObjectMeta,
-    /// What the object says now, and what it should say.
-    pub(crate) before: Value,
+    /// What it should say.
     pub(crate) after: Value,
     pub(crate) conditions_before: Vec<Condition>,
     pub(crate) conditions_after: Vec<Condition>,
@@ -84,22 +89,23 @@ impl StatusWriter {
         self.written.retain(|key, _| known.contains(key));
         let mut due: Option<Instant> = None;
         let mut ready = Vec::new();
-        for desired in desired.into_iter().filter(|desired| desired.before != desired.after) {
-            let changed = !transitions(&desired.conditions_before, &desired.conditions_after).is_empty()
-                || desired.conditions_before.len() != desired.conditions_after.len();
-            let key = (desired.kind, desired.name.clone());
+        for Desired { kind, name, change } in desired {
+            let Some(change) = change else { continue };
+            let changed = !transitions(&change.conditions_before, &change.conditions_after).is_empty()
+                || change.conditions_before.len() != change.conditions_after.len();
+            let key = (kind, name);
             match self.written.get(&key).map(|last| *last + PACE) {
                 Some(at) if at > now && !changed => due = Some(due.map_or(at, |due| due.min(at))),
-                _ => ready.push(desired),
+                _ => ready.push((key, change)),
             }
         }
         let client = self.client.clone();
         let outcomes: Vec<((&'static str, Name), Put)> = stream::iter(ready)
-            .map(|desired| {
+            .map(|((kind, name), change)| {
                 let client = client.clone();
                 async move {
-                    let written = put(&client, &desired).await;
-                    ((desired.kind, desired.name), written)
+                    let written = put(&client, kind, &name, &change).await;
+                    ((kind, name), written)
                 }
             })
             .buffer_unordered(AT_ONCE)
@@ -130,8 +136,8 @@ enum Put {
 }
 
 /// Replaces a status. Somebody who changed the object meanwhile is seen soon, and it is tried again.
-async fn put(client: &Client, desired: &Desired) -> Put {
-    let Desired { kind, name: (namespace, name), metadata, after, .. } = desired;
+async fn put(client: &Client, kind: &'static str, of: &Name, change: &Change) -> Put {
+    let ((namespace, name), Change { metadata, after, .. }) = (of, change);
     let mut object = DynamicObject::new(name, &resource(kind));
     object.metadata.namespace = metadata.namespace.clone();
     object.metadata.resource_version = metadata.resource_version.clone();
@@ -139,7 +145,7 @@ async fn put(client: &Client, desired: &Desired) -> Put {
     object.data = json!({ "status": after });
     match api(client, kind, namespace).replace_status(name, &PostParams::default(), &object).await {
         Ok(_) => {
-            tell(client, desired).await;
+            tell(client, kind, of, change).await;
             Put::Written
         }
         Err(kube::Error::Api(status)) if status.code == 409 || status.code == 404 => {
@@ -155,9 +161,8 @@ async fn put(client: &Client, desired: &Desired) -> Put {
 }
 
 /// Logs and records what has changed about an object: transitions only.
-async fn tell(client: &Client, desired: &Desired) {
-    let Desired { kind, name: (namespace, name), metadata, conditions_before, conditions_after, .. } =
-        desired;
+async fn tell(client: &Client, kind: &'static str, (namespace, name): &Name, change: &Change) {
+    let Change { metadata, conditions_before, conditions_after, .. } = change;
     for condition in transitions(conditions_before, conditions_after) {
         let Condition { type_, status, reason, message, .. } = condition;
         info!(kind, namespace, name, condition = type_, status = ?status, reason, message, "condition changed");

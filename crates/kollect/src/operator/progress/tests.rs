@@ -71,3 +71,27 @@ fn what_is_held_back_knows_since_when() {
     board.hear(&name, &Told::Written(&delta(&["1"], &[], &[]), &receipt(Some("sum"), &[])));
     assert_eq!(board.of(&name).held_back_since, None);
 }
+
+#[test]
+fn writes_that_change_nothing_but_counts_are_told_apart() {
+    let (board, name): (Board, BindingName) = (Board::default(), "i s".into());
+    let (mut changes, mut counts) = (board.changes(), board.counts());
+    let mut told = |what: Told<'_>| {
+        board.hear(&name, &what);
+        let heard = (changes.has_changed().unwrap(), counts.has_changed().unwrap());
+        changes.mark_unchanged();
+        counts.mark_unchanged();
+        heard
+    };
+    let (news, only_counts) = ((true, false), (false, true));
+    let (rows, works, refuses) = (delta(&["1"], &[], &[]), receipt(None, &[]), receipt(None, &["1"]));
+    assert_eq!(told(Told::Written(&rows, &works)), news, "it has not worked before");
+    assert_eq!(told(Told::Written(&rows, &works)), only_counts);
+    assert_eq!(told(Told::Written(&rows, &refuses)), news);
+    assert_eq!(told(Told::Written(&rows, &works)), news, "nothing is refused any more");
+    assert_eq!(told(Told::HeldBack { coverage: "blind: Pod" }), news);
+    assert_eq!(told(Told::Written(&rows, &works)), news, "it is not held back any more");
+    assert_eq!(told(Told::Written(&rows, &works)), only_counts);
+    board.doubt(&name);
+    assert_eq!(told(Told::Written(&rows, &works)), news, "it was doubted");
+}

@@ -1,0 +1,135 @@
+//! The objects of Kollect that the operator is asked to follow.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use futures::{StreamExt, TryStreamExt, stream};
+use http::Request;
+use kollect_testbed::ControlPlane;
+use kube::Client;
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use super::objects::{WRITERS, post};
+
+const KOLLECT: &str = "/apis/kollect.dev/v1alpha1";
+const LIMIT: Duration = Duration::from_mins(10);
+/// How often it is looked at statuses.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// Objects of each of the many targets.
+const MAPS: usize = 2;
+
+/// Tells the API server about all kinds.
+pub(crate) fn install(plane: &ControlPlane) -> Result<()> {
+    let crds = concat!(env!("CARGO_MANIFEST_DIR"), "/../../config/crd/bases");
+    plane.kubectl(&["apply", "--server-side", "-f", crds])?;
+    plane.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", "crd", "--all"])?;
+    Ok(())
+}
+
+/// A sink with its Secret, and an inventory of all targets of a namespace.
+pub(crate) async fn export(client: &Client, namespace: &str, dsn: &str) -> Result<()> {
+    let secret = json!({ "metadata": { "name": "portal" }, "stringData": { "dsn": dsn } });
+    post(client, &format!("/api/v1/namespaces/{namespace}/secrets"), &secret).await?;
+    let sink = json!({ "type": "postgres", "postgres": { "databaseRef": { "name": "portal" }, "table": "inventory" } });
+    create(client, namespace, "KollectDatabaseSink", "portal", &sink).await?;
+    create(client, namespace, "KollectInventory", "all", &json!({ "databaseSinkRefs": ["portal"] })).await
+}
+
+async fn create(client: &Client, namespace: &str, kind: &str, name: &str, spec: &Value) -> Result<()> {
+    let object = json!({
+        "apiVersion": "kollect.dev/v1alpha1", "kind": kind, "metadata": { "name": name }, "spec": spec,
+    });
+    let plural = format!("{}s", kind.to_lowercase()).replace("inventorys", "inventories");
+    post(client, &format!("{KOLLECT}/namespaces/{namespace}/{plural}"), &object).await
+}
+
+pub(crate) async fn create_namespace(client: &Client, name: &str) -> Result<()> {
+    post(client, "/api/v1/namespaces", &json!({ "metadata": { "name": name } })).await
+}
+
+/// Many teams: each has a namespace, an inventory, a sink and some targets.
+#[derive(Clone, Copy)]
+pub(crate) struct Teams {
+    pub(crate) count: usize,
+    /// Of all of them together.
+    pub(crate) targets: usize,
+}
+
+impl Teams {
+    pub(crate) fn namespace(team: usize) -> String {
+        format!("team-{team:03}")
+    }
+
+    /// The path of an object of the first target of a team.
+    pub(crate) fn path(team: usize) -> String {
+        format!("/api/v1/namespaces/{}/configmaps/part-0-0", Self::namespace(team))
+    }
+
+    pub(crate) fn rows(self) -> usize {
+        self.targets * MAPS
+    }
+
+    fn targets_of(self, team: usize) -> usize {
+        self.targets * (team + 1) / self.count - self.targets * team / self.count
+    }
+
+    pub(crate) async fn create(self, client: &Client, dsn: &str) -> Result<()> {
+        let teams = stream::iter(0..self.count).map(|team| self.create_one(client, dsn, team));
+        teams.buffer_unordered(WRITERS).try_collect().await
+    }
+
+    async fn create_one(self, client: &Client, dsn: &str, team: usize) -> Result<()> {
+        let namespace = Self::namespace(team);
+        create_namespace(client, &namespace).await?;
+        let profile = json!({
+            "targetGVK": { "version": "v1", "kind": "ConfigMap" },
+            "attributes": [{ "name": "owner", "path": "$.metadata.annotations.owner" }],
+        });
+        create(client, &namespace, "KollectProfile", "maps", &profile).await?;
+        for target in 0..self.targets_of(team) {
+            let label = format!("part-{target}");
+            let spec = json!({
+                "profileRef": "maps", "includedNamespaces": [namespace],
+                "labelSelector": { "matchLabels": { "part": label } },
+            });
+            create(client, &namespace, "KollectTarget", &label, &spec).await?;
+            for map in 0..MAPS {
+                let metadata = json!({ "name": format!("{label}-{map}"), "labels": { "part": label } });
+                let map = json!({ "metadata": metadata, "data": { "value": "1" } });
+                post(client, &format!("/api/v1/namespaces/{namespace}/configmaps"), &map).await?;
+            }
+        }
+        export(client, &namespace, dsn).await
+    }
+}
+
+/// Waits until so many inventories are ready; `meanwhile` is called now and then.
+pub(crate) async fn ready(
+    client: &Client,
+    count: usize,
+    mut meanwhile: impl AsyncFnMut() -> Result<()>,
+) -> Result<()> {
+    let began = Instant::now();
+    loop {
+        meanwhile().await?;
+        let request = Request::get(format!("{KOLLECT}/kollectinventories")).body(Vec::new())?;
+        let list: Value = serde_json::from_str(&client.request_text(request).await?)?;
+        let items = list["items"].as_array().context("no list of inventories")?;
+        let found = items.iter().filter(|item| is_ready(item)).count();
+        if found == count {
+            return Ok(());
+        }
+        ensure!(
+            began.elapsed() < LIMIT,
+            "{found} of {count} inventories are ready: {}",
+            items.first().unwrap_or(&list)
+        );
+        sleep(LOOK_AGAIN).await;
+    }
+}
+
+fn is_ready(inventory: &Value) -> bool {
+    let conditions = inventory["status"]["conditions"].as_array();
+    conditions.is_some_and(|all| all.iter().any(|one| one["type"] == "Ready" && one["status"] == "True"))
+}

@@ -1,0 +1,252 @@
+//! The real operator between a real control plane and a real PostgreSQL: how soon changes can be seen, what
+//! it needs, and what it leaves alone.
+//!
+//! A missed target is told and fails nothing; a part that does not work fails.
+//!
+//! `N` says how many Deployments there are; few are the quick form.
+
+mod definitions;
+#[path = "../scale/manifests.rs"]
+#[expect(dead_code, reason = "the other benchmark watches more kinds")]
+mod manifests;
+#[path = "../scale/objects.rs"]
+mod objects;
+mod operating;
+#[path = "../scale/process.rs"]
+#[expect(dead_code, reason = "the other benchmark reads what is printed")]
+mod process;
+mod reader;
+#[path = "../scale/table.rs"]
+mod table;
+
+use std::{
+    env,
+    fmt::Display,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use definitions::Teams;
+use kollect_testbed::{ControlPlane, Postgres, Proxy};
+use kube::Client;
+use manifests::Manifests;
+use operating::Operating;
+use reader::{Expected, Reader};
+use serde_json::{Value, json};
+use table::Table;
+use tokio::{runtime::Runtime, time::sleep};
+
+/// Fewer objects are the quick form.
+const FULL: usize = 50_000;
+/// Namespace of the large inventory.
+const HOME: &str = "home";
+/// Until memory that is given back has been given back, and statuses have been written.
+const SETTLE: Duration = Duration::from_secs(12);
+/// How long the operator is watched doing nothing.
+const IDLE: Duration = Duration::from_secs(20);
+/// Requests are counted for so long.
+const MINUTE: Duration = Duration::from_mins(1);
+
+fn main() -> Result<()> {
+    // Cargo passes this argument when it is asked to test benches.
+    if env::args().any(|argument| argument == "--test") {
+        return Ok(());
+    }
+    let count = match env::var("N").ok().filter(|text| !text.is_empty()) {
+        None => 100_000,
+        Some(text) => text.parse().with_context(|| format!("N={text}"))?,
+    };
+    let mut table = Table::default();
+    Runtime::new()?.block_on(async {
+        many_rows(&mut table, count).await?;
+        let full = Teams { count: 200, targets: 500 };
+        let teams = if count >= FULL { full } else { Teams { count: 20, targets: 50 } };
+        many_teams(&mut table, teams).await
+    })?;
+    println!("\n{table}");
+    Ok(())
+}
+
+fn tell(what: impl Display) {
+    println!("-- {what}");
+}
+
+#[expect(clippy::cast_precision_loss, reason = "nobody needs that many digits")]
+fn float(number: usize) -> f64 {
+    number as f64
+}
+
+fn mebibytes(bytes: usize) -> f64 {
+    float(bytes) / 1024.0 / 1024.0
+}
+
+/// A control plane that knows all kinds, a database, and somebody who reads it.
+struct Bench {
+    plane: ControlPlane,
+    client: Client,
+    postgres: Postgres,
+    reader: Reader,
+}
+
+impl Bench {
+    async fn start() -> Result<Self> {
+        tell("starting a control plane and PostgreSQL");
+        let plane = ControlPlane::start()?;
+        definitions::install(&plane)?;
+        let postgres = Postgres::start()?;
+        let client = objects::client(plane.kubeconfig()).await?;
+        let reader = Reader::connect(&postgres.dsn()).await?;
+        Ok(Self { plane, client, postgres, reader })
+    }
+
+    /// Changes an object, and waits until its row can be seen.
+    async fn change(&mut self, path: &str, namespace: &str, target: &str, value: &str) -> Result<Change> {
+        let change = json!({ "metadata": { "annotations": { "owner": value } } });
+        let began = Instant::now();
+        let object = objects::patch(&self.client, path, &change).await?;
+        let answered = began.elapsed();
+        let object: Value = serde_json::from_str(&object)?;
+        let uid = object["metadata"]["uid"].as_str().context("an object without UID")?;
+        let expected = Expected { namespace, target, uid, attribute: "owner", value };
+        let seen = self.reader.sees(&expected).await?;
+        Ok(Change { answered, seen: seen.duration_since(began) })
+    }
+}
+
+/// How long it took after the request was sent.
+struct Change {
+    answered: Duration,
+    seen: Duration,
+}
+
+/// So many of a hundred are not above it, in milliseconds.
+fn percentile(changes: &[Change], percent: usize, what: impl Fn(&Change) -> Duration) -> f64 {
+    let mut times: Vec<Duration> = changes.iter().map(what).collect();
+    times.sort_unstable();
+    let index = (times.len() * percent).div_ceil(100).saturating_sub(1);
+    times.get(index).map_or(f64::INFINITY, |time| time.as_secs_f64() * 1e3)
+}
+
+/// One inventory with all Deployments of the cluster.
+async fn many_rows(table: &mut Table, count: usize) -> Result<()> {
+    let mut bench = Bench::start().await?;
+    objects::create_namespaces(&bench.client).await?;
+    let told = |done: usize, seconds: f64| tell(format_args!("{done} Deployments after {seconds:.0} s"));
+    objects::create(&bench.client, count, told).await?;
+    definitions::create_namespace(&bench.client, HOME).await?;
+    let manifests = Manifests::deployments(&[])?;
+    let path = manifests.path().to_str().context("a strange directory")?;
+    bench.plane.kubectl(&["apply", "-n", HOME, "-f", path])?;
+    definitions::export(&bench.client, HOME, &bench.postgres.dsn()).await?;
+
+    let operator = Operating::start(bench.plane.kubeconfig())?;
+    definitions::ready(&bench.client, 1, async || Ok(())).await?;
+    let took = operator.began.elapsed();
+    let rows = bench.reader.rows().await?;
+    ensure!(rows == count, "the table has {rows} rows");
+    tell(format_args!("{rows} rows after {:.1} s", took.as_secs_f64()));
+    table.tell(&format!("{count} Deployments: start until Ready, s"), took.as_secs_f64());
+    sleep(SETTLE).await;
+    let memory = operator.memory()?;
+    table.check("memory with all rows exported, MiB", mebibytes(memory.now), 160.0);
+    table.tell("peak memory, MiB", mebibytes(memory.peak));
+
+    bench.reader.listen().await?;
+    lags(table, &mut bench, &operator, count).await?;
+    sleep(SETTLE).await;
+    tell(format_args!("idling for {} s", IDLE.as_secs()));
+    table.check("idle: CPU, % of a core", operator.idle(IDLE)?, 1.0);
+    table.tell("memory after the changes, MiB", mebibytes(operator.memory()?.now));
+    operator.stop()?;
+    restart(table, &mut bench, count).await
+}
+
+/// One change after the other.
+async fn lags(table: &mut Table, bench: &mut Bench, operator: &Operating, count: usize) -> Result<()> {
+    let changes = (count / 100).max(300).min(count);
+    tell(format_args!("{changes} changes, one after the other"));
+    let before = operator.cpu()?;
+    let mut seen = Vec::new();
+    for index in 0..changes {
+        seen.push(bench.change(&objects::path(index), HOME, "scale", &format!("change-{index}")).await?);
+    }
+    let cpu = operator.cpu()?.saturating_sub(before);
+    table
+        .tell("change sent until the API server answers, p50, ms", percentile(&seen, 50, |one| one.answered));
+    table.check("change sent until visible, p50, ms", percentile(&seen, 50, |one| one.seen), 15.0);
+    table.check("change sent until visible, p99, ms", percentile(&seen, 99, |one| one.seen), 50.0);
+    table.tell("CPU per change, ms", cpu.as_secs_f64() * 1e3 / float(changes));
+    Ok(())
+}
+
+/// The same again, behind a proxy that counts requests.
+async fn restart(table: &mut Table, bench: &mut Bench, count: usize) -> Result<()> {
+    tell("starting again, behind a proxy that counts");
+    let proxy = Proxy::start(&bench.plane)?;
+    let (own, others) = bench.reader.writes(HOME).await?;
+    let kubeconfig = proxy.kubeconfig(bench.plane.kubeconfig())?;
+    let operator = Operating::start(&kubeconfig)?;
+    // Whatever differs is written before, or together with, this change.
+    bench.change(&objects::path(count - 1), HOME, "scale", "restarted").await?;
+    sleep(SETTLE).await;
+    let (own_after, others_after) = bench.reader.writes(HOME).await?;
+    let written = own_after + others_after - own - others;
+    ensure!(written > 0, "a change was seen and not counted");
+    table.check("restart, nothing changed: rows written", float(written - 1), 0.0);
+    let before = proxy.requests().len();
+    ensure!(before > 0, "the operator does not use the proxy");
+    tell(format_args!("idling for {} s", MINUTE.as_secs()));
+    sleep(MINUTE).await;
+    let requests = proxy.requests();
+    let idle = requests.get(before..).unwrap_or_default();
+    idle.iter().for_each(tell);
+    table.check("idle: API requests per minute", float(idle.len()), 20.0);
+    operator.stop()
+}
+
+/// Many small inventories in one database.
+async fn many_teams(table: &mut Table, teams: Teams) -> Result<()> {
+    let mut bench = Bench::start().await?;
+    let dsn = bench.postgres.dsn();
+    teams.create(&bench.client, &dsn).await?;
+    let Teams { count, targets } = teams;
+    tell(format_args!("{targets} targets of {count} teams"));
+    let operator = Operating::start(bench.plane.kubeconfig())?;
+    let mut most = 0;
+    let counted = async || {
+        most = most.max(bench.reader.sessions().await?);
+        Ok(())
+    };
+    definitions::ready(&bench.client, count, counted).await?;
+    let took = operator.began.elapsed().as_secs_f64();
+    let rows = bench.reader.rows().await?;
+    ensure!(rows == teams.rows(), "the table has {rows} rows instead of {}", teams.rows());
+    let what = format!("{targets} targets, {count} inventories");
+    table.check(&format!("{what}: start until Ready, s"), took, 30.0);
+    table.check(&format!("{what}: connections"), float(most.max(bench.reader.sessions().await?)), 20.0);
+    table.tell(&format!("{what}: CPU until Ready, s"), operator.cpu()?.as_secs_f64());
+    sleep(SETTLE).await;
+    bench.reader.listen().await?;
+    let own = Teams::namespace(0);
+    bench.change(&Teams::path(0), &own, "part-0", "alone").await?;
+    sleep(SETTLE).await;
+    let (own, others) = bench.reader.writes(&own).await?;
+    ensure!(own == 1, "{own} rows were written for one change");
+    table.check(&format!("{what}: other rows written"), float(others), 0.0);
+    let before = operator.cpu()?;
+    let mut seen = Vec::new();
+    for round in 0..10 {
+        for team in 0..count.min(20) {
+            let (path, namespace) = (Teams::path(team), Teams::namespace(team));
+            seen.push(bench.change(&path, &namespace, "part-0", &format!("change-{round}")).await?);
+        }
+    }
+    let cpu = operator.cpu()?.saturating_sub(before).as_secs_f64() * 1e3 / float(seen.len());
+    table.tell(&format!("{what}: until visible, p50, ms"), percentile(&seen, 50, |one| one.seen));
+    table.tell(&format!("{what}: until visible, p99, ms"), percentile(&seen, 99, |one| one.seen));
+    table.tell(&format!("{what}: CPU per change, ms"), cpu);
+    sleep(SETTLE).await;
+    table.tell(&format!("{what}: idle CPU, % of a core"), operator.idle(IDLE)?);
+    table.tell(&format!("{what}: memory, MiB"), mebibytes(operator.memory()?.now));
+    operator.stop()
+}

@@ -1,0 +1,65 @@
+//! `kollect operator` as a process of its own.
+
+use std::{
+    path::Path,
+    process::Command,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+
+use super::process::{Memory, Watching};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A running operator; dropping it kills it.
+pub(crate) struct Operating {
+    process: Watching,
+    pub(crate) began: Instant,
+}
+
+impl Operating {
+    pub(crate) fn start(kubeconfig: &Path) -> Result<Self> {
+        let flags = [
+            "--allow-sink-cidrs=127.0.0.0/8,::1/128",
+            "--health-probe-bind-address=127.0.0.1:0",
+            "--metrics-bind-address=127.0.0.1:0",
+            "--metrics-secure=false",
+            "--validating-webhooks-enabled=false",
+        ];
+        let mut arguments = vec!["operator".as_ref(), "--kubeconfig".as_ref(), kubeconfig];
+        arguments.extend(flags.iter().map(Path::new));
+        let began = Instant::now();
+        Ok(Self { process: Watching::spawn(&arguments)?, began })
+    }
+
+    pub(crate) fn memory(&self) -> Result<Memory> {
+        self.process.memory()
+    }
+
+    /// CPU time until now.
+    pub(crate) fn cpu(&self) -> Result<Duration> {
+        self.process.cpu()
+    }
+
+    /// How much of a core it needs when nothing happens, in percent.
+    pub(crate) fn idle(&self, time: Duration) -> Result<f64> {
+        let before = self.cpu()?;
+        sleep(time);
+        Ok(self.cpu()?.saturating_sub(before).as_secs_f64() / time.as_secs_f64() * 100.0)
+    }
+
+    /// Asks it to end, and waits until it has.
+    pub(crate) fn stop(self) -> Result<()> {
+        let id = self.process.id().to_string();
+        ensure!(Command::new("kill").args(["-TERM", &id]).status()?.success(), "kill {id}");
+        let asked = Instant::now();
+        // A process that has ended has no memory.
+        while self.process.memory().is_ok() {
+            ensure!(asked.elapsed() < LIMIT, "the operator does not end");
+            sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+}

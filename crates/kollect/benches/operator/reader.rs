@@ -1,0 +1,108 @@
+//! Somebody who reads the table: a trigger tells which rows were committed and keeps count of them.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use futures::{StreamExt as _, stream};
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, unbounded_channel},
+    time::timeout,
+};
+use tokio_postgres::{AsyncMessage, Client, NoTls};
+
+/// Many times what anything here takes.
+const LIMIT: Duration = Duration::from_mins(1);
+
+/// A session of its own.
+pub(crate) struct Reader {
+    client: Client,
+    /// UIDs of the objects whose rows were committed.
+    told: UnboundedReceiver<String>,
+}
+
+/// Whose row is looked at, and how it must be.
+pub(crate) struct Expected<'a> {
+    /// Of the inventory and the target.
+    pub(crate) namespace: &'a str,
+    pub(crate) target: &'a str,
+    pub(crate) uid: &'a str,
+    pub(crate) attribute: &'a str,
+    pub(crate) value: &'a str,
+}
+
+impl Reader {
+    pub(crate) async fn connect(dsn: &str) -> Result<Self> {
+        let dsn = format!("{dsn}?application_name=reader");
+        let (client, mut connection) = tokio_postgres::connect(&dsn, NoTls).await?;
+        let (tell, told) = unbounded_channel();
+        let mut messages = stream::poll_fn(move |context| connection.poll_message(context));
+        tokio::spawn(async move {
+            while let Some(Ok(message)) = messages.next().await {
+                if let AsyncMessage::Notification(notification) = message {
+                    // The reader may have seen enough.
+                    tell.send(notification.payload().to_owned()).ok();
+                }
+            }
+        });
+        Ok(Self { client, told })
+    }
+
+    /// Adds the trigger to a table with rows.
+    pub(crate) async fn listen(&self) -> Result<()> {
+        let statements = "CREATE TABLE writes (namespace text);
+            CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+                INSERT INTO writes VALUES (coalesce(NEW.inventory_namespace, OLD.inventory_namespace));
+                PERFORM pg_notify('rows', coalesce(NEW.source_uid, OLD.source_uid));
+                RETURN NULL;
+            END$$;
+            CREATE TRIGGER tell AFTER INSERT OR UPDATE OR DELETE ON inventory
+                FOR EACH ROW EXECUTE FUNCTION tell();
+            LISTEN rows";
+        Ok(self.client.batch_execute(statements).await?)
+    }
+
+    /// Waits until a row can be seen as it should be. Returns when that was.
+    pub(crate) async fn sees(&mut self, expected: &Expected<'_>) -> Result<Instant> {
+        let Expected { namespace, target, uid, attribute, value } = expected;
+        // By the whole key: nobody has told the planner yet how large the table is.
+        let question = "SELECT payload #>> ARRAY['attributes', $4::text] FROM inventory
+             WHERE cluster = '' AND inventory_namespace = $1 AND inventory_name = 'all'
+                 AND target_name = $2 AND source_uid = $3";
+        let question = self.client.prepare(question).await?;
+        loop {
+            let told = timeout(LIMIT, self.told.recv()).await.context("no change arrives")?;
+            if told.context("the reader lost its connection")? != *uid {
+                continue;
+            }
+            let row = self.client.query_opt(&question, &[namespace, target, uid, attribute]).await?;
+            if row.is_some_and(|row| row.get::<_, Option<&str>>(0) == Some(value)) {
+                return Ok(Instant::now());
+            }
+        }
+    }
+
+    /// How many rows the table has; none if it does not exist.
+    pub(crate) async fn rows(&self) -> Result<usize> {
+        let exists = self.count("SELECT count(*) FROM pg_class WHERE relname = 'inventory'").await? > 0;
+        if exists { self.count("SELECT count(*) FROM inventory").await } else { Ok(0) }
+    }
+
+    /// How many rows were written, of the inventories in a namespace and of all others.
+    pub(crate) async fn writes(&self, namespace: &str) -> Result<(usize, usize)> {
+        let question = "SELECT count(*) FILTER (WHERE namespace = $1),
+                 count(*) FILTER (WHERE namespace <> $1) FROM writes";
+        let row = self.client.query_one(question, &[&namespace]).await?;
+        Ok((row.get::<_, i64>(0).try_into()?, row.get::<_, i64>(1).try_into()?))
+    }
+
+    /// How many sessions others have.
+    pub(crate) async fn sessions(&self) -> Result<usize> {
+        let question = "SELECT count(*) FROM pg_stat_activity
+             WHERE backend_type = 'client backend' AND application_name <> 'reader'";
+        self.count(question).await
+    }
+
+    async fn count(&self, question: &str) -> Result<usize> {
+        Ok(self.client.query_one(question, &[]).await?.get::<_, i64>(0).try_into()?)
+    }
+}
