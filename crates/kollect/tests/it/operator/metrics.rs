@@ -99,6 +99,7 @@ fn numbers_move_with_what_they_count() {
     world.holds(&["a=1"]);
     let held = world.binding("kollect_binding_rows", r#",state="held""#);
     world.counts(&held, 1.0);
+    world.counts(r#"kollect_sink_connection_test_total{type="postgres",result="success"}"#, 1.0);
     let told = world.scrape();
     assert_eq!(told.untold(&page()), ["kollect_custom_resource_labeled_series_capped_total"]);
     let profile = format!(r#"profile="{}/maps",gvk="v1 ConfigMap""#, world.namespace);
@@ -121,7 +122,6 @@ fn numbers_move_with_what_they_count() {
         assert_eq!(told.get(series), Some(expected), "{series}");
     }
     assert!(told.get(r#"kollect_reconcile_total{result="success"}"#).unwrap() > 0.0);
-    world.counts(r#"kollect_sink_connection_test_total{type="postgres",result="success"}"#, 1.0);
 
     world.map("b", "22");
     world.counts(WRITES, 2.0);
