@@ -17,7 +17,7 @@ demo: ## The operator at work, on a throw-away control plane (needs no cluster)
 
 .PHONY: test
 test: lint servers ## Everything: format, lints, generated files, unit, pipeline and real-server tests
-	cargo test --workspace
+	cargo test --workspace --no-fail-fast
 
 .PHONY: lint
 lint: tools ## Format check, clippy with warnings as errors, every .rs file reachable

@@ -347,7 +347,8 @@ fn only_those_who_may_get_them_get_metrics_over_tls() {
         (status == "200").then(|| drop(Exposition::parse(&body))).ok_or(status)
     });
     let mut plain = TcpStream::connect(address).unwrap();
-    write!(plain, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{reader}\r\n").unwrap();
+    // The server may hang up before it has heard all of it.
+    write!(plain, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{reader}\r\n").ok();
     let mut answer = Vec::new();
     plain.read_to_end(&mut answer).ok();
     assert!(!String::from_utf8_lossy(&answer).contains("kollect_"), "nothing without TLS");
