@@ -4,7 +4,6 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    time::{Duration, Instant},
 };
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
@@ -12,9 +11,7 @@ use kollect_testbed::{ControlPlane, Programs, free_port};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::{Value, json};
 
-use crate::program::root;
-
-const LIMIT: Duration = Duration::from_mins(1);
+use crate::program::{eventually, root};
 
 /// Signs certificates for this machine.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
@@ -206,17 +203,6 @@ fn wrong_profile() -> Value {
     let mut spec = profile_of("Pod");
     spec["attributes"][0]["path"] = json!("cel:object.");
     object("KollectProfile", "wrong", spec)
-}
-
-fn eventually(what: &str, mut look: impl FnMut() -> Result<(), String>) {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        match look() {
-            Ok(()) => return,
-            Err(found) => assert!(Instant::now() < deadline, "{what} never came true, but {found}"),
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
 }
 
 #[test]

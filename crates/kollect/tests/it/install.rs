@@ -7,15 +7,13 @@ use std::{
     net::TcpStream,
     path::PathBuf,
     process::{Child, Command, Stdio},
-    time::{Duration, Instant},
 };
 
 use kollect_testbed::{ControlPlane, Postgres, free_port};
 use serde_json::{Value, json};
 
-use crate::program::{kollect, root};
+use crate::program::{eventually, kollect, root};
 
-const LIMIT: Duration = Duration::from_secs(90);
 const POLICY: &str = "
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -214,17 +212,6 @@ impl World {
             assert!(seen, "no {verb} of {resource} {subresource:?}");
         }
         requests
-    }
-}
-
-fn eventually(what: &str, mut look: impl FnMut() -> Result<(), String>) {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        match look() {
-            Ok(()) => return,
-            Err(found) => assert!(Instant::now() < deadline, "{what} never came true, but {found}"),
-        }
-        std::thread::sleep(Duration::from_millis(200));
     }
 }
 

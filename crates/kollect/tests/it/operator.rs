@@ -6,15 +6,13 @@ mod metrics;
 use std::{
     path::PathBuf,
     process::{Child, Command, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use kollect_testbed::{ControlPlane, Postgres, Proxy};
 use serde_json::{Value, json};
 
-use crate::program::root;
-
-const LIMIT: Duration = Duration::from_mins(1);
+use crate::program::{eventually, root};
 
 /// The definitions of all kinds, once per control plane.
 fn plane() -> &'static ControlPlane {
@@ -199,17 +197,6 @@ impl World {
             let found = self.rows();
             (found == expected).then_some(()).ok_or(format!("{found:?}"))
         });
-    }
-}
-
-fn eventually(what: &str, mut look: impl FnMut() -> Result<(), String>) {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        match look() {
-            Ok(()) => return,
-            Err(found) => assert!(Instant::now() < deadline, "{what} never came true, but {found}"),
-        }
-        std::thread::sleep(Duration::from_millis(100));
     }
 }
 
@@ -678,4 +665,26 @@ fn w66_an_object_that_cannot_be_read_degrades_its_target_until_it_can() {
     world.holds(&["a=1", "b=2"]);
     world.becomes("kollecttarget/maps", "Ready", "True Collecting");
     assert_eq!(world.condition("kollecttarget/maps", "Degraded"), "");
+}
+
+#[test]
+fn law_5_half_of_the_objects_empties_no_sink() {
+    let mut world = World::new("half");
+    world.map("a", "1");
+    world.install();
+    world.start(&[]);
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    world.stop();
+    // The next operator sees inventories and sinks, and for a while no targets.
+    let proxy = Proxy::start(world.plane).unwrap();
+    world.kubeconfig = Some(proxy.kubeconfig(world.plane.kubeconfig()).unwrap());
+    proxy.answer(3, |line| line.contains("/kollecttargets"), 503, &[], "{}");
+    world.start(&[]);
+    eventually("it has asked three times", || {
+        let asked = proxy.requests().iter().filter(|line| line.contains("/kollecttargets")).count();
+        assert_eq!(world.rows(), ["a=1"], "what cannot be seen is not gone");
+        (asked > 3).then_some(()).ok_or(format!("{asked} requests"))
+    });
+    world.map("b", "2");
+    world.holds(&["a=1", "b=2"]);
 }

@@ -5,6 +5,7 @@ use std::{
     io::Write,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::{Duration, Instant},
 };
 
 /// What the program left behind.
@@ -20,6 +21,22 @@ impl Finished {
     pub(crate) fn ok(self) -> String {
         assert_eq!(self.code, 0, "{}{}", self.stdout, self.stderr);
         self.stdout
+    }
+}
+
+/// How long something may take on a busy machine.
+const LIMIT: Duration = Duration::from_mins(1);
+
+/// Looks until it is so; `look` says what it found instead.
+#[track_caller]
+pub(crate) fn eventually(what: &str, mut look: impl FnMut() -> Result<(), String>) {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        match look() {
+            Ok(()) => return,
+            Err(found) => assert!(Instant::now() < deadline, "{what} never came true, but {found}"),
+        }
+        std::thread::sleep(Duration::from_millis(100));
     }
 }
 

@@ -1,0 +1,191 @@
+//! Connection tests, and probes that an annotation asks for.
+
+use std::time::Duration;
+
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+    jiff::Timestamp,
+};
+use kollect_model::crd::{GROUP, KollectConnectionTest, VERSION, connection_test::ConnectionTestStatus};
+use kube::{
+    Client,
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
+};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use tracing::info;
+
+use super::{Operator, push};
+use crate::{
+    operator::{
+        conditions::Conditions,
+        objects::Known,
+        probe::Probed,
+        write::{Desired, api},
+    },
+    world::{Family, Name, World},
+};
+
+impl Operator {
+    /// What tests say when they have ended, and which of them are over.
+    pub(super) fn connection_tests(
+        &self,
+        known: &Known,
+        world: &World,
+        now: Timestamp,
+        desired: &mut Vec<Desired>,
+    ) -> Tests {
+        let mut tests = Tests::default();
+        for (name, test) in known.connection_tests() {
+            let before = test.status.clone().unwrap_or_default();
+            let generation = test.metadata.generation.unwrap_or(0);
+            if before.completed && before.observed_generation == Some(generation) {
+                let Some(completed) = &before.completed_at else { continue };
+                let ends = completed.0.as_second() + i64::from(test.spec.ttl_seconds_after_finished);
+                let left = ends - now.as_second();
+                match u64::try_from(left) {
+                    Ok(left) if left > 0 => {
+                        let at = Instant::now() + Duration::from_secs(left);
+                        tests.due = Some(tests.due.map_or(at, |due| due.min(at)));
+                    }
+                    _ => tests.expired.push((name.clone(), test.metadata.uid.clone())),
+                }
+                continue;
+            }
+            let outcome = self.test_outcome(world, name, test, generation);
+            let Some((reason, outcome)) = outcome else { continue };
+            let mut conditions = Conditions::after(&before.conditions, test.metadata.generation, now);
+            let (verified, message) = match &outcome {
+                Ok(_) => (true, "the sink answers".to_owned()),
+                Err(message) => (false, message.clone()),
+            };
+            conditions.set("ConnectionVerified", verified, reason, message.clone());
+            conditions.set("Ready", verified, if verified { "ProbeSucceeded" } else { reason }, message);
+            let after = ConnectionTestStatus {
+                conditions: conditions.done(),
+                observed_generation: test.metadata.generation,
+                latency_ms: outcome.ok().and_then(|took| i64::try_from(took.as_millis()).ok()),
+                completed: true,
+                completed_at: Some(Time(now)),
+            };
+            push(desired, "KollectConnectionTest", name, &test.metadata, &before, &after, |status| {
+                status.conditions.clone()
+            });
+        }
+        tests
+    }
+
+    /// A probe that an annotation asked for is done: the annotation goes, unless the sink is probed anyway.
+    pub(super) async fn acknowledge_tests(&self, known: &Known) {
+        for ((family, name), sink) in known.sinks() {
+            let asked = test_connection(&sink.metadata)
+                && sink.spec.common().connection_test == Some(false)
+                && sink.metadata.deletion_timestamp.is_none();
+            let verdict = asked.then(|| self.probes.verdict(&Probed::Sink(family, name.clone()))).flatten();
+            if let Some(Ok(_)) = verdict {
+                let patch = json!({ "metadata": {
+                    "annotations": { TEST_CONNECTION: null },
+                    "resourceVersion": sink.metadata.resource_version,
+                } });
+                merge(&self.client, family.kind(), &name, &patch).await;
+            }
+        }
+    }
+
+    /// Connection tests go with the sink that they test.
+    pub(super) async fn own_tests(&self, known: &Known) {
+        for (name, test) in known.connection_tests() {
+            let owned =
+                test.metadata.owner_references.iter().flatten().any(|owner| owner.controller == Some(true));
+            let wanted = test.spec.owner_sink.unwrap_or(true) && test.metadata.deletion_timestamp.is_none();
+            let Some((family, sink)) = tested_sink(test).filter(|_| wanted && !owned) else { continue };
+            let key = (family, (name.0.clone(), sink));
+            let found = known.sinks().find(|(known, _)| *known == key).map(|(_, sink)| sink);
+            let Some(uid) = found.and_then(|sink| sink.metadata.uid.clone()) else { continue };
+            let patch = json!({ "metadata": {
+                "ownerReferences": [{
+                    "apiVersion": format!("{GROUP}/{VERSION}"),
+                    "kind": family.kind(),
+                    "name": key.1.1,
+                    "uid": uid,
+                    "controller": true,
+                    "blockOwnerDeletion": false,
+                }],
+                "resourceVersion": test.metadata.resource_version,
+            } });
+            merge(&self.client, "KollectConnectionTest", name, &patch).await;
+        }
+    }
+
+    /// How a test ended, if it has.
+    fn test_outcome(
+        &self,
+        world: &World,
+        name: &Name,
+        test: &KollectConnectionTest,
+        generation: i64,
+    ) -> Option<(&'static str, Result<Duration, String>)> {
+        let Some((family, sink)) = tested_sink(test) else {
+            return Some(("InvalidSinkRef", Err("spec.sinkRef names no sink".into())));
+        };
+        let key = (name.0.clone(), sink);
+        let Some(spec) = world.sinks.get(&(family, key.clone())) else {
+            let problem = format!("no {family} sink {} in namespace {}", key.1, key.0);
+            return Some(("SinkNotFound", Err(problem)));
+        };
+        if let Err(faults) = world.plan_sink(spec, &name.0, &self.rules) {
+            let first = faults.first()?;
+            return Some((first.reason, Err(first.to_string())));
+        }
+        match self.probes.verdict(&Probed::Test(name.clone(), generation))? {
+            Ok(took) => Some(("ConnectionOK", Ok(took))),
+            Err(message) => Some(("ConnectionTestFailed", Err(message))),
+        }
+    }
+
+    /// Tests that are over go. Whoever deleted them before has done the same.
+    pub(super) async fn delete_expired(&self, expired: Vec<(Name, Option<String>)>) {
+        for ((namespace, name), uid) in expired {
+            info!(namespace, name, "the connection test has expired");
+            let same = Preconditions { uid, resource_version: None };
+            let parameters = DeleteParams { preconditions: Some(same), ..DeleteParams::default() };
+            api(&self.client, "KollectConnectionTest", &namespace).delete(&name, &parameters).await.ok();
+        }
+    }
+}
+
+/// What is left to do about connection tests.
+#[derive(Default)]
+pub(super) struct Tests {
+    pub(super) expired: Vec<(Name, Option<String>)>,
+    pub(super) due: Option<Instant>,
+}
+
+/// The sink that a test names.
+pub(super) fn tested_sink(test: &KollectConnectionTest) -> Option<(Family, String)> {
+    let reference = &test.spec.sink_ref;
+    let named = [
+        (Family::Snapshot, &reference.snapshot_sink_ref),
+        (Family::Database, &reference.database_sink_ref),
+        (Family::Event, &reference.event_sink_ref),
+    ];
+    named.into_iter().find_map(|(family, name)| Some((family, name.clone()?)))
+}
+
+/// Annotation that asks for a probe.
+const TEST_CONNECTION: &str = "kollect.dev/test-connection";
+
+/// Changes the metadata of an object. Somebody who changed it meanwhile wins, and it is tried again.
+async fn merge(client: &Client, kind: &str, (namespace, name): &Name, patch: &Value) {
+    let patched =
+        api(client, kind, namespace).patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
+    if let Err(error) = patched {
+        info!(kind, namespace, name, %error, "cannot change the object yet");
+    }
+}
+
+/// Whether somebody asks for a probe.
+pub(super) fn test_connection(metadata: &ObjectMeta) -> bool {
+    let annotations = metadata.annotations.iter().flatten();
+    annotations.into_iter().any(|(key, value)| key == TEST_CONNECTION && value.eq_ignore_ascii_case("true"))
+}
