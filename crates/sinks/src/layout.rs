@@ -15,14 +15,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use xxhash_rust::xxh3::xxh3_128;
 
-mod baseline;
+pub(crate) mod baseline;
 pub mod blobs;
-mod chunks;
+pub(crate) mod chunks;
 mod claims;
-mod draft;
+pub(crate) mod draft;
+pub(crate) mod foreign;
 pub mod keeper;
-mod manifest;
-mod paths;
+pub(crate) mod manifest;
+pub(crate) mod paths;
 
 use paths::Template;
 
@@ -68,9 +69,9 @@ impl FileFormat {
 
 /// What the files of an inventory look like, decided: a spec may leave it to the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Shape {
+pub(crate) struct Shape {
     /// Whether all rows are in documents.
-    document: bool,
+    pub(crate) document: bool,
     index: bool,
     content: LayoutContent,
     format: FileFormat,

@@ -20,7 +20,7 @@ use super::{
 };
 
 /// A write, drawn up.
-pub(super) struct Draft<'a> {
+pub(crate) struct Draft<'a> {
     settings: &'a Settings,
     batch: &'a Batch<'a>,
     held: Option<&'a Manifest>,
@@ -56,20 +56,20 @@ impl Origin<'_> {
 }
 
 /// What to do, in this order: note the journal, write the intent, the files, delete, write the manifest.
-pub(super) struct Change {
+pub(crate) struct Change {
     /// What would be lost if we stopped half-way: chunks of rows that move.
-    pub(super) journal: BTreeMap<Hash, String>,
+    pub(crate) journal: BTreeMap<Hash, String>,
     /// What was held, and the paths that are new.
-    pub(super) intent: Option<Manifest>,
-    pub(super) writes: Vec<(String, Bytes)>,
-    pub(super) deletes: Vec<String>,
-    pub(super) manifest: Manifest,
-    pub(super) checksum: String,
-    pub(super) refused: Vec<Refusal>,
+    pub(crate) intent: Option<Manifest>,
+    pub(crate) writes: Vec<(String, Bytes)>,
+    pub(crate) deletes: Vec<String>,
+    pub(crate) manifest: Manifest,
+    pub(crate) checksum: String,
+    pub(crate) refused: Vec<Refusal>,
 }
 
 impl<'a> Draft<'a> {
-    pub(super) fn new(settings: &'a Settings, batch: &'a Batch<'a>, held: Option<&'a Manifest>) -> Self {
+    pub(crate) fn new(settings: &'a Settings, batch: &'a Batch<'a>, held: Option<&'a Manifest>) -> Self {
         let mut wants: BTreeMap<&RowKey, Want<'_>> = BTreeMap::new();
         let kept = |line: &'a Line| Want { from: Origin::Held(line), whole: line.whole.clone() };
         for (key, line) in held.iter().flat_map(|held| &held.rows) {
@@ -115,7 +115,7 @@ impl<'a> Draft<'a> {
     }
 
     /// The files whose bytes are needed to go on.
-    pub(super) fn reads(&self) -> BTreeSet<&str> {
+    pub(crate) fn reads(&self) -> BTreeSet<&str> {
         let Some(held) = self.held else { return BTreeSet::new() };
         if self.shape.document || self.stale || held.header.writing {
             return held.paths();
@@ -128,7 +128,7 @@ impl<'a> Draft<'a> {
     }
 
     /// What to do, given the bytes of the files and the journal of a write that has not ended.
-    pub(super) fn change(
+    pub(crate) fn change(
         self,
         files: &BTreeMap<String, Bytes>,
         journal: BTreeMap<Hash, String>,

@@ -9,26 +9,26 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::{Settings, Shape};
 
 /// Directory of the bookkeeping, below the root.
-pub(super) const BOOKS: &str = ".kollect";
+pub(crate) const BOOKS: &str = ".kollect";
 
 /// A path with placeholders.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Template(String);
+pub(crate) struct Template(String);
 
 /// A path in two halves, so that something can be put in front of the extension.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct FilePath {
+pub(crate) struct FilePath {
     stem: String,
     extension: String,
 }
 
 impl FilePath {
-    pub(super) fn whole(&self) -> String {
+    pub(crate) fn whole(&self) -> String {
         format!("{}{}", self.stem, self.extension)
     }
 
     /// The path of one of several parts.
-    pub(super) fn part(&self, part: Option<(usize, usize)>) -> String {
+    pub(crate) fn part(&self, part: Option<(usize, usize)>) -> String {
         match part {
             None => self.whole(),
             Some((index, total)) => {
@@ -39,7 +39,7 @@ impl FilePath {
 }
 
 /// What is wrong with the text of a template.
-pub(super) fn problem(text: &str) -> Option<&'static str> {
+pub(crate) fn problem(text: &str) -> Option<&'static str> {
     let segments = || text.split('/');
     if text.starts_with('/') || segments().any(|segment| segment == "." || segment.contains("..")) {
         return Some("must be a relative path without .. and . segments");
@@ -54,7 +54,7 @@ pub(super) fn problem(text: &str) -> Option<&'static str> {
 }
 
 impl Template {
-    pub(super) fn new(text: &str) -> Self {
+    pub(crate) fn new(text: &str) -> Self {
         Self(text.to_owned())
     }
 
@@ -94,7 +94,7 @@ impl Template {
 }
 
 /// The path of documents or of an index. Different inventories have different ones, whatever their names hold.
-pub(super) fn document(
+pub(crate) fn document(
     template: &Template,
     settings: &Settings,
     inventory: &InventoryId,
@@ -120,13 +120,13 @@ fn of_inventory(placeholder: &str, inventory: &InventoryId, generation: i64) -> 
 }
 
 /// The row that a path is for.
-pub(super) struct Source<'a> {
-    pub(super) key: &'a RowKey,
-    pub(super) name: &'a str,
+pub(crate) struct Source<'a> {
+    pub(crate) key: &'a RowKey,
+    pub(crate) name: &'a str,
 }
 
 /// The paths of rows. Rows that would share a path get a suffix each, which depends on nothing but them.
-pub(super) fn rows<'a>(
+pub(crate) fn rows<'a>(
     sources: impl IntoIterator<Item = Source<'a>>,
     settings: &Settings,
     shape: Shape,
@@ -238,7 +238,7 @@ fn cut(text: &str, longest: usize) -> &str {
 }
 
 /// Lengths keep different keys apart.
-fn key_hash(key: &RowKey) -> u128 {
+pub(crate) fn key_hash(key: &RowKey) -> u128 {
     let target = key.target.namespace.as_deref();
     let parts =
         [target.unwrap_or_default(), &key.target.name, &key.group, &key.kind, &key.namespace, &key.uid];
@@ -251,7 +251,7 @@ fn key_hash(key: &RowKey) -> u128 {
 }
 
 /// Where the books of an inventory are.
-pub(super) fn books(inventory: &InventoryId) -> String {
+pub(crate) fn books(inventory: &InventoryId) -> String {
     let InventoryId { cluster, namespace, name } = inventory;
     let identity =
         format!("{}\0{cluster}\0{}\0{name}", namespace.is_some(), namespace.as_deref().unwrap_or_default());
