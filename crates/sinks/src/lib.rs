@@ -17,7 +17,10 @@ compile_error!("select at least one sink, such as --features sqlite");
 mod dial;
 #[cfg(feature = "filesystem")]
 pub mod filesystem;
-#[cfg(feature = "filesystem")]
+#[cfg(feature = "git")]
+#[cfg_attr(not(test), expect(dead_code, reason = "the sink on top of it is not there yet"))]
+mod git;
+#[cfg(any(feature = "filesystem", feature = "git"))]
 pub mod layout;
 #[cfg(feature = "nats")]
 pub mod nats;
@@ -27,7 +30,7 @@ pub mod postgres;
 mod secrets;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
-#[cfg(any(feature = "nats", feature = "postgres"))]
+#[cfg(any(feature = "git", feature = "nats", feature = "postgres"))]
 mod tls;
 
 pub use dial::{Cidr, Network};
