@@ -13,9 +13,18 @@ use kollect_model::sink::{SinkError, SinkReason};
 use super::remote::{Address, RemoteConfig};
 use crate::Policy;
 
+mod failure;
 mod file;
+mod http;
 pub(super) mod known_hosts;
+mod protocol;
 pub(super) mod ssh;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use failure::Failure;
+use protocol::{Request, Server, Service};
 
 /// One remote repository, with the way to it and who we are.
 #[derive(Clone)]
@@ -23,6 +32,7 @@ pub(super) struct Remote(Arc<Way>);
 
 enum Way {
     File(file::Directory),
+    Server(Box<dyn Server>),
 }
 
 /// What a repository has.
@@ -48,25 +58,29 @@ pub(super) enum Rejected {
 /// Where it is; without credentials.
 impl fmt::Debug for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place: &dyn fmt::Display = match &*self.0 {
-            Way::File(directory) => directory,
-        };
-        write!(f, "Remote({place})")
+        match &*self.0 {
+            Way::File(directory) => write!(f, "Remote({directory})"),
+            Way::Server(server) => write!(f, "Remote({server})"),
+        }
     }
 }
 
 impl Remote {
     /// Prepares the way to a repository. Nobody is connected to yet.
     pub(super) fn open(config: &RemoteConfig, policy: &Policy) -> Result<Self, SinkError> {
+        let address = &config.address;
         if let Some(field) = config.unread() {
-            let why = format!("open {}: the Secret of {field} has not been read", config.address);
+            let why = format!("open {address}: the Secret of {field} has not been read");
             return Err(SinkError::new(SinkReason::Missing, why));
         }
-        let way = match &config.address {
+        let network = &policy.network;
+        let way = match address {
             Address::File(path) => Way::File(file::Directory::open(path, &policy.files)?),
-            Address::Http(_) | Address::Ssh { .. } => {
-                let why = format!("open {}: not available yet", config.address);
-                return Err(SinkError::new(SinkReason::Incompatible, why));
+            Address::Http(url) => Way::Server(Box::new(http::Http::open(url, config, network)?)),
+            Address::Ssh { .. } => {
+                let credentials = config.credentials.as_ref().and_then(|all| all.ssh.as_ref());
+                let ssh = ssh::Ssh::open(address, credentials, config.trust.anybody, network)?;
+                Way::Server(Box::new(ssh))
             }
         };
         Ok(Self(Arc::new(way)))
@@ -74,9 +88,15 @@ impl Remote {
 
     /// Lists the refs of the repository.
     pub(super) async fn refs(&self) -> Result<Advertised, SinkError> {
-        match &*self.0 {
-            Way::File(directory) => directory.refs().await,
-        }
+        let server = match &*self.0 {
+            Way::File(directory) => return directory.refs().await,
+            Way::Server(server) => server,
+        };
+        let listed = async {
+            let (_conversation, mut answer) = server.ask(Service::Fetch).await?;
+            answer.advertisement().await
+        };
+        listed.await.map_err(|failure: Failure| failure.into_error(&format!("list the refs of {server}")))
     }
 
     /// Fetches a commit and what it needs, except what `have` reach, as one pack that is complete but for
@@ -91,9 +111,19 @@ impl Remote {
         shallow: &[Oid],
         into: Box<dyn Write + Send>,
     ) -> Result<Vec<Oid>, SinkError> {
-        match &*self.0 {
-            Way::File(directory) => directory.fetch(want, have, depth, shallow, into).await,
-        }
+        let server = match &*self.0 {
+            Way::File(directory) => return directory.fetch(want, have, shallow, into).await,
+            Way::Server(server) => server,
+        };
+        let fetched = async {
+            let (conversation, mut answer) = server.ask(Service::Fetch).await?;
+            let advertised = answer.advertisement().await?;
+            let head = protocol::fetch_request(&advertised, want, have, depth, shallow)?;
+            let request = Request { head, pack: Bytes::new() };
+            let answer = conversation.send(Service::Fetch, request, answer).await?;
+            answer.pack(depth.is_some(), shallow, into).await
+        };
+        fetched.await.map_err(|failure: Failure| failure.into_error(&format!("fetch from {server}")))
     }
 
     /// Moves `reference` from `old` to `new` with a pack of what that needs; a zero `old` creates it. The
@@ -106,16 +136,29 @@ impl Remote {
         new: Oid,
         pack: Bytes,
     ) -> Result<Result<(), Rejected>, SinkError> {
-        match &*self.0 {
-            Way::File(directory) => directory.push(reference, old, new, pack).await,
-        }
+        let server = match &*self.0 {
+            Way::File(directory) => return directory.push(reference, old, new, pack).await,
+            Way::Server(server) => server,
+        };
+        let pushed = async {
+            let (conversation, mut answer) = server.ask(Service::Push).await?;
+            let advertised = answer.advertisement().await?;
+            let found = advertised.refs.get(reference).copied();
+            if let Some(outcome) = Rejected::before_pushing(reference, found, old, new) {
+                return Ok(outcome);
+            }
+            let head = protocol::push_request(&advertised, reference, old, new)?;
+            let answer = conversation.send(Service::Push, Request { head, pack }, answer).await?;
+            answer.report(reference).await
+        };
+        pushed.await.map_err(|failure: Failure| failure.into_error(&format!("push to {server}")))
     }
 }
 
 impl Rejected {
     /// Nobody looks at what a ref that has moved meanwhile is compared with: `None` if it may be pushed.
     fn before_pushing(reference: &str, found: Option<Oid>, old: Oid, new: Oid) -> Option<Result<(), Self>> {
-        match found.unwrap_or_else(Oid::zero) {
+        match found.unwrap_or(Oid::ZERO_SHA1) {
             // Most likely our own push whose answer was lost.
             found if found == new => Some(Ok(())),
             found if found == old => None,

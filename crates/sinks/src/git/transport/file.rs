@@ -51,7 +51,6 @@ impl Directory {
         &self,
         want: Oid,
         have: &[Oid],
-        _depth: Option<u32>,
         shallow: &[Oid],
         mut into: Box<dyn Write + Send>,
     ) -> Result<Vec<Oid>, SinkError> {
