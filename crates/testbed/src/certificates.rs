@@ -1,6 +1,6 @@
 //! A private authority, and what servers and clients show that it has signed.
 
-use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 
 use crate::{Error, Scratch};
 
@@ -20,12 +20,15 @@ pub struct Certificates {
 pub(crate) fn write_certificates(scratch: &Scratch, host: &str) -> Result<Certificates, Error> {
     let ca_key = KeyPair::generate()?;
     let mut authority = CertificateParams::new(Vec::new())?;
+    // OpenSSL takes a certificate for its own authority if both have one name.
+    authority.distinguished_name.push(DnType::CommonName, "authority of the testbed");
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let ca = authority.self_signed(&ca_key)?.pem();
     let issuer = Issuer::new(authority, ca_key);
     let signed = |name: &str, purpose| -> Result<(String, String), Error> {
         let key = KeyPair::generate()?;
         let mut leaf = CertificateParams::new([name.to_owned()])?;
+        leaf.distinguished_name.push(DnType::CommonName, name);
         leaf.extended_key_usages = vec![purpose];
         Ok((leaf.signed_by(&key, &issuer)?.pem(), key.serialize_pem()))
     };

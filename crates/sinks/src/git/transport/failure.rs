@@ -19,6 +19,8 @@ pub(super) enum Failure {
     Malformed(&'static str),
     /// The server refused, in its words.
     Said(String),
+    /// The server refused by its answer's status.
+    Refused(SinkReason, String),
     /// What arrived could not be stored here.
     Unstored(io::Error),
     /// Said already.
@@ -51,6 +53,7 @@ impl Failure {
             Self::Said(words) => {
                 said(of_words(&words), &format!("the server says: {}", spoken(words.as_bytes())))
             }
+            Self::Refused(reason, why) => said(reason, &why),
             Self::Unstored(error) => {
                 SinkError::because(SinkReason::WriteFailed, format!("{attempt}: store what arrives"), error)
             }

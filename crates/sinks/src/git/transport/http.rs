@@ -284,12 +284,13 @@ impl Talk<'_> {
             _ if status.is_server_error() => (SinkReason::Unreachable, "the server failed"),
             _ => (SinkReason::Incompatible, "the server answers something unexpected"),
         };
-        let mut text = format!("{}: {why} (HTTP {})", self.base, status.as_u16());
+        let place = if elsewhere { format!("{}: ", self.base) } else { String::new() };
+        let mut text = format!("{place}{why} (HTTP {})", status.as_u16());
         let words = words(response).await;
         if !words.is_empty() {
             text = format!("{text}; it says: {words}");
         }
-        Err(SinkError::new(reason, text).into())
+        Err(Failure::Refused(reason, text))
     }
 }
 
