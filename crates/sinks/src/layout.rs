@@ -6,6 +6,7 @@
 
 use kollect_model::{
     SpecError,
+    batch::InventoryId,
     crd::sinks::{
         Compression, Format, GroupInPath, KollectSnapshotSinkSpec, LayoutContent, LayoutMode,
         SnapshotSinkType,
@@ -101,6 +102,28 @@ impl Settings {
         Self { mode: Some(LayoutMode::PerResource), ..self }
     }
 
+    /// What a command line says: `layout=perResource&format=yaml`.
+    pub(crate) fn options(options: &str, mut format: FileFormat) -> Result<Self, String> {
+        let mut tree = false;
+        for option in options.split('&').filter(|option| !option.is_empty()) {
+            match option.split_once('=') {
+                Some(("layout", "document")) => tree = false,
+                Some(("layout", "perResource")) => tree = true,
+                Some(("format", "json")) => format = FileFormat::Json,
+                Some(("format", "yaml")) => format = FileFormat::Yaml,
+                Some(("format", "ndjson")) => format = FileFormat::Ndjson,
+                _ => {
+                    return Err(format!(
+                        "has an option that is not known, {option}; write layout=document or layout=perResource, \
+                         and format=json, format=yaml or format=ndjson"
+                    ));
+                }
+            }
+        }
+        let settings = Self::document(format);
+        Ok(if tree { settings.per_resource() } else { settings })
+    }
+
     /// What a spec says, or what is wrong with it.
     pub fn plan(spec: &KollectSnapshotSinkSpec) -> Result<Self, Vec<SpecError>> {
         let mut errors = Vec::new();
@@ -174,6 +197,12 @@ impl Settings {
         settings.max_segment =
             filename.max_segment_length.map_or(63, |n| usize::try_from(n).unwrap_or(1).clamp(1, 180));
         if errors.is_empty() { Ok(settings) } else { Err(errors) }
+    }
+
+    /// Where a document with all rows would be.
+    #[cfg(feature = "git")]
+    pub(crate) fn document_path(&self, inventory: &InventoryId, generation: i64) -> String {
+        paths::document(&self.documents, self, inventory, generation).whole()
     }
 
     /// Tells settings apart that give different files.

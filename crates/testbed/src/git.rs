@@ -23,8 +23,8 @@ pub struct Repository {
 }
 
 impl Repository {
-    /// Creates an empty repository whose first branch is `main`. Anybody whom the server lets in may push.
-    fn create(path: PathBuf) -> Result<Self, Error> {
+    /// Creates an empty repository whose first branch is `main`. Anybody whom a server lets in may push.
+    pub fn at(path: PathBuf) -> Result<Self, Error> {
         let arguments = ["init", "--quiet", "--bare", "--initial-branch=main", "--template="];
         run(git().args(arguments).arg(&path))?;
         let repository = Self { path };
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn a_failure_of_git_is_told() {
         let directory = tempfile::tempdir().unwrap();
-        let repository = Repository::create(directory.path().join("x.git")).unwrap();
+        let repository = Repository::at(directory.path().join("x.git")).unwrap();
         repository.fsck().unwrap();
         let error = repository.git(&["log", "main"]).unwrap_err().to_string();
         assert!(error.contains("main"), "{error}");

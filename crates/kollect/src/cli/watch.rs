@@ -194,8 +194,7 @@ impl Watch {
             namespace => format!("{namespace}/{name}"),
         };
         let target = if self.several { format!("{} ", key.target) } else { String::new() };
-        let details: Vec<String> =
-            told(before.as_deref(), after.as_deref()).iter().map(text).collect();
+        let details: Vec<String> = told(before.as_deref(), after.as_deref()).iter().map(text).collect();
         format!("{sign} {target}{} {place}  {}", key.kind, details.join(", ")).trim_end().to_owned()
     }
 }

@@ -126,7 +126,8 @@ impl Remote {
         fetched.await.map_err(|failure: Failure| failure.into_error(&format!("fetch from {server}")))
     }
 
-    /// Moves `reference` from `old` to `new` with a pack of what that needs; a zero `old` creates it. The
+    /// Moves `reference` from `old` to `new` with a pack of what that needs; a zero `old` creates it, and a
+    /// zero `new` removes it. The
     /// server compares `old`, and nothing else: whether `new` descends from it is for the caller to care.
     /// After an error the ref may have moved or not.
     pub(super) async fn push(

@@ -17,6 +17,12 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
+    /// A file of a tree, which is one chunk.
+    #[cfg(feature = "git")]
+    pub(crate) fn file(file: Hash) -> Self {
+        Self { file, chunks: HashMap::from([(file, 1)]) }
+    }
+
     /// Files of trees are one chunk.
     pub(crate) fn new(shape: Shape, bytes: &[u8]) -> Self {
         let file = Hash::of(bytes);

@@ -157,7 +157,9 @@ impl Manifest {
     }
 
     /// The way back from [`to_files`](Self::to_files).
-    pub(crate) fn of_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> serde_json::Result<Option<Self>> {
+    pub(crate) fn of_files<'a>(
+        files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
+    ) -> serde_json::Result<Option<Self>> {
         let (mut header, mut lines) = (&[][..], Vec::new());
         for (name, bytes) in files {
             if name == HEADER {

@@ -66,7 +66,7 @@ impl GitHttp {
 
     /// Creates an empty repository.
     pub fn create(&self, name: &str) -> Result<Repository, Error> {
-        Repository::create(self.repositories.join(format!("{name}.git")))
+        Repository::at(self.repositories.join(format!("{name}.git")))
     }
 
     /// The address of a repository, which asks for [`Self::USER`] and [`Self::PASSWORD`].

@@ -68,7 +68,7 @@ impl GitSsh {
 
     /// Creates an empty repository.
     pub fn create(&self, name: &str) -> Result<Repository, Error> {
-        Repository::create(self.repositories.join(format!("{name}.git")))
+        Repository::at(self.repositories.join(format!("{name}.git")))
     }
 
     /// The address of a repository.

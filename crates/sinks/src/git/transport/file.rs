@@ -97,6 +97,11 @@ impl Directory {
             if let Some(outcome) = Rejected::before_pushing(&reference, at(repository)?, old, new) {
                 return Ok(outcome);
             }
+            if new.is_zero() {
+                // Compared by hand: nobody else deletes refs of ours.
+                repository.find_reference(&reference)?.delete()?;
+                return Ok(Ok(()));
+            }
             let odb = repository.odb()?;
             let mut writer = odb.packwriter()?;
             writer.write_all(&pack).map_err(unwritten)?;
