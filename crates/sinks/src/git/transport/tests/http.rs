@@ -191,16 +191,16 @@ async fn redirects_that_lead_nowhere_are_refused() {
     for (location, policy, reason, part) in [
         ("/login", Policy::default(), SinkReason::Incompatible, "page to log in"),
         (
-            "http://169.254.169.254/x.git/info/refs?service=git-upload-pack",
+            "http://127.0.0.2:9/x.git/info/refs?service=git-upload-pack",
             Policy {
                 network: Network::Guarded {
                     allow_private: false,
-                    allowed: vec!["127.0.0.0/8".parse().unwrap()],
+                    allowed: vec!["127.0.0.1/32".parse().unwrap()],
                 },
                 files: crate::Files::Refused,
             },
             SinkReason::Forbidden,
-            "link-local",
+            "loopback",
         ),
     ] {
         let (url, _served) = script(vec![status("302 Found", &format!("Location: {location}\r\n"))]).await;
