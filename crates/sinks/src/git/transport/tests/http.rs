@@ -5,6 +5,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
     task::JoinHandle,
+    time::{Duration, timeout},
 };
 
 use super::*;
@@ -22,7 +23,9 @@ async fn script(answers: Vec<String>) -> (String, JoinHandle<Vec<String>>) {
     let served = tokio::spawn(async move {
         let mut asked = Vec::new();
         for answer in answers {
-            let (mut stream, _) = listener.accept().await.unwrap();
+            // Whoever does not come has not asked.
+            let Ok(accepted) = timeout(Duration::from_secs(10), listener.accept()).await else { break };
+            let (mut stream, _) = accepted.unwrap();
             let mut request = Vec::new();
             while !request.ends_with(b"\r\n\r\n") {
                 request.push(stream.read_u8().await.unwrap());
