@@ -106,7 +106,7 @@ impl Directory {
             let mut writer = odb.packwriter()?;
             writer.write_all(&pack).map_err(unwritten)?;
             writer.commit()?;
-            repository.find_commit(new)?;
+            repository.find_commit(new)?.tree()?;
             let moved = if old.is_zero() {
                 repository.reference(&reference, new, false, "push")
             } else {

@@ -47,12 +47,18 @@ async fn the_policy_says_which_directories() {
 }
 
 #[tokio::test]
-async fn a_pack_without_the_commit_moves_nothing() {
+async fn a_pack_that_lacks_something_moves_nothing() {
     let server = GitHttp::shared().create("half_a_pack").unwrap();
     let remote = Settings::default().remote(&at(server.path()));
     let ours = Local::new();
     let (one, other) = (ours.commit(None, b"1"), ours.commit(None, b"2"));
-    let pushed = remote.push(MAIN, NONE, other, ours.pack(one, None)).await;
-    assert_error(pushed, SinkReason::WriteFailed, &["push to"]);
+    let mut alone = ours.repository.packbuilder().unwrap();
+    alone.insert_object(other, None).unwrap();
+    let mut without_files = git2::Buf::new();
+    alone.write_buf(&mut without_files).unwrap();
+    for pack in [ours.pack(one, None), Bytes::copy_from_slice(&without_files)] {
+        let pushed = remote.push(MAIN, NONE, other, pack).await;
+        assert_error(pushed, SinkReason::WriteFailed, &["push to"]);
+    }
     assert_eq!(remote.refs().await.unwrap().refs, BTreeMap::new());
 }
