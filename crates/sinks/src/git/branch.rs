@@ -97,7 +97,8 @@ impl Branch {
     /// Whether the branch can be reached, and be written if servers say that beforehand.
     pub(super) async fn check(&self) -> Result<(), SinkError> {
         let refs = self.remote.refs().await?;
-        self.see(refs).map(drop)
+        self.see(refs)?;
+        self.remote.may_push().await
     }
 
     /// What the branch holds of an inventory, and its books.

@@ -214,12 +214,12 @@ impl Drawer<'_> {
                 files.insert(path.to_owned(), bytes);
             }
         }
-        let Change { writes, deletes, manifest, checksum, refused, .. } =
+        let Change { writes, deletes, manifest, checksum, refused, warnings, .. } =
             draft.change(&files, BTreeMap::new(), now);
         let mut edits = self.own_files(books, held, writes)?;
         edits.extend(deletes.into_iter().map(|path| (path, None)));
         self.keep_books(books, &manifest, &mut edits)?;
-        let receipt = Receipt { checksum: Some(checksum.clone()), refused };
+        let receipt = Receipt { checksum: Some(checksum.clone()), refused, warnings };
         if edits.is_empty() {
             return Ok((edits, String::new(), receipt));
         }

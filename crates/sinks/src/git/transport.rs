@@ -99,6 +99,16 @@ impl Remote {
         listed.await.map_err(|failure: Failure| failure.into_error(&format!("list the refs of {server}")))
     }
 
+    /// Asks whether we may push, as far as the server says that beforehand.
+    pub(super) async fn may_push(&self) -> Result<(), SinkError> {
+        let Way::Server(server) = &*self.0 else { return Ok(()) };
+        let asked = async {
+            let (_conversation, mut answer) = server.ask(Service::Push).await?;
+            answer.advertisement().await.map(drop)
+        };
+        asked.await.map_err(|failure: Failure| failure.into_error(&format!("prepare a push to {server}")))
+    }
+
     /// Fetches a commit and what it needs, except what `have` reach, as one pack that is complete but for
     /// that. With `depth`, history ends after that many commits. `shallow` are the commits whose parents
     /// are missing here; answers those that are so afterwards. `into` is dropped when this returns, and

@@ -16,7 +16,7 @@ use kollect_model::{
 use super::{
     Settings, Shape, chunks,
     manifest::{Hash, Line, Manifest},
-    paths,
+    paths::{self, Placed},
 };
 
 /// A write, drawn up.
@@ -32,6 +32,7 @@ pub(crate) struct Draft<'a> {
     tree: Vec<String>,
     index: Option<String>,
     refused: Vec<Refusal>,
+    warnings: Vec<String>,
 }
 
 /// A row that the files shall hold.
@@ -66,6 +67,7 @@ pub(crate) struct Change {
     pub(crate) manifest: Manifest,
     pub(crate) checksum: String,
     pub(crate) refused: Vec<Refusal>,
+    pub(crate) warnings: Vec<String>,
 }
 
 impl<'a> Draft<'a> {
@@ -96,8 +98,18 @@ impl<'a> Draft<'a> {
         }
         let stale = held
             .is_some_and(|held| held.header.settings != settings.fingerprint() || held.header.shape != shape);
-        let mut draft =
-            Self { settings, batch, held, shape, stale, wants, tree: Vec::new(), index: None, refused };
+        let mut draft = Self {
+            settings,
+            batch,
+            held,
+            shape,
+            stale,
+            wants,
+            tree: Vec::new(),
+            index: None,
+            refused,
+            warnings: Vec::new(),
+        };
         if !shape.document {
             draft.place();
         }
@@ -110,8 +122,35 @@ impl<'a> Draft<'a> {
             self.index = Some(paths::document(template, self.settings, inventory, generation).whole());
         }
         let sources = self.wants.iter().map(|(key, want)| paths::Source { key, name: want.from.name() });
-        self.tree =
+        let placed =
             paths::rows(sources, self.settings, self.shape, inventory, generation, self.index.as_slice());
+        self.warnings = self.shared_paths(&placed);
+        self.tree = placed.into_iter().map(|placed| placed.path).collect();
+    }
+
+    /// Rows of the delta that share a path with another one, as long as that is new.
+    fn shared_paths(&self, placed: &[Placed]) -> Vec<String> {
+        let mut groups: BTreeMap<&str, (bool, Vec<String>)> = BTreeMap::new();
+        for ((key, want), placed) in self.wants.iter().zip(placed) {
+            let Some(shared) = placed.shared.as_deref() else { continue };
+            let (new, rows) = groups.entry(shared).or_default();
+            let before = self.held.and_then(|held| held.rows.get(*key)).map(|line| &*line.path);
+            *new |= before != Some(&placed.path);
+            let RowKey { kind, namespace, group, uid, .. } = key;
+            let name = want.from.name();
+            rows.push(format!("{kind} {namespace}/{name} (group {group:?}, uid {uid})"));
+        }
+        let told = groups.into_iter().filter(|(_, (new, _))| *new).map(|(path, (_, mut rows))| {
+            let more = rows.len().saturating_sub(4);
+            rows.truncate(4);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            format!(
+                "{}{more} would be the file {path}: each has a suffix now; put {{group}}, {{targetName}} or \
+                 {{uid}} into spec.layout.pathTemplate to choose the names",
+                rows.join(" and ")
+            )
+        });
+        told.collect()
     }
 
     /// The files whose bytes are needed to go on.
@@ -150,6 +189,7 @@ impl<'a> Draft<'a> {
             manifest: Manifest::new(self.batch.inventory, self.settings.fingerprint(), self.shape),
             checksum: String::new(),
             refused: Vec::new(),
+            warnings: Vec::new(),
         };
         if self.shape.document {
             self.documents(files, &old, exported_at, &mut change);
@@ -158,6 +198,7 @@ impl<'a> Draft<'a> {
         }
         self.compare(&old, &mut change);
         change.refused = self.refused;
+        change.warnings = self.warnings;
         change
     }
 

@@ -219,8 +219,9 @@ impl<B: Blobs> Sink for Keeper<B> {
         self.admitted(&books, batch.inventory, batch.claim).await?;
         let checksum = Some(change.checksum.clone());
         let refused = std::mem::take(&mut change.refused);
+        let warnings = std::mem::take(&mut change.warnings);
         self.apply(&books, held.as_ref(), change, noted).await?;
-        Ok(Receipt { checksum, refused })
+        Ok(Receipt { checksum, refused, warnings })
     }
 
     async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {

@@ -38,6 +38,18 @@ impl FilePath {
     }
 }
 
+/// Programs that read trees stop at a few thousand bytes.
+const LONGEST_PATH: usize = 800;
+
+/// Whether some file system takes a name for `.git`: in any case, with characters that HFS+ does not see,
+/// as the short name or the stream of NTFS, and with what Windows drops at the end.
+fn is_git(segment: &str) -> bool {
+    let unseen = |c: &char| !matches!(c, '\u{200c}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{206a}'..='\u{206f}' | '\u{feff}');
+    let plain: String = segment.chars().filter(unseen).collect::<String>().to_ascii_lowercase();
+    let name = plain.split(':').next().unwrap_or_default().trim_end_matches(['.', ' ']);
+    name == ".git" || name.strip_prefix("git~").is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit()))
+}
+
 /// What is wrong with the text of a template.
 pub(crate) fn problem(text: &str) -> Option<&'static str> {
     let segments = || text.split('/');
@@ -49,6 +61,9 @@ pub(crate) fn problem(text: &str) -> Option<&'static str> {
     }
     if segments().next().is_some_and(|first| first.eq_ignore_ascii_case(BOOKS)) {
         return Some("must not begin with .kollect, where Kollect keeps its own books");
+    }
+    if segments().any(is_git) {
+        return Some("must not hold .git, where Git keeps its own files");
     }
     (text.ends_with('/') || text.is_empty()).then_some("must name a file, not a directory")
 }
@@ -81,7 +96,12 @@ impl Template {
             }
             filled.push_str(rest);
             let cut = cut(&filled, longest);
-            if !cut.is_empty() {
+            let first = segments.is_empty();
+            let taken =
+                matches!(cut, "." | "..") || is_git(cut) || (first && cut.eq_ignore_ascii_case(BOOKS));
+            if taken {
+                segments.push(format!("_{cut}"));
+            } else if !cut.is_empty() {
                 segments.push(cut.to_owned());
             }
         }
@@ -89,7 +109,12 @@ impl Template {
         if text.ends_with('/') || segments.is_empty() {
             segments.push("unnamed".into());
         }
-        FilePath { stem: segments.join("/"), extension: ending }
+        let mut stem = segments.join("/");
+        if stem.len() > LONGEST_PATH {
+            let hash = xxh3_128(stem.as_bytes()) >> 64;
+            stem = format!("{}-{hash:016x}", cut(&stem, LONGEST_PATH).trim_end_matches('/'));
+        }
+        FilePath { stem, extension: ending }
     }
 }
 
@@ -125,6 +150,13 @@ pub(crate) struct Source<'a> {
     pub(crate) name: &'a str,
 }
 
+/// The file of a row.
+pub(crate) struct Placed {
+    pub(crate) path: String,
+    /// What the template says, where that is not it.
+    pub(crate) shared: Option<String>,
+}
+
 /// The paths of rows. Rows that would share a path get a suffix each, which depends on nothing but them.
 pub(crate) fn rows<'a>(
     sources: impl IntoIterator<Item = Source<'a>>,
@@ -133,7 +165,7 @@ pub(crate) fn rows<'a>(
     inventory: &InventoryId,
     generation: i64,
     taken: &[String],
-) -> Vec<String> {
+) -> Vec<Placed> {
     let mut places: Vec<(FilePath, u128, usize)> = sources
         .into_iter()
         .map(|source| {
@@ -166,7 +198,11 @@ pub(crate) fn rows<'a>(
             }
         }
         if settled {
-            return paths;
+            let placed = |((place, _, level), path): (&(FilePath, u128, usize), String)| {
+                let shared = (*level > 0).then(|| place.whole());
+                Placed { path, shared }
+            };
+            return places.iter().zip(paths).map(placed).collect();
         }
     }
 }

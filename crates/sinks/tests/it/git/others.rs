@@ -1,1 +1,264 @@
-//! …
+//! A branch is shared: with people, with other operators, and with the rules of its server.
+
+use std::{fs, sync::Arc};
+
+use kollect_model::{
+    batch::Batch,
+    sink::{ErrorClass, Sink, SinkReason},
+};
+use kollect_sinks::Policy;
+use serde_json::json;
+
+use super::{Remote, Way, git};
+use crate::{
+    conformance::{added, changed, claimant, gone, holding, inventory, row, write},
+    filesystem::{object, tree},
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_of_others_stay_and_their_commits_too() {
+    let remote = Remote::new(Way::Https, json!({}));
+    let sink = remote.open().await;
+    let all = inventory("", "all");
+    write(&*sink, &all, None, &added(&[row("u1", "{}")])).await.unwrap();
+    let checkout = remote.checkout();
+    fs::write(checkout.path.join("README.md"), "Ours.\n").unwrap();
+    checkout.push("say what this is");
+    write(&*sink, &all, None, &added(&[row("u2", "{}")])).await.unwrap();
+    assert_eq!(tree(&remote.checkout().path)["README.md"], "Ours.\n");
+    let subjects = remote.git(&["log", "--format=%an", "main"]);
+    assert_eq!(subjects, "kollect\nEve\nkollect");
+    // What is not ours is not written over.
+    let theirs = inventory("", "theirs");
+    let checkout = remote.checkout();
+    fs::write(checkout.path.join("inventory/team/theirs.yaml"), "mine\n").unwrap();
+    checkout.push("a file that is in the way");
+    let refused = write(&*sink, &theirs, None, &added(&[row("u1", "{}")])).await.unwrap_err();
+    assert_eq!((refused.reason, refused.class()), (SinkReason::Incompatible, ErrorClass::Terminal));
+    assert!(refused.to_string().contains("inventory/team/theirs.yaml"), "{refused}");
+    assert_eq!(tree(&remote.checkout().path)["inventory/team/theirs.yaml"], "mine\n");
+}
+
+/// Two operators with mirrors of their own: no lost file, no lost commit, one line of history.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_operators_push_to_one_branch() {
+    let remote = Arc::new(Remote::new(Way::Https, json!({ "layout": { "mode": "perResource" } })));
+    let operators = ["a", "b"].map(|name| {
+        let remote = remote.clone();
+        tokio::spawn(async move {
+            let mirrors = tempfile::tempdir().unwrap();
+            let sinks = kollect_sinks::Sinks::with_mirrors(mirrors.path().join("git"));
+            let sink = sinks.open(&remote.plan(&json!({})), &Policy::default()).await.unwrap();
+            let place = inventory(name, "all");
+            let claim = sink.claim(&place, &claimant(Some(name))).await.unwrap();
+            for i in 0..12 {
+                let delta =
+                    added(&[object(&format!("{name}{i}"), "", "Pod", "shop", &format!("p{i}"), "{}")]);
+                // Somebody was quicker too often: the engine tries again as well.
+                while let Err(error) = sink.write(&Batch::new(&place, &claim, &delta)).await {
+                    assert_eq!(error.reason, SinkReason::Busy, "{error}");
+                }
+            }
+        })
+    });
+    for operator in operators {
+        operator.await.unwrap();
+    }
+    assert_eq!(tree(&remote.checkout().path).len(), 24);
+    assert_eq!(remote.commits(), 24);
+    assert_eq!(remote.git(&["rev-list", "--min-parents=2", "main"]), "", "no merges");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_push_says_the_words_of_the_server() {
+    let remote = Remote::new(Way::Ssh, json!({}));
+    let sink = remote.open().await;
+    let all = inventory("", "all");
+    write(&*sink, &all, None, &added(&[row("u1", "{}")])).await.unwrap();
+    let before = remote.git(&["rev-parse", "main"]);
+    let script = "while read old new ref; do case $ref in refs/heads/main) \
+                  echo 'main is protected: ask the audit team' >&2; exit 1;; esac; done";
+    remote.repository.hook("pre-receive", script).unwrap();
+    let refused = write(&*sink, &all, None, &added(&[row("u2", "{}")])).await.unwrap_err();
+    assert_eq!((refused.reason, refused.class()), (SinkReason::Forbidden, ErrorClass::Forbidden));
+    assert!(refused.to_string().contains("main is protected: ask the audit team"), "{refused}");
+    assert_eq!(remote.git(&["rev-parse", "main"]), before);
+    fs::remove_file(remote.repository.path().join("hooks/pre-receive")).unwrap();
+    write(&*sink, &all, None, &added(&[row("u2", "{}")])).await.unwrap();
+    assert_eq!(sink.baseline(&all).await.unwrap().len(), 2);
+}
+
+/// A server may not want one inventory: the others of the same push are written.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_bad_inventory_stays_one_bad_inventory() {
+    let remote = Remote::new(Way::Https, json!({}));
+    let script = "while read old new ref; do if git log -1 --format=%B $new | grep -q bad || \
+                  git diff-tree -r --name-only $new | grep -q bad; then echo 'no bad files' >&2; exit 1; fi; done; sleep 0.2";
+    let sinks = remote.sinks();
+    let sink: Arc<dyn Sink> = sinks.open(&remote.plan(&json!({})), &Policy::default()).await.unwrap().into();
+    let mut claims = Vec::new();
+    for name in ["first", "good", "bad", "fine"] {
+        let place = inventory("", name);
+        let claim = sink.claim(&place, &claimant(None)).await.unwrap();
+        claims.push((place, claim));
+    }
+    remote.repository.hook("pre-receive", script).unwrap();
+    let writes = claims.into_iter().map(|(place, claim)| {
+        let sink = sink.clone();
+        tokio::spawn(async move {
+            let delta = added(&[row("u1", "{}")]);
+            (place.name.clone(), sink.write(&Batch::new(&place, &claim, &delta)).await)
+        })
+    });
+    for written in futures::future::join_all(writes).await {
+        let (name, written) = written.unwrap();
+        match written {
+            Ok(_) => assert_ne!(name, "bad"),
+            Err(error) => {
+                assert_eq!((&*name, error.reason), ("bad", SinkReason::Forbidden), "{error}");
+                assert!(error.to_string().contains("no bad files"), "{error}");
+            }
+        }
+    }
+    assert_eq!(remote.commits(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn force_push_drops_what_others_did_and_commit_does_not() {
+    for (policy, kept) in [("Commit", true), ("ForcePush", false)] {
+        let remote = Remote::new(Way::Https, json!({ "git": { "pushPolicy": policy } }));
+        let sink = remote.open().await;
+        let all = inventory("", "all");
+        write(&*sink, &all, None, &added(&[row("u1", "{}")])).await.unwrap();
+        let checkout = remote.checkout();
+        fs::write(checkout.path.join("notes.txt"), "hello\n").unwrap();
+        checkout.push("notes");
+        write(&*sink, &all, None, &added(&[row("u2", "{}")])).await.unwrap();
+        assert_eq!(tree(&remote.checkout().path).contains_key("notes.txt"), kept, "{policy}");
+        assert_eq!(sink.baseline(&all).await.unwrap().len(), 2);
+        assert_eq!(remote.commits(), if kept { 3 } else { 2 });
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_branch_begins_at_the_default_one() {
+    let remote = Remote::new(Way::Https, json!({}));
+    let (all, branch) = (inventory("", "all"), json!({ "git": { "branch": "audit/prod" } }));
+    let existing = json!({ "git": { "branch": "audit/prod" }, "provisioning": { "mode": "existing" } });
+    let error = remote.open_with(&existing).await.check().await.unwrap_err();
+    assert_eq!(error.reason, SinkReason::Missing);
+    assert!(error.to_string().contains("no such branch"), "{error}");
+    // An empty repository has no default branch either.
+    write(&*remote.open().await, &all, None, &added(&[row("u1", "{}")])).await.unwrap();
+    let checkout = remote.checkout();
+    fs::write(checkout.path.join("README.md"), "Ours.\n").unwrap();
+    checkout.push("readme");
+    let sink = remote.open_with(&branch).await;
+    let other = inventory("", "other");
+    write(&*sink, &other, None, &added(&[row("u1", "{}")])).await.unwrap();
+    let files = remote.git(&["ls-tree", "-r", "--name-only", "audit/prod"]);
+    assert!(files.contains("README.md") && files.contains("inventory/team/other.yaml"), "{files}");
+    assert_eq!(remote.commits(), 2, "main is as it was");
+    remote.open_with(&existing).await.check().await.unwrap();
+}
+
+/// Somebody takes the branch back to an older state, or away: what we know is not true any more, and is
+/// not built upon.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rewritten_or_deleted_branch_is_compared_again() {
+    for delete in [false, true] {
+        let remote = Remote::new(Way::Https, json!({ "layout": { "mode": "perResource" } }));
+        let sink = remote.open().await;
+        let all = inventory("", "all");
+        let pods: Vec<_> =
+            ["p1", "p2", "p3"].iter().map(|name| object(name, "", "Pod", "shop", name, "{}")).collect();
+        let claim = sink.claim(&all, &claimant(None)).await.unwrap();
+        for pod in &pods[..2] {
+            sink.write(&Batch::new(&all, &claim, &added(std::slice::from_ref(pod)))).await.unwrap();
+        }
+        if delete {
+            remote.git(&["update-ref", "-d", "refs/heads/main"]);
+        } else {
+            remote.git(&["update-ref", "refs/heads/main", "main~1"]);
+        }
+        let delta = added(&pods[2..]);
+        let refused = sink.write(&Batch::new(&all, &claim, &delta)).await.unwrap_err();
+        assert_eq!((refused.reason, refused.class()), (SinkReason::Busy, ErrorClass::Transient), "{refused}");
+        let held = sink.baseline(&all).await.unwrap();
+        assert_eq!(held, holding(&pods[..usize::from(!delete)]));
+        sink.write(&Batch::new(&all, &claim, &added(&pods[held.len()..]))).await.unwrap();
+        assert_eq!(sink.baseline(&all).await.unwrap(), holding(&pods));
+        assert_eq!(tree(&remote.checkout().path).len(), 3);
+    }
+}
+
+/// A claim of another writer leaves no commit, and stops those who came before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_writer_that_wakes_up_late_is_stopped() {
+    let remote = Remote::new(Way::Ssh, json!({}));
+    let (early, late) = (remote.open().await, remote.open().await);
+    let all = inventory("", "all");
+    let old = early.claim(&all, &claimant(Some("c"))).await.unwrap();
+    early.write(&Batch::new(&all, &old, &added(&[row("u1", "{}")]))).await.unwrap();
+    let before = remote.git(&["rev-parse", "main"]);
+    late.claim(&all, &claimant(Some("c"))).await.unwrap();
+    assert_eq!(remote.git(&["rev-parse", "main"]), before);
+    let delta = added(&[row("u2", "{}")]);
+    let fenced = early.write(&Batch::new(&all, &old, &delta)).await.unwrap_err();
+    assert_eq!(fenced.reason, SinkReason::Fenced);
+    assert_eq!(remote.git(&["rev-parse", "main"]), before);
+}
+
+/// Whoever gives up waiting must not be written for: he may have lost the right to.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_written_for_those_who_left() {
+    let remote = Remote::new(Way::Https, json!({}));
+    let sinks = remote.sinks();
+    let sink: Arc<dyn Sink> = sinks.open(&remote.plan(&json!({})), &Policy::default()).await.unwrap().into();
+    let (one, two) = (inventory("", "one"), inventory("", "two"));
+    let claim_one = sink.claim(&one, &claimant(None)).await.unwrap();
+    let claim_two = sink.claim(&two, &claimant(None)).await.unwrap();
+    remote.repository.hook("pre-receive", "sleep 1").unwrap();
+    let delta = added(&[row("u1", "{}")]);
+    let slow = tokio::spawn({
+        let (sink, one, delta) = (sink.clone(), one.clone(), delta.clone());
+        async move { sink.write(&Batch::new(&one, &claim_one, &delta)).await.map(drop) }
+    });
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    let left = tokio::time::timeout(
+        std::time::Duration::from_millis(100),
+        sink.write(&Batch::new(&two, &claim_two, &delta)),
+    );
+    assert!(left.await.is_err(), "the other one was not slow");
+    slow.await.unwrap().unwrap();
+    sink.baseline(&two).await.unwrap();
+    assert_eq!(tree(&remote.checkout().path).into_keys().collect::<Vec<_>>(), ["inventory/team/one.yaml"]);
+}
+
+/// A foreign edit of our files is put right, and seen as what it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn foreign_edits_show_in_the_baseline() {
+    let remote = Remote::new(Way::File, json!({ "layout": { "mode": "perResource" } }));
+    let sink = remote.open().await;
+    let all = inventory("", "all");
+    let pods: Vec<_> =
+        ["p1", "p2", "p3"].iter().map(|name| object(name, "", "Pod", "shop", name, "{}")).collect();
+    write(&*sink, &all, None, &added(&pods)).await.unwrap();
+    let checkout = remote.checkout();
+    git(&checkout.path, &["rm", "--quiet", "default/shop/pod/p1.yaml"]);
+    fs::write(checkout.path.join("default/shop/pod/p2.yaml"), "nonsense\n").unwrap();
+    checkout.push("meddle");
+    let held = sink.baseline(&all).await.unwrap();
+    let wrong: Vec<&str> =
+        pods.iter().filter(|pod| held.get(&pod.key) != Some(&pod.digest)).map(|pod| &*pod.name).collect();
+    assert_eq!(wrong, ["p1", "p2"]);
+    let repair = kollect_model::batch::Delta {
+        changed: pods[..2].iter().map(changed).collect(),
+        removed: vec![gone(&pods[2])],
+        ..Default::default()
+    };
+    write(&*sink, &all, None, &repair).await.unwrap();
+    assert_eq!(sink.baseline(&all).await.unwrap(), holding(&pods[..2]));
+    let files: Vec<String> = tree(&remote.checkout().path).into_keys().collect();
+    assert_eq!(files, ["default/shop/pod/p1.yaml", "default/shop/pod/p2.yaml"]);
+}
