@@ -167,7 +167,7 @@ impl Remote {
 }
 
 impl Rejected {
-    /// Nobody looks at what a ref that has moved meanwhile is compared with: `None` if it may be pushed.
+    /// The outcome of a push that need not be sent, by where the ref was found; `None` if it must be.
     fn before_pushing(reference: &str, found: Option<Oid>, old: Oid, new: Oid) -> Option<Result<(), Self>> {
         match found.unwrap_or(Oid::ZERO_SHA1) {
             // Most likely our own push whose answer was lost.

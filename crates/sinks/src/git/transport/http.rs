@@ -100,7 +100,9 @@ impl Server for Http {
             }
             let response = talk.good(response).await?;
             let expected = format!("application/x-{}-advertisement", service.program());
-            if response.headers().get(CONTENT_TYPE).is_none_or(|found| found != expected.as_str()) {
+            let found = response.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+            // Without what may follow, such as a character set.
+            if !found.starts_with(expected.as_bytes()) {
                 return Err(Failure::Malformed(
                     "the answer is not that of a Git server; is this the address of a repository?",
                 ));
