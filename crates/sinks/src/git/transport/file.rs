@@ -149,7 +149,8 @@ fn unwritten(error: std::io::Error) -> git2::Error {
 }
 
 fn failed(attempt: &str, error: git2::Error) -> SinkError {
-    let missing = error.class() == ErrorClass::Repository && error.code() == ErrorCode::NotFound;
+    let whole = matches!(error.class(), ErrorClass::Repository | ErrorClass::Os);
+    let missing = whole && error.code() == ErrorCode::NotFound;
     if missing {
         return SinkError::new(
             SinkReason::Missing,

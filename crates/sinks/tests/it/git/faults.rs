@@ -167,10 +167,8 @@ async fn w21_w22_the_probe_is_the_client_of_the_export() {
         let remote = Remote::new(way, json!({}));
         remote.open().await.check().await.unwrap();
         fs::remove_dir_all(remote.repository.path()).unwrap();
-        let error = remote
-            .sinks()
-            .open(&remote.plan(&json!({ "provisioning": { "mode": "existing" } })), &Policy::default());
-        let error = error.await.unwrap().check().await.unwrap_err();
+        let sink = remote.open_with(&json!({ "provisioning": { "mode": "existing" } })).await;
+        let error = sink.check().await.unwrap_err();
         assert_eq!(error.reason, SinkReason::Missing, "{way:?} {error}");
     }
     // Whoever may read and not write hears about it before the first export.

@@ -82,9 +82,8 @@ async fn templates_and_trailers_are_filled() {
         "author": { "name": "Robot", "email": "robot@example.com" },
     } });
     let remote = Remote::new(Way::File, git);
-    let sink =
-        remote.sinks().open(&remote.plan(&json!({})).named("nightly"), &kollect_sinks::Policy::default());
-    let sink = sink.await.unwrap();
+    let plan = remote.plan(&json!({})).named("nightly");
+    let sink = remote.sinks().open(&plan, &kollect_sinks::Policy::default()).await.unwrap();
     let all = inventory("", "all");
     let claim = sink.claim(&all, &claimant(None)).await.unwrap();
     let delta = added(&[deployment("cart", "{}")]);

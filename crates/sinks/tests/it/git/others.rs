@@ -225,10 +225,8 @@ async fn nothing_is_written_for_those_who_left() {
         async move { sink.write(&Batch::new(&one, &claim_one, &delta)).await.map(drop) }
     });
     tokio::time::sleep(std::time::Duration::from_millis(300)).await;
-    let left = tokio::time::timeout(
-        std::time::Duration::from_millis(100),
-        sink.write(&Batch::new(&two, &claim_two, &delta)),
-    );
+    let batch = Batch::new(&two, &claim_two, &delta);
+    let left = tokio::time::timeout(std::time::Duration::from_millis(100), sink.write(&batch));
     assert!(left.await.is_err(), "the other one was not slow");
     slow.await.unwrap().unwrap();
     sink.baseline(&two).await.unwrap();
