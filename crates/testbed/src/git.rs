@@ -62,6 +62,11 @@ impl Repository {
 const SETTINGS: &[(&str, &str)] =
     &[("GIT_CONFIG_NOSYSTEM", "1"), ("GIT_CONFIG_GLOBAL", "/dev/null"), ("LC_ALL", "C")];
 
+/// Runs the real `git` in a directory, as a reader would.
+pub(crate) fn run_in(directory: &Path, arguments: &[&str]) -> Result<String, Error> {
+    run(git().current_dir(directory).args(arguments))
+}
+
 fn git() -> Command {
     let mut command = Command::new("git");
     command.envs(SETTINGS.iter().copied());

@@ -264,13 +264,11 @@ impl Branch {
             let old = seen.tip.unwrap_or(Oid::ZERO_SHA1);
             match self.remote.push(&self.reference, old, tip, pack.clone()).await? {
                 Ok(()) => {
-                    let depth = self.key.depth;
-                    let kept = blocking(&mirror, move |mirror| {
-                        mirror.store(&pack, tip)?;
-                        Ok(mirror.tidy(depth)?)
-                    });
                     // It is pushed: what is wrong with the mirror shows when it is used again.
-                    kept.await?.ok();
+                    blocking(&mirror, move |mirror| Ok(mirror.store(&pack, tip)?)).await?.ok();
+                    // Nobody waits for this one; whoever comes next waits for the lock.
+                    let depth = self.key.depth;
+                    tokio::task::spawn_blocking(move || mirror.tidy(depth).ok());
                     return Ok(Pushed::Done(done));
                 }
                 Err(Rejected::NonFastForward(_)) => pause(attempt).await,
