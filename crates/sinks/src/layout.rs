@@ -6,7 +6,6 @@
 
 use kollect_model::{
     SpecError,
-    batch::InventoryId,
     crd::sinks::{
         Compression, Format, GroupInPath, KollectSnapshotSinkSpec, LayoutContent, LayoutMode,
         SnapshotSinkType,
@@ -201,7 +200,11 @@ impl Settings {
 
     /// Where a document with all rows would be.
     #[cfg(feature = "git")]
-    pub(crate) fn document_path(&self, inventory: &InventoryId, generation: i64) -> String {
+    pub(crate) fn document_path(
+        &self,
+        inventory: &kollect_model::batch::InventoryId,
+        generation: i64,
+    ) -> String {
         paths::document(&self.documents, self, inventory, generation).whole()
     }
 

@@ -11,7 +11,13 @@ use kollect_model::{
 };
 use serde_json::{Value, json};
 
-#[cfg(not(any(feature = "filesystem", feature = "nats", feature = "postgres", feature = "sqlite")))]
+#[cfg(not(any(
+    feature = "filesystem",
+    feature = "git",
+    feature = "nats",
+    feature = "postgres",
+    feature = "sqlite"
+)))]
 compile_error!("select at least one sink, such as --features sqlite");
 
 mod dial;
@@ -59,7 +65,7 @@ pub enum Plan {
 impl Plan {
     /// The plan with what it needs from the Secrets that the spec names.
     #[cfg_attr(
-        not(any(feature = "nats", feature = "postgres")),
+        not(any(feature = "git", feature = "nats", feature = "postgres")),
         expect(unused_variables, reason = "files have no secrets")
     )]
     pub fn with_secrets(self, secrets: &Secrets) -> Result<Self, Vec<SpecError>> {
@@ -79,6 +85,7 @@ impl Plan {
 
     /// The plan of the sink with this name, for sinks that tell it to readers.
     #[must_use]
+    #[cfg_attr(not(feature = "git"), expect(unused_variables, reason = "only commits tell it"))]
     pub fn named(self, name: &str) -> Self {
         match self {
             #[cfg(feature = "git")]
@@ -121,7 +128,7 @@ impl Plan {
 
     /// Where rows go, without credentials and options: equal for two sinks that would write one place.
     #[cfg_attr(
-        not(any(feature = "filesystem", feature = "sqlite")),
+        not(any(feature = "filesystem", feature = "git", feature = "sqlite")),
         expect(unused_variables, reason = "only files depend on it")
     )]
     pub fn destination(&self, policy: &Policy) -> String {

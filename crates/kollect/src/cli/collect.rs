@@ -193,8 +193,8 @@ impl Run {
 
     /// Writes to all sinks at once; one that fails or is slow concerns nobody else.
     async fn write(&self, seen: &Seen, claimant: &Claimant) -> anyhow::Result<()> {
-        let mut writes = Vec::new();
         let opener = Sinks::default();
+        let mut writes = Vec::new();
         for Bound { inventory, sinks } in &self.inventories {
             if sinks.is_empty() {
                 eprintln!("note: inventory {} has no sink and was not written", inventory.name);
