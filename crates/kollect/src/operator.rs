@@ -33,7 +33,7 @@ use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use kollect_engine::{
-    collect::{Collector, Problem, Settings, rest},
+    collect::{Collector, Problem, Settings},
     store::store,
     watch::WatchSource,
 };
@@ -68,7 +68,6 @@ async fn operate(args: Args) -> anyhow::Result<()> {
     let meter = metrics::Meter::default();
     let watch_source: Arc<dyn WatchSource> = source.clone();
     let collector = Collector::start(watch_source.clone(), writer, settings.clone(), counted(meter.clone()));
-    let rest = rest(&*watch_source, &settings);
     let leader = args.lead(source.client())?;
     let health = health::Health::default();
     let probes = health::serve(&args.health_probe_bind_address, health.clone(), leader.watch()).await?;
@@ -90,7 +89,6 @@ async fn operate(args: Args) -> anyhow::Result<()> {
         rules: rules.clone(),
         collector,
         rows,
-        rest,
         within,
         board,
         metrics,

@@ -202,6 +202,7 @@ pub(crate) fn binding(sink: &Memory) -> Binding {
         targets: vec![target()],
         cadence: Cadence { min_change: Duration::ZERO, audit: Some(Duration::from_mins(10)) },
         rest: Sight::Everything,
+        scope: Sight::Everything,
         choice: Choice::default(),
         part_bytes: PART_BYTES,
         last_checksum: LastChecksum::default(),

@@ -36,7 +36,8 @@ pub(crate) struct Bindings {
     board: Board,
     /// Id of this cluster.
     cluster: String,
-    rest: Sight,
+    /// All that the operator looks at.
+    scope: Sight,
     /// What is known about namespaces.
     pub(crate) namespaces: Option<Arc<Namespaces>>,
     /// The last definition of each binding that could be opened.
@@ -89,15 +90,15 @@ impl Bindings {
         rules: Arc<Rules>,
         board: Board,
         cluster: String,
-        rest: Sight,
+        scope: Sight,
     ) -> Self {
         let (good, breakers) = (BTreeMap::new(), BTreeMap::new());
-        Self { sinks, meter, rules, board, cluster, rest, namespaces: None, good, breakers }
+        Self { sinks, meter, rules, board, cluster, scope, namespaces: None, good, breakers }
     }
 
     /// All that the operator looks at.
-    pub(crate) fn rest(&self) -> &Sight {
-        &self.rest
+    pub(crate) fn scope(&self) -> &Sight {
+        &self.scope
     }
 
     /// Hands over what is wanted now. `metadata` finds the object of an inventory.
@@ -177,7 +178,10 @@ impl Bindings {
             claimant: Claimant { owner: Some(self.cluster.clone()), writer: Writer::Operator, take_over },
             targets: inventory.targets.clone(),
             cadence: sink.cadence,
-            rest: self.rest.clone(),
+            // All targets of an inventory are known, wherever the operator looks for what they select: rows
+            // of others, and of kinds that they have left, do not belong there.
+            rest: Sight::Everything,
+            scope: self.scope.clone(),
             choice,
             part_bytes: sink.part_bytes,
             last_checksum: known.map_or_else(
@@ -234,7 +238,6 @@ fn same(a: &Binding, b: &Binding) -> bool {
         && a.claimant == b.claimant
         && a.targets == b.targets
         && a.cadence == b.cadence
-        && a.rest == b.rest
         && a.choice == b.choice
         && a.part_bytes == b.part_bytes
         && a.requested == b.requested

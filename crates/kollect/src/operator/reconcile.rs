@@ -97,7 +97,6 @@ pub(crate) struct Setup {
     pub(crate) rules: Arc<Rules>,
     pub(crate) collector: Collector,
     pub(crate) rows: StoreReader,
-    pub(crate) rest: Sight,
     pub(crate) within: Option<BTreeSet<Arc<str>>>,
     pub(crate) board: Board,
     pub(crate) metrics: Metrics,
@@ -105,9 +104,10 @@ pub(crate) struct Setup {
 
 impl Operator {
     pub(crate) fn new(setup: Setup, leadership: watch::Receiver<Leadership>, health: Health) -> Self {
-        let Setup { source, watch_source, rules, collector, rows, rest, within, board, metrics } = setup;
+        let Setup { source, watch_source, rules, collector, rows, within, board, metrics } = setup;
         let client = source.client();
         let sinks = Sinks::default();
+        let scope = within.clone().map_or(Sight::Everything, Sight::Within);
         Self {
             objects: Arc::new(Objects::follow(&watch_source, within.as_ref())),
             secrets: Secrets::new(client.clone(), watch_source),
@@ -117,7 +117,7 @@ impl Operator {
                 rules.clone(),
                 board.clone(),
                 source.id.clone(),
-                rest,
+                scope,
             ),
             writer: StatusWriter::new(client.clone(), metrics.meter.clone()),
             source,
@@ -401,7 +401,7 @@ impl Operator {
             coverage: self.collector.coverage().read(),
             namespaces: self.collector.namespaces().borrow().clone(),
             board: &self.board,
-            rest: self.bindings.rest(),
+            scope: self.bindings.scope(),
             now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
         };
         let mut desired = Vec::new();

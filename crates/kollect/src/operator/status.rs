@@ -37,7 +37,7 @@ pub(crate) struct View<'a> {
     pub(crate) namespaces: Option<Arc<Namespaces>>,
     pub(crate) board: &'a Board,
     /// All that the operator looks at.
-    pub(crate) rest: &'a Sight,
+    pub(crate) scope: &'a Sight,
     pub(crate) now: Timestamp,
 }
 
@@ -324,7 +324,7 @@ impl View<'_> {
             conditions.set("TargetsMissing", true, first.reason, told(&resolved.missing));
         }
         let sights = self.rows.sights(&resolved.targets);
-        let blind = kollect_engine::export::coverage(&sights, self.rest);
+        let blind = kollect_engine::export::coverage(&sights, self.scope);
         if blind != "complete" && !sights.values().any(|sight| *sight == Sight::Pending) {
             conditions.set("Blind", true, "NotSeen", blind.clone());
         }

@@ -224,7 +224,7 @@ fn of_two_replicas_one_leads_and_both_count_rows() {
         plane: first.plane,
         postgres: first.postgres,
         namespace: namespace.clone(),
-        unrestricted: false,
+        watched: namespace.clone(),
         kubeconfig: None,
         operator: None,
         dir: tempfile::tempdir().unwrap(),
