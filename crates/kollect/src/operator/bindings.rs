@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Bound,
     sync::Arc,
 };
 
@@ -116,26 +117,24 @@ impl Bindings {
             else {
                 continue;
             };
+            // What is wrong stops writing, and leaves what is there.
+            let usable = inventory.faults.is_empty() && !inventory.suspended;
             for sink in &inventory.sinks {
                 used.insert((sink.family, sink.key.clone()));
                 let binding = binding_name(name, &sink.name);
                 let checksum = || last_checksum(name, &sink.name);
                 self.want(&binding, name, metadata, inventory, sink, checksum);
+                if let Some(good) = self.good.get(&binding) {
+                    let suspended = !usable || sink.plan.is_err();
+                    wanted.insert(binding, Wanted { suspended, ..good.wanted.clone() });
+                }
             }
-            // What is wrong stops writing, and leaves what is there.
-            let usable = inventory.faults.is_empty() && !inventory.suspended;
-            let prefix = binding_prefix(name);
-            let listed = |binding: &BindingName| {
-                !inventory.faults.is_empty()
-                    || inventory.sinks.iter().any(|sink| *binding_name(name, &sink.name) == **binding)
-            };
-            for (binding, good) in self.good.iter().filter(|(binding, _)| binding.starts_with(&prefix)) {
-                if listed(binding) {
-                    let plan =
-                        inventory.sinks.iter().find(|sink| *binding_name(name, &sink.name) == **binding);
-                    let open = plan.is_some_and(|sink| sink.plan.is_ok());
-                    let suspended = !usable || !open;
-                    wanted.insert(binding.clone(), Wanted { suspended, ..good.wanted.clone() });
+            if !inventory.faults.is_empty() {
+                // Which sinks it names cannot be told.
+                let prefix = binding_prefix(name);
+                let own = self.good.range::<str, _>((Bound::Included(&*prefix), Bound::Unbounded));
+                for (binding, good) in own.take_while(|(binding, _)| binding.starts_with(&prefix)) {
+                    wanted.insert(binding.clone(), Wanted { suspended: true, ..good.wanted.clone() });
                 }
             }
         }
@@ -154,9 +153,8 @@ impl Bindings {
         sink: &BoundSink,
         last_checksum: impl Fn() -> Option<String>,
     ) {
-        let (Ok(plan), Some(choice)) = (&sink.plan, inventory.rows.among(self.namespaces.as_deref())) else {
-            return;
-        };
+        let choice = inventory.rows.among(self.namespaces.as_deref());
+        let (Ok(Some(plan)), Some(choice)) = (&*sink.plan, choice) else { return };
         let policy = self.rules.sink_policy(&sink.key.0);
         let breaker = self.breakers.entry((sink.family, sink.key.clone())).or_default().clone();
         let known = self.good.get(binding);

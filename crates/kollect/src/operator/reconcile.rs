@@ -11,7 +11,7 @@ use std::{
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 use kollect_engine::{
     collect::{Collector, Target},
-    deliver::{BindingName, Deliveries},
+    deliver::Deliveries,
     store::{Sight, StoreReader},
     watch::WatchSource,
 };
@@ -51,7 +51,7 @@ use super::{
 };
 use crate::{
     cluster::ClusterSource,
-    world::{Compiled, Fault, InventoryName, Name, Resolved, Rules, World},
+    world::{Compiled, Family, Fault, InventoryName, Name, Resolved, Rules, World},
 };
 
 /// Changes that come together are looked at together.
@@ -243,36 +243,17 @@ impl Operator {
     async fn turn(&mut self, leading: bool) {
         let known = self.objects.known();
         let mut world = known.world();
-        let wanted = self.wanted_secrets(&world);
-        self.secrets.set(&wanted);
+        self.secrets.set(&world.wanted_secrets(&self.rules));
         world.secrets = self.secrets.known();
         let resolved = world.resolve(&self.rules, &mut self.compiled);
         self.collect(&resolved);
         self.metrics.show(Picture::of(&world, &resolved));
-        // Secrets that are being looked up shall not be told to be missing.
-        if !leading || !self.secrets.knows_all(&wanted) {
+        if !leading {
             return;
         }
         self.deliver(&known, &world, &resolved).await;
-        self.probe(&known, &world);
-        self.due = self.tell(&known, &world, &resolved).await;
-    }
-
-    /// The Secrets that sinks may read.
-    fn wanted_secrets(&self, world: &World) -> BTreeSet<Name> {
-        let mut wanted = BTreeSet::new();
-        for ((_, (own, _)), spec) in &world.sinks {
-            for (_, reference) in spec.secret_refs() {
-                let namespace = reference.namespace.clone().unwrap_or_else(|| own.clone());
-                let pair = (own.clone(), namespace.clone());
-                let allowed = namespace == *own
-                    || self.rules.secret_namespaces.as_ref().is_none_or(|pairs| pairs.contains(&pair));
-                if allowed {
-                    wanted.insert((namespace, reference.name.clone()));
-                }
-            }
-        }
-        wanted
+        self.probe(&known, &resolved);
+        self.due = self.tell(&known, &resolved).await;
     }
 
     fn collect(&mut self, resolved: &Resolved) {
@@ -308,7 +289,7 @@ impl Operator {
                     continue;
                 }
                 let namespace = export.namespace.as_deref().or(name.namespace.as_deref()).unwrap_or_default();
-                match world.left_sink(&export.name, namespace, &self.rules) {
+                match world.left_sink(&export.name, namespace, &resolved.sinks) {
                     Some(sink) => drop(self.bindings.clean(name, metadata, &sink, deliveries)),
                     None if deliveries.is_cleaning(&binding) => {}
                     None => self.board.give_up(&binding),
@@ -360,22 +341,23 @@ impl Operator {
             finalize::release(&self.client, "KollectClusterTarget", &target.metadata).await;
         }
         let names: BTreeSet<String> = resolved.inventories.keys().map(binding_prefix).collect();
-        let kept = |binding: &BindingName| names.iter().any(|name| binding.starts_with(name.as_str()));
-        self.board.retain(kept);
+        // A binding's name begins with that of its inventory, up to the only space.
+        self.board
+            .retain(|binding| binding.split_inclusive(' ').next().is_some_and(|own| names.contains(own)));
     }
 
-    fn probe(&mut self, known: &Known, world: &World) {
+    fn probe(&mut self, known: &Known, resolved: &Resolved) {
         let mut wanted = BTreeMap::new();
-        let planned = |spec: &kollect_model::sink::SinkSpec, namespace: &str| {
-            let plan = world.plan_sink(spec, namespace, &self.rules).ok()?;
-            let policy = self.rules.sink_policy(namespace);
+        let planned = |key: &(Family, Name)| {
+            let plan = (**resolved.sinks.get(key)?).clone().ok()??;
+            let policy = self.rules.sink_policy(&key.1.0);
             let meter = self.metrics.meter.clone();
             Some(Planned { sinks: self.sinks.clone(), plan, policy, meter, counted: None })
         };
-        for ((family, name), sink) in known.sinks() {
+        for (key, sink) in known.sinks() {
             let asked = sink.spec.common().connection_test.unwrap_or(true) || test_connection(&sink.metadata);
-            if let Some(planned) = asked.then(|| planned(&sink.spec, &name.0)).flatten() {
-                wanted.insert(Probed::Sink(family, name.clone()), planned);
+            if let Some(planned) = asked.then(|| planned(&key)).flatten() {
+                wanted.insert(Probed::Sink(key.0, key.1), planned);
             }
         }
         for (name, test) in known.connection_tests() {
@@ -385,9 +367,7 @@ impl Operator {
                 .as_ref()
                 .is_some_and(|status| status.completed && status.observed_generation == Some(generation));
             let Some((family, sink)) = tested_sink(test).filter(|_| !done) else { continue };
-            let key = (name.0.clone(), sink);
-            let spec = world.sinks.get(&(family, key.clone()));
-            if let Some(planned) = spec.and_then(|spec| planned(spec, &name.0)) {
+            if let Some(planned) = planned(&(family, (name.0.clone(), sink))) {
                 wanted.insert(Probed::Test(name.clone(), generation), planned);
             }
         }
@@ -395,7 +375,7 @@ impl Operator {
     }
 
     /// Writes what has changed about the objects. Answers when to look again.
-    async fn tell(&mut self, known: &Known, world: &World, resolved: &Resolved) -> Option<Instant> {
+    async fn tell(&mut self, known: &Known, resolved: &Resolved) -> Option<Instant> {
         let view = View {
             rows: &self.rows,
             coverage: self.collector.coverage().read(),
@@ -408,8 +388,8 @@ impl Operator {
         profiles(known, resolved, view.now, &mut desired);
         targets(known, resolved, &view, &mut desired);
         inventories(known, resolved, &view, &mut self.shards, &mut desired);
-        self.sinks(known, world, view.now, &mut desired);
-        let tests = self.connection_tests(known, world, view.now, &mut desired);
+        self.sinks(known, resolved, view.now, &mut desired);
+        let tests = self.connection_tests(known, resolved, view.now, &mut desired);
         let written = self.writer.write(desired).await;
         self.acknowledge_tests(known).await;
         self.own_tests(known).await;
@@ -417,11 +397,12 @@ impl Operator {
         [written, tests.due].into_iter().flatten().min()
     }
 
-    fn sinks(&self, known: &Known, world: &World, now: Timestamp, desired: &mut Vec<Desired>) {
-        for ((family, name), sink) in known.sinks() {
-            let faults = world.plan_sink(&sink.spec, &name.0, &self.rules).err();
+    fn sinks(&self, known: &Known, resolved: &Resolved, now: Timestamp, desired: &mut Vec<Desired>) {
+        for (key, sink) in known.sinks() {
+            let faults = resolved.sinks.get(&key).and_then(|plan| plan.as_ref().as_ref().err());
+            let (family, name) = key;
             let verdict = self.probes.verdict(&Probed::Sink(family, name.clone()));
-            let after = sink_status(sink, faults.as_deref(), verdict, now);
+            let after = sink_status(sink, faults.map(Vec::as_slice), verdict, now);
             push(desired, family.kind(), &name, &sink.metadata, &sink.status, &after, |status| {
                 status.conditions.clone()
             });
@@ -487,17 +468,17 @@ fn push<S: Serialize + PartialEq>(
 }
 
 fn profiles(known: &Known, resolved: &Resolved, now: Timestamp, desired: &mut Vec<Desired>) {
+    let mut users: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for ((namespace, _), target) in known.targets() {
+        *users.entry((namespace, &target.spec.profile_ref)).or_default() += 1;
+    }
+    for target in known.cluster_targets().values() {
+        let reference = &target.spec.profile_ref;
+        *users.entry((&reference.namespace, &reference.name)).or_default() += 1;
+    }
     for (name, profile) in known.profiles() {
         let Some(compiled) = resolved.profiles.get(name) else { continue };
-        let local = known
-            .targets()
-            .iter()
-            .filter(|((namespace, _), target)| *namespace == name.0 && target.spec.profile_ref == name.1);
-        let cluster = known.cluster_targets().values().filter(|target| {
-            let reference = &target.spec.profile_ref;
-            (&reference.namespace, &reference.name) == (&name.0, &name.1)
-        });
-        let users = local.count() + cluster.count();
+        let users = users.get(&(name.0.as_str(), name.1.as_str())).copied().unwrap_or(0);
         let before = profile.status.clone().unwrap_or_default();
         let errors = compiled.as_ref().err().map(Vec::as_slice);
         let after = status::profile(&profile.metadata, &before.conditions, errors, users, now);
@@ -598,7 +579,7 @@ fn sink_status(
         (None, None) if sink.spec.common().connection_test == Some(false) => {
             conditions.ready("NotTested", "connectionTest is false");
         }
-        (None, None) => conditions.progressing("Probing", "the first probe is running"),
+        (None, None) => conditions.progressing("Probing", "the first probe has not ended yet"),
     }
     SinkStatus {
         conditions: conditions.done(),

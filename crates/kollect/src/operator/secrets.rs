@@ -46,15 +46,9 @@ impl Secrets {
         self.changed.subscribe()
     }
 
-    /// What is known about the Secrets that are wanted; those that are being looked up are missing.
+    /// What is known about the Secrets that are wanted.
     pub(crate) fn known(&self) -> BTreeMap<Name, Secret> {
         lock(&self.known).clone()
-    }
-
-    /// Whether something is known about each of them.
-    pub(crate) fn knows_all(&self, names: &BTreeSet<Name>) -> bool {
-        let known = lock(&self.known);
-        names.iter().all(|name| known.contains_key(name))
     }
 
     /// Follows exactly these from now on.
@@ -65,6 +59,7 @@ impl Secrets {
         }
         for name in wanted {
             if !self.tasks.contains_key(name) {
+                lock(&self.known).insert(name.clone(), Secret::Awaited);
                 let follower = Follower {
                     name: name.clone(),
                     client: self.client.clone(),
@@ -152,7 +147,8 @@ impl Follower {
     }
 
     fn put_first(&self, secret: Secret) {
-        if !lock(&self.known).contains_key(&self.name) {
+        let awaited = lock(&self.known).get(&self.name) == Some(&Secret::Awaited);
+        if awaited {
             self.put(secret);
         }
     }

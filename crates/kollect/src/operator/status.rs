@@ -329,7 +329,7 @@ impl View<'_> {
             conditions.set("Blind", true, "NotSeen", blind.clone());
         }
         let faults: Vec<&Fault> =
-            resolved.sinks.iter().filter_map(|sink| sink.plan.as_ref().err()).flatten().collect();
+            resolved.sinks.iter().filter_map(|sink| sink.plan.as_ref().as_ref().err()).flatten().collect();
         if exports.is_empty() {
             conditions.ready("NoExport", "no sink is referenced");
             conditions.set("Synced", true, "NoExport", "no sink is referenced");
@@ -398,7 +398,7 @@ impl View<'_> {
         let before = known.map_or(&no_conditions, |known| &known.conditions);
         let mut conditions = Conditions::after(before, metadata.generation, self.now);
         let mut last_error = None;
-        match (&sink.plan, &progress.failure) {
+        match (&*sink.plan, &progress.failure) {
             (Err(faults), _) => {
                 let reason = faults.first().map_or("SinkNotFound", |fault| fault.reason);
                 conditions.set("Synced", false, reason, told(faults));

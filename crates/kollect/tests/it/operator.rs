@@ -3,6 +3,7 @@
 
 mod metrics;
 mod namespaces;
+mod secrets;
 
 use std::{
     path::PathBuf,
