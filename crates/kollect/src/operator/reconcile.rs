@@ -321,25 +321,24 @@ impl Operator {
         self.bindings.deliver(resolved, metadata, checksum, deliveries);
         self.clean_left(known, world, resolved);
         let Some(deliveries) = &mut self.deliveries else { return };
+        let mut steps = Vec::new();
         for (name, inventory) in &resolved.inventories {
             let Some(metadata) = metadata(name) else { continue };
             let kind = inventory_kind(name);
-            if metadata.deletion_timestamp.is_none() {
-                if !inventory.sinks.is_empty() && !name.is_reserved() {
-                    finalize::protect(&self.client, kind, metadata).await;
-                }
-                continue;
+            if metadata.deletion_timestamp.is_some() {
+                let deleted = Deleted { kind, name, metadata, resolved: inventory };
+                steps.extend(deleted.finish(&mut self.bindings, &self.board, deliveries));
+            } else if !inventory.sinks.is_empty() && !name.is_reserved() {
+                steps.extend(finalize::protect(kind, metadata));
             }
-            let deleted = Deleted { kind, name, metadata, resolved: inventory };
-            deleted.finish(&self.client, &mut self.bindings, &self.board, deliveries).await;
         }
-        for target in known.targets().values().filter(|target| target.metadata.deletion_timestamp.is_some()) {
-            finalize::release(&self.client, "KollectTarget", &target.metadata).await;
-        }
-        let deleted = |metadata: &ObjectMeta| metadata.deletion_timestamp.is_some();
-        for target in known.cluster_targets().values().filter(|target| deleted(&target.metadata)) {
-            finalize::release(&self.client, "KollectClusterTarget", &target.metadata).await;
-        }
+        let targets = known.targets().values().map(|target| ("KollectTarget", &target.metadata));
+        let cluster_targets = known.cluster_targets().values();
+        let cluster_targets = cluster_targets.map(|target| ("KollectClusterTarget", &target.metadata));
+        let deleted =
+            targets.chain(cluster_targets).filter(|(_, metadata)| metadata.deletion_timestamp.is_some());
+        steps.extend(deleted.filter_map(|(kind, metadata)| finalize::release(kind, metadata)));
+        finalize::take(&self.client, steps).await;
         let names: BTreeSet<String> = resolved.inventories.keys().map(binding_prefix).collect();
         // A binding's name begins with that of its inventory, up to the only space.
         self.board
