@@ -532,10 +532,13 @@ impl StoreReader {
     }
 }
 
-/// The rows that have changed since a reader last asked, with what they were then.
+/// Rows with what they were when a reader last asked; `None`: they did not exist.
+type Before = BTreeMap<RowKey, Option<Arc<Row>>>;
+
+/// The rows that have changed since a reader last asked.
 #[derive(Default)]
 struct Dirty {
-    rows: Mutex<BTreeMap<Place, BTreeMap<RowKey, Option<Arc<Row>>>>>,
+    rows: Mutex<BTreeMap<Place, Before>>,
     wake: Notify,
 }
 

@@ -21,7 +21,7 @@ use kollect_model::{
 };
 use kollect_sinks::{Plan, Policy, Sinks};
 
-use super::{metrics::Meter, progress::Board, reconcile::inventory_kind};
+use super::{metrics::Meter, objects::Known, progress::Board, reconcile::inventory_kind};
 use crate::world::{BoundSink, Family, InventoryName, Name, Resolved, ResolvedInventory, Rules};
 
 /// Annotation: the sinks of the inventory are compared when it changes.
@@ -102,27 +102,23 @@ impl Bindings {
         &self.scope
     }
 
-    /// Hands over what is wanted now. `metadata` finds the object of an inventory.
-    pub(crate) fn deliver<'a>(
-        &mut self,
-        resolved: &Resolved,
-        metadata: impl Fn(&InventoryName) -> Option<&'a ObjectMeta>,
-        last_checksum: impl Fn(&InventoryName, &str) -> Option<String>,
-        deliveries: &mut Deliveries,
-    ) {
+    /// Hands over what is wanted now.
+    pub(crate) fn deliver(&mut self, known: &Known, resolved: &Resolved, deliveries: &mut Deliveries) {
         let mut wanted = BTreeMap::new();
         let mut used = BTreeSet::new();
         for (name, inventory) in &resolved.inventories {
-            let Some(metadata) = metadata(name).filter(|metadata| metadata.deletion_timestamp.is_none())
-            else {
+            let Some((metadata, exports)) = known.inventory(name) else { continue };
+            if metadata.deletion_timestamp.is_some() {
                 continue;
-            };
+            }
             // What is wrong stops writing, and leaves what is there.
             let usable = inventory.faults.is_empty() && !inventory.suspended;
             for sink in &inventory.sinks {
                 used.insert((sink.family, sink.key.clone()));
                 let binding = binding_name(name, &sink.name);
-                let checksum = || last_checksum(name, &sink.name);
+                let export = exports.iter().find(|export| export.name == sink.name);
+                export.into_iter().for_each(|export| self.board.remember(&binding, export));
+                let checksum = export.and_then(|export| export.last_checksum.as_ref());
                 self.want(&binding, name, metadata, inventory, sink, checksum);
                 if let Some(good) = self.good.get(&binding) {
                     let suspended = !usable || sink.plan.is_err();
@@ -151,7 +147,7 @@ impl Bindings {
         metadata: &ObjectMeta,
         inventory: &ResolvedInventory,
         sink: &BoundSink,
-        last_checksum: impl Fn() -> Option<String>,
+        last_checksum: Option<&String>,
     ) {
         let choice = inventory.rows.among(self.namespaces.as_deref());
         let (Ok(Some(plan)), Some(choice)) = (&*sink.plan, choice) else { return };
@@ -183,7 +179,7 @@ impl Bindings {
             choice,
             part_bytes: sink.part_bytes,
             last_checksum: known.map_or_else(
-                || LastChecksum::new(last_checksum()),
+                || LastChecksum::new(last_checksum.cloned()),
                 |known| known.wanted.binding.last_checksum.clone(),
             ),
             requested: annotation(REQUESTED_AT),
@@ -208,24 +204,22 @@ impl Bindings {
         self.breakers.clear();
     }
 
-    /// Cleans a sink that an inventory no longer names, unless that is being done. Answers whether anybody
-    /// knows how.
+    /// Cleans a sink that an inventory no longer names, unless that is being done or nobody knows how.
     pub(crate) fn clean(
         &mut self,
         name: &InventoryName,
         metadata: &ObjectMeta,
         sink: &BoundSink,
         deliveries: &mut Deliveries,
-    ) -> bool {
+    ) {
         let binding = binding_name(name, &sink.name);
         if deliveries.is_cleaning(&binding) || deliveries.is_running(&binding) {
-            return true;
+            return;
         }
-        self.want(&binding, name, metadata, &ResolvedInventory::default(), sink, || None);
-        let good = self.good.remove(&binding);
-        let known = good.is_some();
-        good.into_iter().for_each(|good| deliveries.clean(&binding, good.wanted));
-        known
+        self.want(&binding, name, metadata, &ResolvedInventory::default(), sink, None);
+        if let Some(good) = self.good.remove(&binding) {
+            deliveries.clean(&binding, good.wanted);
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use kollect_model::{
     crd::{
         GROUP, KollectClusterInventory, KollectClusterScope, KollectClusterTarget, KollectConnectionTest,
         KollectDatabaseSink, KollectEventSink, KollectInventory, KollectProfile, KollectScope,
-        KollectSnapshotSink, KollectTarget, VERSION, shapes::Gvk, sinks::SinkStatus,
+        KollectSnapshotSink, KollectTarget, VERSION, inventory::SinkExport, shapes::Gvk, sinks::SinkStatus,
     },
     sink::SinkSpec,
 };
@@ -24,7 +24,7 @@ use serde::de::DeserializeOwned;
 use tokio::{sync::watch, task::JoinHandle, time};
 use tracing::{info, warn};
 
-use crate::world::{Family, Name, World};
+use crate::world::{Family, InventoryName, Name, World};
 
 /// How often a question that was answered with no is asked again.
 const REVIEW: Duration = Duration::from_secs(30);
@@ -90,6 +90,19 @@ impl Known {
 
     pub(crate) fn cluster_inventories(&self) -> &BTreeMap<Name, Arc<KollectClusterInventory>> {
         &self.cluster_inventories.objects
+    }
+
+    /// Metadata of an inventory, and what its status says about its sinks.
+    pub(crate) fn inventory(&self, name: &InventoryName) -> Option<(&ObjectMeta, &[SinkExport])> {
+        let key = (name.namespace.clone().unwrap_or_default(), name.name.clone());
+        let (metadata, exports) = if name.namespace.is_some() {
+            let inventory = self.inventories.objects.get(&key)?;
+            (&inventory.metadata, inventory.status.as_ref().map(|status| &status.sink_exports))
+        } else {
+            let inventory = self.cluster_inventories.objects.get(&key)?;
+            (&inventory.metadata, inventory.status.as_ref().map(|status| &status.inventory.sink_exports))
+        };
+        Some((metadata, exports.map_or(&[], Vec::as_slice)))
     }
 
     pub(crate) fn connection_tests(&self) -> &BTreeMap<Name, Arc<KollectConnectionTest>> {

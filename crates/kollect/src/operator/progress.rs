@@ -12,6 +12,7 @@ use kollect_engine::{
 };
 use kollect_model::{
     batch::{Delta, Receipt},
+    crd::inventory::SinkExport,
     row::RowKey,
     sink::ErrorClass,
 };
@@ -93,18 +94,13 @@ impl Board {
     }
 
     /// Takes over what a status knows of a binding that has not done anything yet.
-    pub(crate) fn remember(
-        &self,
-        name: &BindingName,
-        last_export: Option<SystemTime>,
-        rows: Option<i64>,
-        checksum: Option<String>,
-    ) {
-        let mut bindings = self.lock();
-        if !bindings.contains_key(name) {
-            let progress = Progress { last_export, rows, checksum, ..Progress::default() };
-            bindings.insert(name.clone(), progress);
-        }
+    pub(crate) fn remember(&self, name: &BindingName, export: &SinkExport) {
+        self.lock().entry(name.clone()).or_insert_with(|| Progress {
+            last_export: export.last_export_time.as_ref().map(|time| time.0.into()),
+            rows: export.rows,
+            checksum: export.last_checksum.clone(),
+            ..Progress::default()
+        });
     }
 
     /// It has not been seen that a sink holds what its binding wants now.

@@ -1,6 +1,7 @@
 //! The loop: whenever something has changed, look at everything, hand over what is wanted, say what is true.
 
 mod connection;
+mod tell;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,24 +9,15 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 use kollect_engine::{
     collect::{Collector, Target},
     deliver::Deliveries,
     store::{Sight, StoreReader},
     watch::WatchSource,
 };
-use kollect_model::{
-    crd::{
-        inventory::{ClusterInventoryStatus, InventoryStatus, SinkExport},
-        sinks::SinkStatus,
-    },
-    row::TargetId,
-};
+use kollect_model::row::TargetId;
 use kollect_sinks::Sinks;
 use kube::Client;
-use serde::Serialize;
-use serde_json::{Value, json};
 use tokio::{
     sync::watch,
     time::{self, Instant},
@@ -36,22 +28,20 @@ use connection::{test_connection, tested_sink};
 
 use super::{
     bindings::{Bindings, Planned, binding_name, binding_prefix},
-    conditions::Conditions,
     finalize::{self, Deleted},
     health::Health,
     leader::{self, Leadership},
     metrics::{Metrics, Picture},
-    objects::{Known, Objects, SinkObject},
+    objects::{Known, Objects},
     probe::{Probed, Probes},
     progress::Board,
     secrets::Secrets,
     shards::Shards,
-    status::{self, View},
-    write::{Change, Desired, StatusWriter},
+    write::StatusWriter,
 };
 use crate::{
     cluster::ClusterSource,
-    world::{Compiled, Family, Fault, InventoryName, Name, Resolved, Rules, World},
+    world::{Compiled, Family, InventoryName, Name, Resolved, Rules, World},
 };
 
 /// Changes that come together are looked at together.
@@ -279,18 +269,19 @@ impl Operator {
     fn clean_left(&mut self, known: &Known, world: &World, resolved: &Resolved) {
         let Some(deliveries) = &mut self.deliveries else { return };
         for (name, inventory) in &resolved.inventories {
-            let Some(metadata) = metadata(known, name).filter(|m| m.deletion_timestamp.is_none()) else {
+            let Some((metadata, exports)) = known.inventory(name) else { continue };
+            if metadata.deletion_timestamp.is_some() || !inventory.faults.is_empty() {
                 continue;
-            };
-            for export in exports(known, name) {
+            }
+            for export in exports {
                 let binding = binding_name(name, &export.name);
                 let named = inventory.sinks.iter().any(|sink| sink.name == export.name);
-                if named || !inventory.faults.is_empty() || self.board.of(&binding).cleaned {
+                if named || self.board.of(&binding).cleaned {
                     continue;
                 }
                 let namespace = export.namespace.as_deref().or(name.namespace.as_deref()).unwrap_or_default();
                 match world.left_sink(&export.name, namespace, &resolved.sinks) {
-                    Some(sink) => drop(self.bindings.clean(name, metadata, &sink, deliveries)),
+                    Some(sink) => self.bindings.clean(name, metadata, &sink, deliveries),
                     None if deliveries.is_cleaning(&binding) => {}
                     None => self.board.give_up(&binding),
                 }
@@ -303,27 +294,13 @@ impl Operator {
         let deliveries = self
             .deliveries
             .get_or_insert_with(|| Deliveries::new(rows, move |name, told| board.hear(name, &told)));
-        let metadata = |name: &InventoryName| metadata(known, name);
-        let exports = |name: &InventoryName, sink: &str| {
-            exports(known, name).iter().find(|export| export.name == sink).cloned()
-        };
-        for (name, inventory) in &resolved.inventories {
-            for sink in &inventory.sinks {
-                let binding = binding_name(name, &sink.name);
-                if let Some(export) = exports(name, &sink.name) {
-                    let at = export.last_export_time.map(|time| time.0.into());
-                    self.board.remember(&binding, at, export.rows, export.last_checksum);
-                }
-            }
-        }
-        let checksum = |name: &InventoryName, sink: &str| exports(name, sink)?.last_checksum;
         self.bindings.namespaces.clone_from(&self.collector.namespaces().borrow());
-        self.bindings.deliver(resolved, metadata, checksum, deliveries);
+        self.bindings.deliver(known, resolved, deliveries);
         self.clean_left(known, world, resolved);
         let Some(deliveries) = &mut self.deliveries else { return };
         let mut steps = Vec::new();
         for (name, inventory) in &resolved.inventories {
-            let Some(metadata) = metadata(name) else { continue };
+            let Some((metadata, _)) = known.inventory(name) else { continue };
             let kind = inventory_kind(name);
             if metadata.deletion_timestamp.is_some() {
                 let deleted = Deleted { kind, name, metadata, resolved: inventory };
@@ -372,217 +349,9 @@ impl Operator {
         }
         self.probes.set(wanted);
     }
-
-    /// Writes what has changed about the objects. Answers when to look again.
-    async fn tell(&mut self, known: &Known, resolved: &Resolved) -> Option<Instant> {
-        let view = View {
-            rows: &self.rows,
-            coverage: self.collector.coverage().read(),
-            namespaces: self.collector.namespaces().borrow().clone(),
-            board: &self.board,
-            scope: self.bindings.scope(),
-            now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
-        };
-        let mut desired = Vec::new();
-        profiles(known, resolved, view.now, &mut desired);
-        targets(known, resolved, &view, &mut desired);
-        inventories(known, resolved, &view, &mut self.shards, &mut desired);
-        self.sinks(known, resolved, view.now, &mut desired);
-        let tests = self.connection_tests(known, resolved, view.now, &mut desired);
-        let written = self.writer.write(desired).await;
-        self.acknowledge_tests(known).await;
-        self.own_tests(known).await;
-        self.delete_expired(tests.expired).await;
-        [written, tests.due].into_iter().flatten().min()
-    }
-
-    fn sinks(&self, known: &Known, resolved: &Resolved, now: Timestamp, desired: &mut Vec<Desired>) {
-        for (key, sink) in known.sinks() {
-            let faults = resolved.sinks.get(&key).and_then(|plan| plan.as_ref().as_ref().err());
-            let (family, name) = key;
-            let verdict = self.probes.verdict(&Probed::Sink(family, name.clone()));
-            let after = sink_status(sink, faults.map(Vec::as_slice), verdict, now);
-            push(desired, family.kind(), &name, &sink.metadata, &sink.status, &after, |status| {
-                status.conditions.clone()
-            });
-        }
-    }
-}
-
-fn metadata<'a>(known: &'a Known, name: &InventoryName) -> Option<&'a ObjectMeta> {
-    match &name.namespace {
-        Some(namespace) => {
-            let key = (namespace.clone(), name.name.clone());
-            known.inventories().get(&key).map(|inventory| &inventory.metadata)
-        }
-        None => {
-            let key = (String::new(), name.name.clone());
-            known.cluster_inventories().get(&key).map(|inventory| &inventory.metadata)
-        }
-    }
-}
-
-/// What the status of an inventory says about its sinks.
-fn exports<'a>(known: &'a Known, name: &InventoryName) -> &'a [SinkExport] {
-    let exports = match &name.namespace {
-        Some(namespace) => {
-            let inventory = known.inventories().get(&(namespace.clone(), name.name.clone()));
-            inventory.and_then(|i| i.status.as_ref()).map(|status| &status.sink_exports)
-        }
-        None => {
-            let inventory = known.cluster_inventories().get(&(String::new(), name.name.clone()));
-            inventory.and_then(|i| i.status.as_ref()).map(|status| &status.inventory.sink_exports)
-        }
-    };
-    exports.map_or(&[], Vec::as_slice)
 }
 
 /// The kind of an inventory.
 pub(crate) fn inventory_kind(name: &InventoryName) -> &'static str {
     if name.namespace.is_some() { "KollectInventory" } else { "KollectClusterInventory" }
-}
-
-fn push<S: Serialize + PartialEq>(
-    desired: &mut Vec<Desired>,
-    kind: &'static str,
-    name: &Name,
-    metadata: &ObjectMeta,
-    before: &S,
-    after: &S,
-    conditions: impl Fn(&S) -> Vec<kollect_model::crd::shapes::Condition>,
-) {
-    if metadata.deletion_timestamp.is_some() {
-        return;
-    }
-    let value = |status: &S| -> Value { json!(status) };
-    // Most objects are as they should be: only the others are worth their text, which decides.
-    let differs = before != after && value(before) != value(after);
-    let change = differs.then(|| Change {
-        metadata: metadata.clone(),
-        after: value(after),
-        conditions_before: conditions(before),
-        conditions_after: conditions(after),
-    });
-    desired.push(Desired { kind, name: name.clone(), change });
-}
-
-fn profiles(known: &Known, resolved: &Resolved, now: Timestamp, desired: &mut Vec<Desired>) {
-    let mut users: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-    for ((namespace, _), target) in known.targets() {
-        *users.entry((namespace, &target.spec.profile_ref)).or_default() += 1;
-    }
-    for target in known.cluster_targets().values() {
-        let reference = &target.spec.profile_ref;
-        *users.entry((&reference.namespace, &reference.name)).or_default() += 1;
-    }
-    for (name, profile) in known.profiles() {
-        let Some(compiled) = resolved.profiles.get(name) else { continue };
-        let users = users.get(&(name.0.as_str(), name.1.as_str())).copied().unwrap_or(0);
-        let before = profile.status.clone().unwrap_or_default();
-        let errors = compiled.as_ref().err().map(Vec::as_slice);
-        let after = status::profile(&profile.metadata, &before.conditions, errors, users, now);
-        push(desired, "KollectProfile", name, &profile.metadata, &before, &after, |s| s.conditions.clone());
-    }
-}
-
-fn targets(known: &Known, resolved: &Resolved, view: &View<'_>, desired: &mut Vec<Desired>) {
-    for ((namespace, name), target) in known.targets() {
-        let id = TargetId { namespace: Some(namespace.as_str().into()), name: name.as_str().into() };
-        let Some(outcome) = resolved.targets.get(&id) else { continue };
-        let before = target.status.clone().unwrap_or_default();
-        let rules = target.spec.filter.resource_rules.len();
-        let after = view.target(&target.metadata, &before, &id, outcome, rules);
-        let key = (namespace.clone(), name.clone());
-        push(desired, "KollectTarget", &key, &target.metadata, &before, &after, |s| s.conditions.clone());
-    }
-    for ((_, name), target) in known.cluster_targets() {
-        let id = TargetId { namespace: None, name: name.as_str().into() };
-        let Some(outcome) = resolved.targets.get(&id) else { continue };
-        let before = target.status.clone().unwrap_or_default();
-        let rules = target.spec.filter.resource_rules.len();
-        let after = view.target(&target.metadata, &before, &id, outcome, rules);
-        let key = (String::new(), name.clone());
-        push(desired, "KollectClusterTarget", &key, &target.metadata, &before, &after, |s| {
-            s.conditions.clone()
-        });
-    }
-}
-
-fn inventories(
-    known: &Known,
-    resolved: &Resolved,
-    view: &View<'_>,
-    shards: &mut Shards,
-    desired: &mut Vec<Desired>,
-) {
-    shards.retain(|name| resolved.inventories.contains_key(name));
-    for (name, outcome) in &resolved.inventories {
-        let key = (name.namespace.clone().unwrap_or_default(), name.name.clone());
-        if let Some(inventory) = name.namespace.as_ref().and_then(|_| known.inventories().get(&key)) {
-            let before = inventory.status.clone().unwrap_or_default();
-            let after = view.inventory(&inventory.metadata, &before, name, outcome);
-            push(desired, "KollectInventory", &key, &inventory.metadata, &before, &after, |s| {
-                s.conditions.clone()
-            });
-        } else if let Some(inventory) = known.cluster_inventories().get(&key) {
-            let before = inventory.status.clone().unwrap_or_default();
-            let own = view.inventory(&inventory.metadata, &before.inventory, name, outcome);
-            let choice = outcome.rows.among(view.namespaces.as_deref());
-            let namespace_shards =
-                choice.map(|choice| shards.of(name, view.rows, &outcome.targets, choice)).unwrap_or_default();
-            let rows = namespace_shards.iter().filter_map(|shard| shard.item_count).sum();
-            let after = ClusterInventoryStatus {
-                inventory: InventoryStatus { item_count: Some(rows), ..own },
-                target_count: outcome.targets.len().try_into().ok(),
-                namespace_shard_count: namespace_shards.len().try_into().ok(),
-                namespace_shards,
-            };
-            push(desired, "KollectClusterInventory", &key, &inventory.metadata, &before, &after, |s| {
-                s.inventory.conditions.clone()
-            });
-        }
-    }
-}
-
-fn sink_status(
-    sink: &SinkObject,
-    faults: Option<&[Fault]>,
-    verdict: Option<Result<Duration, String>>,
-    now: Timestamp,
-) -> SinkStatus {
-    let SinkStatus { observed_generation, conditions, .. } = &sink.status;
-    let unheard = faults.is_none() && verdict.is_none();
-    let tested = sink.spec.common().connection_test != Some(false);
-    if unheard && tested && status::stands(&sink.metadata, *observed_generation, conditions) {
-        return sink.status.clone();
-    }
-    let mut conditions = Conditions::after(&sink.status.conditions, sink.metadata.generation, now);
-    if sink.spec.common().tls.as_ref().is_some_and(|tls| tls.insecure_skip_verify) {
-        conditions.set("TLSInsecure", true, "InsecureSkipVerify", "any server is trusted");
-    }
-    match (faults, verdict) {
-        (Some(faults), _) => {
-            let reason = faults.first().map_or("InvalidSpec", |fault| fault.reason);
-            let message = faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-            conditions.set("ConnectionVerified", false, reason, message.clone());
-            conditions.degraded(reason, message, true);
-        }
-        (None, Some(Ok(_))) => {
-            conditions.set("ConnectionVerified", true, "ConnectionOK", "the sink answers");
-            conditions.ready("ConnectionOK", "the sink answers");
-        }
-        (None, Some(Err(message))) => {
-            conditions.set("ConnectionVerified", false, "ConnectionTestFailed", message.clone());
-            conditions.degraded("ConnectionTestFailed", message, false);
-        }
-        (None, None) if sink.spec.common().connection_test == Some(false) => {
-            conditions.ready("NotTested", "connectionTest is false");
-        }
-        (None, None) => conditions.progressing("Probing", "the first probe has not ended yet"),
-    }
-    SinkStatus {
-        conditions: conditions.done(),
-        observed_generation: sink.metadata.generation,
-        preview: sink.status.preview.clone(),
-    }
 }

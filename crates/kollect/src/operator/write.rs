@@ -16,6 +16,7 @@ use kube::{
     api::{DynamicObject, Patch, PatchParams, PostParams},
     core::{ApiResource, GroupVersionKind},
 };
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
@@ -34,6 +35,34 @@ pub(crate) struct Desired {
     pub(crate) name: Name,
     /// `None`: it is as it should be.
     pub(crate) change: Option<Change>,
+}
+
+impl Desired {
+    /// What an object says, and what it should say; nothing if it is being deleted.
+    pub(crate) fn new<S: Serialize + PartialEq>(
+        kind: &'static str,
+        name: &Name,
+        metadata: &ObjectMeta,
+        before: &S,
+        after: &S,
+    ) -> Option<Self> {
+        if metadata.deletion_timestamp.is_some() {
+            return None;
+        }
+        // Most objects are as they should be: only the others are worth their text, which decides.
+        let texts = (before != after).then(|| (json!(before), json!(after)));
+        let change = texts.filter(|(before, after)| before != after).map(|(before, after)| Change {
+            metadata: metadata.clone(),
+            conditions_before: conditions(&before),
+            conditions_after: conditions(&after),
+            after,
+        });
+        Some(Self { kind, name: name.clone(), change })
+    }
+}
+
+fn conditions(status: &Value) -> Vec<Condition> {
+    status.get("conditions").and_then(|all| Vec::deserialize(all).ok()).unwrap_or_default()
 }
 
 /// What differs from what an object says now.

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tracing::info;
 
-use super::{Operator, push};
+use super::Operator;
 use crate::{
     operator::{
         conditions::Conditions,
@@ -68,9 +68,7 @@ impl Operator {
                 completed: true,
                 completed_at: Some(Time(now)),
             };
-            push(desired, "KollectConnectionTest", name, &test.metadata, &before, &after, |status| {
-                status.conditions.clone()
-            });
+            desired.extend(Desired::new("KollectConnectionTest", name, &test.metadata, &before, &after));
         }
         tests
     }
