@@ -158,7 +158,7 @@ impl Known {
 /// Follows all kinds for as long as it lives.
 pub(crate) struct Objects {
     known: Arc<Mutex<Known>>,
-    changed: watch::Sender<u64>,
+    changed: watch::Sender<()>,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -243,7 +243,7 @@ impl Objects {
     }
 
     /// Changes whenever an object does.
-    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
@@ -303,7 +303,7 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
 struct Follower<K, T> {
     query: Query,
     known: Arc<Mutex<Known>>,
-    changed: watch::Sender<u64>,
+    changed: watch::Sender<()>,
     part: fn(&mut Known) -> &mut Kind<T>,
     make: fn(K) -> T,
     /// Objects that a running list has shown.
@@ -418,7 +418,7 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
 
     fn change<R>(&self, change: impl FnOnce(&mut Known, fn(&mut Known) -> &mut Kind<T>) -> R) -> R {
         let result = change(&mut lock(&self.known), self.part);
-        self.changed.send_modify(|version| *version += 1);
+        self.changed.send_replace(());
         result
     }
 }

@@ -59,8 +59,8 @@ pub(crate) struct Failure {
 #[derive(Clone, Default)]
 pub(crate) struct Board {
     bindings: Arc<Mutex<BTreeMap<BindingName, Progress>>>,
-    changed: watch::Sender<u64>,
-    counted: watch::Sender<u64>,
+    changed: watch::Sender<()>,
+    counted: watch::Sender<()>,
 }
 
 impl Board {
@@ -69,12 +69,12 @@ impl Board {
     }
 
     /// Changes whenever something was heard other than that rows were written, as before.
-    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
     /// Changes whenever rows were written, as before: nothing but counts and times has changed.
-    pub(crate) fn counts(&self) -> watch::Receiver<u64> {
+    pub(crate) fn counts(&self) -> watch::Receiver<()> {
         self.counted.subscribe()
     }
 
@@ -166,7 +166,7 @@ impl Board {
         let as_before = worked && progress.works() && matches!(told, Told::Written(..) | Told::Compared(_));
         drop(bindings);
         let heard = if as_before { &self.counted } else { &self.changed };
-        heard.send_modify(|version| *version += 1);
+        heard.send_replace(());
     }
 }
 

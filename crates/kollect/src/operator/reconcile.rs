@@ -83,7 +83,6 @@ pub(crate) struct Operator {
 /// What the operator is made from.
 pub(crate) struct Setup {
     pub(crate) source: Arc<ClusterSource>,
-    pub(crate) watch_source: Arc<dyn WatchSource>,
     pub(crate) rules: Arc<Rules>,
     pub(crate) collector: Collector,
     pub(crate) rows: StoreReader,
@@ -94,13 +93,14 @@ pub(crate) struct Setup {
 
 impl Operator {
     pub(crate) fn new(setup: Setup, leadership: watch::Receiver<Leadership>, health: Health) -> Self {
-        let Setup { source, watch_source, rules, collector, rows, within, board, metrics } = setup;
+        let Setup { source, rules, collector, rows, within, board, metrics } = setup;
         let client = source.client();
+        let watches: Arc<dyn WatchSource> = source.clone();
         let sinks = Sinks::default();
         let scope = within.clone().map_or(Sight::Everything, Sight::Within);
         Self {
-            objects: Arc::new(Objects::follow(&watch_source, within.as_ref())),
-            secrets: Secrets::new(client.clone(), watch_source),
+            objects: Arc::new(Objects::follow(&watches, within.as_ref())),
+            secrets: Secrets::new(client.clone(), watches),
             bindings: Bindings::new(
                 sinks.clone(),
                 metrics.meter.clone(),

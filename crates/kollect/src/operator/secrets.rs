@@ -25,7 +25,7 @@ pub(crate) struct Secrets {
     client: Client,
     source: Arc<dyn WatchSource>,
     known: Arc<Mutex<BTreeMap<Name, Secret>>>,
-    changed: watch::Sender<u64>,
+    changed: watch::Sender<()>,
     tasks: BTreeMap<Name, JoinHandle<()>>,
 }
 
@@ -42,7 +42,7 @@ impl Secrets {
     }
 
     /// Changes whenever a Secret does.
-    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
@@ -80,7 +80,7 @@ struct Follower {
     name: Name,
     client: Client,
     known: Arc<Mutex<BTreeMap<Name, Secret>>>,
-    changed: watch::Sender<u64>,
+    changed: watch::Sender<()>,
 }
 
 impl Follower {
@@ -142,7 +142,7 @@ impl Follower {
     fn put(&self, secret: Secret) {
         let before = lock(&self.known).insert(self.name.clone(), secret.clone());
         if before != Some(secret) {
-            self.changed.send_modify(|version| *version += 1);
+            self.changed.send_replace(());
         }
     }
 

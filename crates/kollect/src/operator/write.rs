@@ -8,7 +8,10 @@ use std::{
 use futures::{StreamExt, stream};
 use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kollect_model::{
-    crd::{GROUP, VERSION, shapes::Condition},
+    crd::{
+        GROUP, VERSION,
+        shapes::{Condition, ConditionStatus},
+    },
     sink::ErrorClass,
 };
 use kube::{
@@ -196,14 +199,11 @@ async fn tell(client: &Client, kind: &'static str, (namespace, name): &Name, cha
         let Condition { type_, status, reason, message, .. } = condition;
         info!(kind, namespace, name, condition = type_, status = ?status, reason, message, "condition changed");
         let good = match type_.as_str() {
-            "Ready" => format!("{status:?}") == "True",
+            "Ready" if *status == ConditionStatus::True => true,
             "Degraded" | "Blind" => false,
+            // Degraded or Reconciling says why something is not ready.
             _ => continue,
         };
-        if type_ == "Ready" && !good {
-            // Degraded or Reconciling says why.
-            continue;
-        }
         let event = record(kind, metadata, if good { "Normal" } else { "Warning" }, reason, message);
         // An event that cannot be written is no reason to stop.
         if let Err(error) = create_event(client, namespace, event).await {
