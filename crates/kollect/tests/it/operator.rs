@@ -1,6 +1,7 @@
 //! `kollect operator` beside a real control plane, with real sinks. Each test has a namespace of its own
 //! and an operator that looks at nothing else.
 
+mod finalizers;
 mod metrics;
 mod namespaces;
 mod secrets;
