@@ -6,6 +6,7 @@
 
 mod floors;
 mod inventories;
+mod sinks;
 mod targets;
 
 use std::{
@@ -35,7 +36,8 @@ use kollect_model::{
 use kollect_sinks::{Files, Network};
 use kube::ResourceExt;
 
-pub(crate) use inventories::{BoundSink, InventoryName, ResolvedInventory, RowsWanted, check_sink};
+pub(crate) use inventories::{BoundSink, InventoryName, ResolvedInventory, RowsWanted};
+pub(crate) use sinks::{SinkPlan, check_sink};
 pub(crate) use targets::ResolvedTarget;
 
 /// Namespace (empty for cluster kinds) and name.
@@ -92,6 +94,8 @@ pub(crate) struct World {
 /// What is known about a Secret that somebody names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Secret {
+    /// It is being looked up.
+    Awaited,
     /// What it holds.
     Known(Arc<Contents>),
     /// Why it cannot be read.
@@ -163,6 +167,8 @@ pub(crate) struct Resolved {
     /// Profiles, compiled, or what is wrong with them.
     pub(crate) profiles: BTreeMap<Name, Result<Arc<CompiledProfile>, Vec<SpecError>>>,
     pub(crate) targets: BTreeMap<TargetId, ResolvedTarget>,
+    /// How to open each sink.
+    pub(crate) sinks: BTreeMap<(Family, Name), Arc<SinkPlan>>,
     pub(crate) inventories: BTreeMap<InventoryName, ResolvedInventory>,
 }
 
@@ -218,8 +224,9 @@ impl World {
     pub(crate) fn resolve(&self, rules: &Rules, compiled: &mut Compiled) -> Resolved {
         let profiles = self.compile_profiles(rules, compiled);
         let targets = self.resolve_targets(rules, &profiles, compiled);
-        let inventories = self.resolve_inventories(rules, &targets);
-        Resolved { profiles, targets, inventories }
+        let sinks = self.plan_sinks(rules);
+        let inventories = self.resolve_inventories(&targets, &sinks);
+        Resolved { profiles, targets, sinks, inventories }
     }
 
     fn compile_profiles(
@@ -243,7 +250,8 @@ impl World {
 
     /// The scopes of a namespace.
     fn scopes_of(&self, namespace: &str) -> Ceilings<'_> {
-        let own = self.scopes.iter().filter(|((scope, _), _)| scope == namespace);
+        let from = self.scopes.range((namespace.to_owned(), String::new())..);
+        let own = from.take_while(|((scope, _), _)| scope == namespace);
         let scopes = own.map(|((_, name), scope)| (format!("KollectScope {name}"), &scope.spec.ceiling));
         Ceilings { scopes: scopes.collect(), static_namespaces: Vec::new() }
     }

@@ -103,6 +103,17 @@ impl Proxy {
         self.shared.lines.stall(on);
     }
 
+    /// Holds back requests whose request line satisfies `when`, as [`Self::stall`] does with all of them,
+    /// until [`Self::release`]. Those that came before are not held.
+    pub fn hold(&self, when: impl Fn(&str) -> bool + Send + Sync + 'static) {
+        self.shared.lines.hold(Box::new(when));
+    }
+
+    /// Lets all requests that are held go on.
+    pub fn release(&self) {
+        self.shared.lines.release();
+    }
+
     /// Answers the next `times` requests whose request line satisfies `when`, instead of forwarding
     /// them. A request line is like `GET /apis/apps/v1/deployments?watch=true HTTP/1.1`. Of several
     /// answers that would do, the one that was ordered first is given. The length of the body needs no
@@ -170,6 +181,7 @@ impl Shared {
     fn serve(&self, line: &Line<'_>) -> io::Result<()> {
         let request = Request::read(&mut BufReader::new(line.client()))?;
         let answer = self.rules.answer(&request.line);
+        line.hold_if_meant(&request.line);
         thread::scope(|scope| {
             scope.spawn(|| line.until_client_leaves());
             let outcome = match answer {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Bound,
     sync::Arc,
 };
 
@@ -20,7 +21,7 @@ use kollect_model::{
 };
 use kollect_sinks::{Plan, Policy, Sinks};
 
-use super::{metrics::Meter, progress::Board, reconcile::inventory_kind};
+use super::{metrics::Meter, objects::Known, progress::Board, reconcile::inventory_kind};
 use crate::world::{BoundSink, Family, InventoryName, Name, Resolved, ResolvedInventory, Rules};
 
 /// Annotation: the sinks of the inventory are compared when it changes.
@@ -36,7 +37,8 @@ pub(crate) struct Bindings {
     board: Board,
     /// Id of this cluster.
     cluster: String,
-    rest: Sight,
+    /// All that the operator looks at.
+    scope: Sight,
     /// What is known about namespaces.
     pub(crate) namespaces: Option<Arc<Namespaces>>,
     /// The last definition of each binding that could be opened.
@@ -89,52 +91,46 @@ impl Bindings {
         rules: Arc<Rules>,
         board: Board,
         cluster: String,
-        rest: Sight,
+        scope: Sight,
     ) -> Self {
         let (good, breakers) = (BTreeMap::new(), BTreeMap::new());
-        Self { sinks, meter, rules, board, cluster, rest, namespaces: None, good, breakers }
+        Self { sinks, meter, rules, board, cluster, scope, namespaces: None, good, breakers }
     }
 
     /// All that the operator looks at.
-    pub(crate) fn rest(&self) -> &Sight {
-        &self.rest
+    pub(crate) fn scope(&self) -> &Sight {
+        &self.scope
     }
 
-    /// Hands over what is wanted now. `metadata` finds the object of an inventory.
-    pub(crate) fn deliver<'a>(
-        &mut self,
-        resolved: &Resolved,
-        metadata: impl Fn(&InventoryName) -> Option<&'a ObjectMeta>,
-        last_checksum: impl Fn(&InventoryName, &str) -> Option<String>,
-        deliveries: &mut Deliveries,
-    ) {
+    /// Hands over what is wanted now.
+    pub(crate) fn deliver(&mut self, known: &Known, resolved: &Resolved, deliveries: &mut Deliveries) {
         let mut wanted = BTreeMap::new();
         let mut used = BTreeSet::new();
         for (name, inventory) in &resolved.inventories {
-            let Some(metadata) = metadata(name).filter(|metadata| metadata.deletion_timestamp.is_none())
-            else {
+            let Some((metadata, exports)) = known.inventory(name) else { continue };
+            if metadata.deletion_timestamp.is_some() {
                 continue;
-            };
-            for sink in &inventory.sinks {
-                used.insert((sink.family, sink.key.clone()));
-                let binding = binding_name(name, &sink.name);
-                let checksum = || last_checksum(name, &sink.name);
-                self.want(&binding, name, metadata, inventory, sink, checksum);
             }
             // What is wrong stops writing, and leaves what is there.
             let usable = inventory.faults.is_empty() && !inventory.suspended;
-            let prefix = binding_prefix(name);
-            let listed = |binding: &BindingName| {
-                !inventory.faults.is_empty()
-                    || inventory.sinks.iter().any(|sink| *binding_name(name, &sink.name) == **binding)
-            };
-            for (binding, good) in self.good.iter().filter(|(binding, _)| binding.starts_with(&prefix)) {
-                if listed(binding) {
-                    let plan =
-                        inventory.sinks.iter().find(|sink| *binding_name(name, &sink.name) == **binding);
-                    let open = plan.is_some_and(|sink| sink.plan.is_ok());
-                    let suspended = !usable || !open;
-                    wanted.insert(binding.clone(), Wanted { suspended, ..good.wanted.clone() });
+            for sink in &inventory.sinks {
+                used.insert((sink.family, sink.key.clone()));
+                let binding = binding_name(name, &sink.name);
+                let export = exports.iter().find(|export| export.name == sink.name);
+                export.into_iter().for_each(|export| self.board.remember(&binding, export));
+                let checksum = export.and_then(|export| export.last_checksum.as_ref());
+                self.want(&binding, name, metadata, inventory, sink, checksum);
+                if let Some(good) = self.good.get(&binding) {
+                    let suspended = !usable || sink.plan.is_err();
+                    wanted.insert(binding, Wanted { suspended, ..good.wanted.clone() });
+                }
+            }
+            if !inventory.faults.is_empty() {
+                // Which sinks it names cannot be told.
+                let prefix = binding_prefix(name);
+                let own = self.good.range::<str, _>((Bound::Included(&*prefix), Bound::Unbounded));
+                for (binding, good) in own.take_while(|(binding, _)| binding.starts_with(&prefix)) {
+                    wanted.insert(binding.clone(), Wanted { suspended: true, ..good.wanted.clone() });
                 }
             }
         }
@@ -151,11 +147,10 @@ impl Bindings {
         metadata: &ObjectMeta,
         inventory: &ResolvedInventory,
         sink: &BoundSink,
-        last_checksum: impl Fn() -> Option<String>,
+        last_checksum: Option<&String>,
     ) {
-        let (Ok(plan), Some(choice)) = (&sink.plan, inventory.rows.among(self.namespaces.as_deref())) else {
-            return;
-        };
+        let choice = inventory.rows.among(self.namespaces.as_deref());
+        let (Ok(Some(plan)), Some(choice)) = (&*sink.plan, choice) else { return };
         let policy = self.rules.sink_policy(&sink.key.0);
         let breaker = self.breakers.entry((sink.family, sink.key.clone())).or_default().clone();
         let known = self.good.get(binding);
@@ -177,11 +172,14 @@ impl Bindings {
             claimant: Claimant { owner: Some(self.cluster.clone()), writer: Writer::Operator, take_over },
             targets: inventory.targets.clone(),
             cadence: sink.cadence,
-            rest: self.rest.clone(),
+            // All targets of an inventory are known, wherever the operator looks for what they select: rows
+            // of others, and of kinds that they have left, do not belong there.
+            rest: Sight::Everything,
+            scope: self.scope.clone(),
             choice,
             part_bytes: sink.part_bytes,
             last_checksum: known.map_or_else(
-                || LastChecksum::new(last_checksum()),
+                || LastChecksum::new(last_checksum.cloned()),
                 |known| known.wanted.binding.last_checksum.clone(),
             ),
             requested: annotation(REQUESTED_AT),
@@ -206,24 +204,22 @@ impl Bindings {
         self.breakers.clear();
     }
 
-    /// Cleans a sink that an inventory no longer names, unless that is being done. Answers whether anybody
-    /// knows how.
+    /// Cleans a sink that an inventory no longer names, unless that is being done or nobody knows how.
     pub(crate) fn clean(
         &mut self,
         name: &InventoryName,
         metadata: &ObjectMeta,
         sink: &BoundSink,
         deliveries: &mut Deliveries,
-    ) -> bool {
+    ) {
         let binding = binding_name(name, &sink.name);
         if deliveries.is_cleaning(&binding) || deliveries.is_running(&binding) {
-            return true;
+            return;
         }
-        self.want(&binding, name, metadata, &ResolvedInventory::default(), sink, || None);
-        let good = self.good.remove(&binding);
-        let known = good.is_some();
-        good.into_iter().for_each(|good| deliveries.clean(&binding, good.wanted));
-        known
+        self.want(&binding, name, metadata, &ResolvedInventory::default(), sink, None);
+        if let Some(good) = self.good.remove(&binding) {
+            deliveries.clean(&binding, good.wanted);
+        }
     }
 }
 
@@ -234,7 +230,6 @@ fn same(a: &Binding, b: &Binding) -> bool {
         && a.claimant == b.claimant
         && a.targets == b.targets
         && a.cadence == b.cadence
-        && a.rest == b.rest
         && a.choice == b.choice
         && a.part_bytes == b.part_bytes
         && a.requested == b.requested

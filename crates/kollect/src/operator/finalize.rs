@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures::{StreamExt, stream};
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 use kollect_engine::deliver::Deliveries;
 use kube::Client;
@@ -25,6 +26,9 @@ const OURS: [(&str, &str); 4] = [
 /// How long a deleted inventory waits for sinks that cannot be cleaned.
 const DEADLINE: Duration = Duration::from_mins(5);
 
+/// Objects that are changed at the same time.
+const AT_ONCE: usize = 8;
+
 /// The finalizer of a kind.
 fn ours(kind: &str) -> Option<&'static str> {
     OURS.iter().find(|(own, _)| *own == kind).map(|(_, finalizer)| *finalizer)
@@ -35,25 +39,53 @@ fn without(metadata: &ObjectMeta, finalizer: &str) -> Option<Vec<String>> {
     all.iter().any(|f| f == finalizer).then(|| all.iter().filter(|f| *f != finalizer).cloned().collect())
 }
 
+/// An object whose finalizers are to change.
+pub(crate) struct Step<'a> {
+    kind: &'static str,
+    metadata: &'a ObjectMeta,
+    finalizers: Vec<String>,
+    /// What its going leaves behind.
+    behind: Option<String>,
+}
+
 /// Keeps an inventory from vanishing before its sinks are clean.
-pub(crate) async fn protect(client: &Client, kind: &str, metadata: &ObjectMeta) {
-    let Some(finalizer) = ours(kind) else { return };
-    let mut all = metadata.finalizers.clone().unwrap_or_default();
-    if all.iter().any(|f| f == finalizer) {
-        return;
+pub(crate) fn protect<'a>(kind: &'static str, metadata: &'a ObjectMeta) -> Option<Step<'a>> {
+    let finalizer = ours(kind)?;
+    let mut finalizers = metadata.finalizers.clone().unwrap_or_default();
+    if finalizers.iter().any(|f| f == finalizer) {
+        return None;
     }
-    all.push(finalizer.to_owned());
-    // A conflict means that the object comes again.
-    if let Err(error) = set_finalizers(client, kind, metadata, &all).await {
-        info!(kind, name = metadata.name, %error, "cannot set the finalizer yet");
-    }
+    finalizers.push(finalizer.to_owned());
+    Some(Step { kind, metadata, finalizers, behind: None })
 }
 
 /// Lets an object go.
-pub(crate) async fn release(client: &Client, kind: &str, metadata: &ObjectMeta) {
-    let Some(rest) = ours(kind).and_then(|finalizer| without(metadata, finalizer)) else { return };
-    if let Err(error) = set_finalizers(client, kind, metadata, &rest).await {
-        info!(kind, name = metadata.name, %error, "cannot remove the finalizer yet");
+pub(crate) fn release<'a>(kind: &'static str, metadata: &'a ObjectMeta) -> Option<Step<'a>> {
+    let finalizers = without(metadata, ours(kind)?)?;
+    Some(Step { kind, metadata, finalizers, behind: None })
+}
+
+/// Takes the steps, some of them at the same time.
+pub(crate) async fn take(client: &Client, steps: Vec<Step<'_>>) {
+    stream::iter(steps).for_each_concurrent(AT_ONCE, |step| step.take(client)).await;
+}
+
+impl Step<'_> {
+    async fn take(self, client: &Client) {
+        let Self { kind, metadata, finalizers, behind } = self;
+        let ObjectMeta { namespace, name, .. } = metadata;
+        if let Some(message) = behind {
+            warn!(kind, namespace, name, message, "deleted");
+            let event = record(kind, metadata, "Warning", "CleanupTerminal", &message);
+            let namespace = namespace.as_deref().unwrap_or_default();
+            if let Err(error) = create_event(client, namespace, event).await {
+                info!(%error, "cannot record an event");
+            }
+        }
+        // A conflict means that the object comes again.
+        if let Err(error) = set_finalizers(client, kind, metadata, &finalizers).await {
+            info!(kind, namespace, name, %error, "cannot change the finalizers yet");
+        }
     }
 }
 
@@ -65,18 +97,15 @@ pub(crate) struct Deleted<'a> {
     pub(crate) resolved: &'a ResolvedInventory,
 }
 
-impl Deleted<'_> {
-    /// Sees to the sinks of the inventory, and lets it go when nothing is left, or nothing can be done.
-    pub(crate) async fn finish(
+impl<'a> Deleted<'a> {
+    /// Sees to the sinks of the inventory. It may go when nothing is left, or nothing can be done.
+    pub(crate) fn finish(
         &self,
-        client: &Client,
         bindings: &mut Bindings,
         board: &Board,
         deliveries: &mut Deliveries,
-    ) {
-        if ours(self.kind).and_then(|finalizer| without(self.metadata, finalizer)).is_none() {
-            return;
-        }
+    ) -> Option<Step<'a>> {
+        let step = release(self.kind, self.metadata)?;
         let mut left = Vec::new();
         // What never could be written, because its name is another's, is not there.
         let sinks = if self.name.is_reserved() { &[][..] } else { &self.resolved.sinks };
@@ -84,26 +113,17 @@ impl Deleted<'_> {
             let binding = binding_name(self.name, &sink.name);
             if !board.of(&binding).cleaned {
                 bindings.clean(self.name, self.metadata, sink, deliveries);
-                left.push(binding);
+                left.push(binding.to_string());
             }
+        }
+        if left.is_empty() {
+            return Some(step);
         }
         let deleted = self.metadata.deletion_timestamp.as_ref().map_or(Timestamp::now(), |time| time.0);
         let waited = Timestamp::now().as_second() - deleted.as_second();
         let late = waited >= i64::try_from(DEADLINE.as_secs()).unwrap_or(i64::MAX);
-        if !left.is_empty() && !late {
-            return;
-        }
-        let behind: Vec<String> = left.iter().map(ToString::to_string).collect();
-        if !behind.is_empty() {
-            let message =
-                format!("rows were left behind, because sinks could not be cleaned: {}", behind.join(", "));
-            warn!(kind = self.kind, inventory = %self.name, message, "deleted");
-            let event = record(self.kind, self.metadata, "Warning", "CleanupTerminal", &message);
-            let namespace = self.name.namespace.as_deref().unwrap_or_default();
-            if let Err(error) = create_event(client, namespace, event).await {
-                info!(%error, "cannot record an event");
-            }
-        }
-        release(client, self.kind, self.metadata).await;
+        let behind =
+            format!("rows were left behind, because sinks could not be cleaned: {}", left.join(", "));
+        late.then_some(Step { behind: Some(behind), ..step })
     }
 }

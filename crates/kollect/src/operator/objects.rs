@@ -16,7 +16,7 @@ use kollect_model::{
     crd::{
         GROUP, KollectClusterInventory, KollectClusterScope, KollectClusterTarget, KollectConnectionTest,
         KollectDatabaseSink, KollectEventSink, KollectInventory, KollectProfile, KollectScope,
-        KollectSnapshotSink, KollectTarget, VERSION, shapes::Gvk, sinks::SinkStatus,
+        KollectSnapshotSink, KollectTarget, VERSION, inventory::SinkExport, shapes::Gvk, sinks::SinkStatus,
     },
     sink::SinkSpec,
 };
@@ -24,7 +24,7 @@ use serde::de::DeserializeOwned;
 use tokio::{sync::watch, task::JoinHandle, time};
 use tracing::{info, warn};
 
-use crate::world::{Family, Name, World};
+use crate::world::{Family, InventoryName, Name, World};
 
 /// How often a question that was answered with no is asked again.
 const REVIEW: Duration = Duration::from_secs(30);
@@ -92,6 +92,19 @@ impl Known {
         &self.cluster_inventories.objects
     }
 
+    /// Metadata of an inventory, and what its status says about its sinks.
+    pub(crate) fn inventory(&self, name: &InventoryName) -> Option<(&ObjectMeta, &[SinkExport])> {
+        let key = (name.namespace.clone().unwrap_or_default(), name.name.clone());
+        let (metadata, exports) = if name.namespace.is_some() {
+            let inventory = self.inventories.objects.get(&key)?;
+            (&inventory.metadata, inventory.status.as_ref().map(|status| &status.sink_exports))
+        } else {
+            let inventory = self.cluster_inventories.objects.get(&key)?;
+            (&inventory.metadata, inventory.status.as_ref().map(|status| &status.inventory.sink_exports))
+        };
+        Some((metadata, exports.map_or(&[], Vec::as_slice)))
+    }
+
     pub(crate) fn connection_tests(&self) -> &BTreeMap<Name, Arc<KollectConnectionTest>> {
         &self.connection_tests.objects
     }
@@ -145,7 +158,7 @@ impl Known {
 /// Follows all kinds for as long as it lives.
 pub(crate) struct Objects {
     known: Arc<Mutex<Known>>,
-    changed: watch::Sender<u64>,
+    changed: watch::Sender<()>,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -230,7 +243,7 @@ impl Objects {
     }
 
     /// Changes whenever an object does.
-    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
@@ -290,7 +303,7 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
 struct Follower<K, T> {
     query: Query,
     known: Arc<Mutex<Known>>,
-    changed: watch::Sender<u64>,
+    changed: watch::Sender<()>,
     part: fn(&mut Known) -> &mut Kind<T>,
     make: fn(K) -> T,
     /// Objects that a running list has shown.
@@ -405,7 +418,7 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
 
     fn change<R>(&self, change: impl FnOnce(&mut Known, fn(&mut Known) -> &mut Kind<T>) -> R) -> R {
         let result = change(&mut lock(&self.known), self.part);
-        self.changed.send_modify(|version| *version += 1);
+        self.changed.send_replace(());
         result
     }
 }

@@ -12,6 +12,7 @@ use kollect_engine::{
 };
 use kollect_model::{
     batch::{Delta, Receipt},
+    crd::inventory::SinkExport,
     row::RowKey,
     sink::ErrorClass,
 };
@@ -58,8 +59,8 @@ pub(crate) struct Failure {
 #[derive(Clone, Default)]
 pub(crate) struct Board {
     bindings: Arc<Mutex<BTreeMap<BindingName, Progress>>>,
-    changed: watch::Sender<u64>,
-    counted: watch::Sender<u64>,
+    changed: watch::Sender<()>,
+    counted: watch::Sender<()>,
 }
 
 impl Board {
@@ -68,12 +69,12 @@ impl Board {
     }
 
     /// Changes whenever something was heard other than that rows were written, as before.
-    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
     /// Changes whenever rows were written, as before: nothing but counts and times has changed.
-    pub(crate) fn counts(&self) -> watch::Receiver<u64> {
+    pub(crate) fn counts(&self) -> watch::Receiver<()> {
         self.counted.subscribe()
     }
 
@@ -93,18 +94,13 @@ impl Board {
     }
 
     /// Takes over what a status knows of a binding that has not done anything yet.
-    pub(crate) fn remember(
-        &self,
-        name: &BindingName,
-        last_export: Option<SystemTime>,
-        rows: Option<i64>,
-        checksum: Option<String>,
-    ) {
-        let mut bindings = self.lock();
-        if !bindings.contains_key(name) {
-            let progress = Progress { last_export, rows, checksum, ..Progress::default() };
-            bindings.insert(name.clone(), progress);
-        }
+    pub(crate) fn remember(&self, name: &BindingName, export: &SinkExport) {
+        self.lock().entry(name.clone()).or_insert_with(|| Progress {
+            last_export: export.last_export_time.as_ref().map(|time| time.0.into()),
+            rows: export.rows,
+            checksum: export.last_checksum.clone(),
+            ..Progress::default()
+        });
     }
 
     /// It has not been seen that a sink holds what its binding wants now.
@@ -170,7 +166,7 @@ impl Board {
         let as_before = worked && progress.works() && matches!(told, Told::Written(..) | Told::Compared(_));
         drop(bindings);
         let heard = if as_before { &self.counted } else { &self.changed };
-        heard.send_modify(|version| *version += 1);
+        heard.send_replace(());
     }
 }
 

@@ -37,7 +37,7 @@ pub(crate) struct View<'a> {
     pub(crate) namespaces: Option<Arc<Namespaces>>,
     pub(crate) board: &'a Board,
     /// All that the operator looks at.
-    pub(crate) rest: &'a Sight,
+    pub(crate) scope: &'a Sight,
     pub(crate) now: Timestamp,
 }
 
@@ -324,12 +324,12 @@ impl View<'_> {
             conditions.set("TargetsMissing", true, first.reason, told(&resolved.missing));
         }
         let sights = self.rows.sights(&resolved.targets);
-        let blind = kollect_engine::export::coverage(&sights, self.rest);
+        let blind = kollect_engine::export::coverage(&sights, self.scope);
         if blind != "complete" && !sights.values().any(|sight| *sight == Sight::Pending) {
             conditions.set("Blind", true, "NotSeen", blind.clone());
         }
         let faults: Vec<&Fault> =
-            resolved.sinks.iter().filter_map(|sink| sink.plan.as_ref().err()).flatten().collect();
+            resolved.sinks.iter().filter_map(|sink| sink.plan.as_ref().as_ref().err()).flatten().collect();
         if exports.is_empty() {
             conditions.ready("NoExport", "no sink is referenced");
             conditions.set("Synced", true, "NoExport", "no sink is referenced");
@@ -398,7 +398,7 @@ impl View<'_> {
         let before = known.map_or(&no_conditions, |known| &known.conditions);
         let mut conditions = Conditions::after(before, metadata.generation, self.now);
         let mut last_error = None;
-        match (&sink.plan, &progress.failure) {
+        match (&*sink.plan, &progress.failure) {
             (Err(faults), _) => {
                 let reason = faults.first().map_or("SinkNotFound", |fault| fault.reason);
                 conditions.set("Synced", false, reason, told(faults));

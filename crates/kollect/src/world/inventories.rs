@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    sync::Arc,
     time::Duration,
 };
 
@@ -16,14 +17,14 @@ use kollect_model::{
     batch::{CLUSTER_NAMESPACE, InventoryId, PART_BYTES},
     crd::{
         inventory::{Dedupe, MAX_SINK_REFS, SinkRef, SinkRefs},
-        shapes::{LabelSelector, SecretReference},
+        shapes::LabelSelector,
     },
     row::TargetId,
-    sink::SinkSpec,
 };
-use kollect_sinks::{Plan, Secrets};
 
-use super::{Ceilings, Family, Fault, INVALID_SPEC, Name, ResolvedTarget, Rules, Secret, World, dangling};
+use super::{
+    Ceilings, Family, Fault, INVALID_SPEC, Name, ResolvedTarget, SinkPlan, World, dangling, sinks::SinkPlans,
+};
 
 /// An inventory of either kind.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -114,7 +115,7 @@ pub(crate) struct BoundSink {
     /// Largest part of a document.
     pub(crate) part_bytes: usize,
     /// How to open it, or why it cannot be used.
-    pub(crate) plan: Result<Plan, Vec<Fault>>,
+    pub(crate) plan: Arc<SinkPlan>,
 }
 
 /// How long documents wait for further changes, so that a roll-out is one of them.
@@ -141,8 +142,8 @@ struct Asked<'a> {
 impl World {
     pub(super) fn resolve_inventories(
         &self,
-        rules: &Rules,
         targets: &BTreeMap<TargetId, ResolvedTarget>,
+        sinks: &SinkPlans,
     ) -> BTreeMap<InventoryName, ResolvedInventory> {
         let mut resolved = BTreeMap::new();
         for ((namespace, name), inventory) in &self.inventories {
@@ -162,7 +163,7 @@ impl World {
                 suspended: spec.suspend,
                 ceilings: self.scopes_of(namespace),
             };
-            let (name, mut inventory) = self.resolve_inventory(asked, rules, targets);
+            let (name, mut inventory) = self.resolve_inventory(asked, targets, sinks);
             if namespace == CLUSTER_NAMESPACE {
                 let problem = "sinks keep cluster inventories under this name; use another namespace";
                 let error = SpecError::new("metadata.namespace", &namespace.as_str().into(), problem);
@@ -187,7 +188,7 @@ impl World {
                 suspended: spec.suspend,
                 ceilings: self.cluster_scopes(),
             };
-            let (name, mut inventory) = self.resolve_inventory(asked, rules, targets);
+            let (name, mut inventory) = self.resolve_inventory(asked, targets, sinks);
             inventory.rows = RowsWanted {
                 namespaces: spec.namespaces.clone(),
                 selector: spec.namespace_selector.clone(),
@@ -201,18 +202,18 @@ impl World {
     fn resolve_inventory(
         &self,
         asked: Asked<'_>,
-        rules: &Rules,
         targets: &BTreeMap<TargetId, ResolvedTarget>,
+        sinks: &SinkPlans,
     ) -> (InventoryName, ResolvedInventory) {
         let mut resolved = ResolvedInventory { suspended: asked.suspended, ..ResolvedInventory::default() };
         asked.choose(targets, &self.refused, &mut resolved);
         resolved.notes.extend(asked.max_export_bytes.map(|_| PARTS.to_owned()));
-        self.bind(&asked, rules, &mut resolved);
+        self.bind(&asked, sinks, &mut resolved);
         (asked.name, resolved)
     }
 
     /// The sinks of the three lists, and what is wrong with them.
-    fn bind(&self, asked: &Asked<'_>, rules: &Rules, resolved: &mut ResolvedInventory) {
+    fn bind(&self, asked: &Asked<'_>, sinks: &SinkPlans, resolved: &mut ResolvedInventory) {
         let families = [
             (Family::Snapshot, "spec.snapshotSinkRefs"),
             (Family::Database, "spec.databaseSinkRefs"),
@@ -226,12 +227,17 @@ impl World {
                 let key = (namespace.to_owned(), sink_ref.name.clone());
                 let field = format!("{field}[{index}]");
                 let denied = asked.ceilings.denies_sink(family, &sink_ref, namespace);
-                let plan = match denied {
-                    Some((reason, problem)) => {
+                let plan = match (denied, sinks.get(&(family, key.clone()))) {
+                    (Some((reason, problem)), _) => {
                         let error = SpecError::new(&field, &sink_ref.name.as_str().into(), problem);
-                        Err(vec![Fault::new(reason, error)])
+                        Arc::new(Err(vec![Fault::new(reason, error)]))
                     }
-                    None => self.plan(family, &key, &field, rules),
+                    (None, Some(plan)) => plan.clone(),
+                    (None, None) => {
+                        let missing = self.missing_sink(family, &key, &field);
+                        let fault = missing.map(|error| Fault::new("SinkNotFound", error));
+                        Arc::new(Err(fault.into_iter().collect()))
+                    }
                 };
                 resolved.sinks.push(self.bound(asked, family, key, &sink_ref, plan));
             }
@@ -250,7 +256,7 @@ impl World {
         family: Family,
         key: Name,
         sink_ref: &SinkRef,
-        plan: Result<Plan, Vec<Fault>>,
+        plan: Arc<SinkPlan>,
     ) -> BoundSink {
         let spec = self.sinks.get(&(family, key.clone()));
         let level = |export_min, min_change, audit| Intervals { export_min, min_change, audit };
@@ -275,33 +281,6 @@ impl World {
         }
     }
 
-    /// A sink that an inventory has written to and no longer names, if it still exists.
-    pub(crate) fn left_sink(&self, written: &str, namespace: &str, rules: &Rules) -> Option<BoundSink> {
-        let (family, name) = written.split_once('/')?;
-        let families = [Family::Snapshot, Family::Database, Family::Event];
-        let family = families.into_iter().find(|known| known.to_string() == family)?;
-        let key = (namespace.to_owned(), name.to_owned());
-        let spec = self.sinks.get(&(family, key.clone()))?;
-        Some(BoundSink {
-            name: written.to_owned(),
-            family,
-            cluster: spec.common().cluster.clone().unwrap_or_default(),
-            cadence: Cadence::of([Intervals::default(); 3], None, Duration::ZERO),
-            part_bytes: PART_BYTES,
-            plan: self.plan_sink(spec, namespace, rules),
-            key,
-        })
-    }
-
-    /// How to open a sink, as far as objects tell; `field` is what names it.
-    fn plan(&self, family: Family, key: &Name, field: &str, rules: &Rules) -> Result<Plan, Vec<Fault>> {
-        let Some(spec) = self.sinks.get(&(family, key.clone())) else {
-            let missing = self.missing_sink(family, key, field);
-            return Err(missing.into_iter().map(|error| Fault::new("SinkNotFound", error)).collect());
-        };
-        self.plan_sink(spec, &key.0, rules)
-    }
-
     /// What to say about a sink that does not exist; nothing if it does, even if it is wrong.
     pub(crate) fn missing_sink(&self, family: Family, key: &Name, field: &str) -> Option<SpecError> {
         let (namespace, name) = key;
@@ -309,83 +288,23 @@ impl World {
         (!known).then(|| dangling(field, name, &format!("{family} sink {name}"), namespace))
     }
 
-    /// How to open a sink with this spec.
-    pub(crate) fn plan_sink(
-        &self,
-        spec: &SinkSpec,
-        namespace: &str,
-        rules: &Rules,
-    ) -> Result<Plan, Vec<Fault>> {
-        let plan = plan_without_secrets(spec, namespace, rules)?;
-        let secrets = self.secrets_of(spec, namespace, rules)?;
-        let plan = plan.with_secrets(&secrets).map_err(|errors| {
-            errors.into_iter().map(|error| Fault::new("SecretResolveFailed", error)).collect::<Vec<_>>()
-        })?;
-        plan.check(&rules.sink_policy(namespace)).map_err(invalid)?;
-        Ok(plan)
+    /// A sink that an inventory has written to and no longer names, if it still exists.
+    pub(crate) fn left_sink(&self, written: &str, namespace: &str, sinks: &SinkPlans) -> Option<BoundSink> {
+        let (family, name) = written.split_once('/')?;
+        let families = [Family::Snapshot, Family::Database, Family::Event];
+        let family = families.into_iter().find(|known| known.to_string() == family)?;
+        let key = (family, (namespace.to_owned(), name.to_owned()));
+        let spec = self.sinks.get(&key)?;
+        Some(BoundSink {
+            name: written.to_owned(),
+            family,
+            cluster: spec.common().cluster.clone().unwrap_or_default(),
+            cadence: Cadence::of([Intervals::default(); 3], None, Duration::ZERO),
+            part_bytes: PART_BYTES,
+            plan: sinks.get(&key)?.clone(),
+            key: key.1,
+        })
     }
-
-    /// What the Secrets of a sink hold, if all of them can be read.
-    fn secrets_of(&self, spec: &SinkSpec, own: &str, rules: &Rules) -> Result<Secrets, Vec<Fault>> {
-        let (mut secrets, mut faults) = (Secrets::default(), Vec::new());
-        for (field, SecretReference { name, namespace }) in spec.secret_refs() {
-            let namespace = namespace.as_deref().unwrap_or(own);
-            if let Some(error) = foreign_secret(field, own, namespace, rules) {
-                faults.push(Fault::new("SecretResolveFailed", error));
-                continue;
-            }
-            let key = (namespace.to_owned(), name.clone());
-            match self.secrets.get(&key) {
-                Some(Secret::Known(contents)) => secrets.insert(field, (**contents).clone()),
-                Some(Secret::Unreadable(why)) => {
-                    let error = SpecError::new(field, &name.as_str().into(), why.clone());
-                    faults.push(Fault::new("SecretResolveFailed", error));
-                }
-                // It is there, and what is wrong with it has been said.
-                None if self.is_refused("Secret", &key) => {}
-                None => {
-                    let error = dangling(field, name, &format!("Secret {name}"), namespace);
-                    faults.push(Fault::new("SecretResolveFailed", error));
-                }
-            }
-        }
-        if faults.is_empty() { Ok(secrets) } else { Err(faults) }
-    }
-}
-
-fn invalid(errors: Vec<SpecError>) -> Vec<Fault> {
-    errors.into_iter().map(|error| Fault::new(INVALID_SPEC, error)).collect()
-}
-
-fn plan_without_secrets(spec: &SinkSpec, namespace: &str, rules: &Rules) -> Result<Plan, Vec<Fault>> {
-    let plan = kollect_sinks::plan(spec).map_err(invalid)?;
-    plan.check(&rules.sink_policy(namespace)).map_err(invalid)?;
-    Ok(plan)
-}
-
-/// What is wrong with a sink, whatever its Secrets hold.
-pub(crate) fn check_sink(spec: &SinkSpec, own: &str, rules: &Rules) -> Vec<Fault> {
-    let mut faults = plan_without_secrets(spec, own, rules).err().unwrap_or_default();
-    let foreign = spec.secret_refs().into_iter().filter_map(|(field, reference)| {
-        foreign_secret(field, own, reference.namespace.as_deref().unwrap_or(own), rules)
-    });
-    faults.extend(foreign.map(|error| Fault::new(INVALID_SPEC, error)));
-    faults
-}
-
-/// Why a sink of namespace `own` may not read Secrets of `namespace`.
-fn foreign_secret(field: &str, own: &str, namespace: &str, rules: &Rules) -> Option<SpecError> {
-    let pair = (own.to_owned(), namespace.to_owned());
-    let allowed =
-        namespace == own || rules.secret_namespaces.as_ref().is_none_or(|allowed| allowed.contains(&pair));
-    if allowed {
-        return None;
-    }
-    let problem = format!(
-        "a sink reads Secrets of its own namespace; the operator's --allow-secret-namespaces \
-         {own}={namespace} would allow this one"
-    );
-    Some(SpecError::new(format!("{field}.namespace"), &namespace.into(), problem))
 }
 
 impl Asked<'_> {
@@ -396,11 +315,11 @@ impl Asked<'_> {
         refused: &BTreeSet<(String, Name)>,
         resolved: &mut ResolvedInventory,
     ) {
-        let namespace = self.name.namespace.as_deref();
+        let namespace: Option<Arc<str>> = self.name.namespace.as_deref().map(Into::into);
+        let named = |name: &str| TargetId { namespace: namespace.clone(), name: name.into() };
         let kind = if namespace.is_some() { "KollectTarget" } else { "KollectClusterTarget" };
-        let here = || targets.iter().filter(|(id, _)| id.namespace.as_deref() == namespace);
         for (index, name) in self.refs.iter().enumerate() {
-            if !here().any(|(id, _)| *id.name == **name) {
+            if !targets.contains_key(&named(name)) {
                 let field = format!("spec.targetRefs[{index}]");
                 let error = dangling(&field, name, &format!("{kind} {name}"), "");
                 resolved.missing.push(Fault::new("TargetNotFound", error));
@@ -411,11 +330,12 @@ impl Asked<'_> {
                 && self.selector.is_none_or(|selector| selector.matches(&target.labels))
                 && !target.denied
         };
-        resolved.targets = here().filter(wanted).map(|(id, _)| id.clone()).collect();
+        let here = targets.range(named("")..).take_while(|(id, _)| id.namespace == namespace);
+        resolved.targets = here.filter(wanted).map(|(id, _)| id.clone()).collect();
         // Nobody knows what those that cannot be read select: their rows stay.
         for (_, (place, name)) in refused.iter().filter(|(refused, _)| refused == kind) {
-            let id = TargetId { namespace: namespace.map(Into::into), name: name.as_str().into() };
-            if namespace.unwrap_or_default() == place && !targets.contains_key(&id) {
+            let id = named(name);
+            if namespace.as_deref().unwrap_or_default() == place && !targets.contains_key(&id) {
                 resolved.targets.push(id);
             }
         }

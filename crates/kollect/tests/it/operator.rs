@@ -1,7 +1,10 @@
 //! `kollect operator` beside a real control plane, with real sinks. Each test has a namespace of its own
 //! and an operator that looks at nothing else.
 
+mod finalizers;
 mod metrics;
+mod namespaces;
+mod secrets;
 
 use std::{
     path::PathBuf,
@@ -9,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use kollect_testbed::{ControlPlane, Postgres, Proxy};
+use kollect_testbed::{ControlPlane, Postgres, Proxy, Rule};
 use serde_json::{Value, json};
 
 use crate::program::{eventually, root};
@@ -54,8 +57,8 @@ struct World {
     plane: &'static ControlPlane,
     postgres: &'static Postgres,
     namespace: String,
-    /// Whether the operator looks everywhere.
-    unrestricted: bool,
+    /// Where the operator looks; empty: everywhere.
+    watched: String,
     /// Of the operator; else that of the control plane.
     kubeconfig: Option<PathBuf>,
     /// Ends before its log is gone.
@@ -72,7 +75,8 @@ impl World {
         let postgres = Postgres::shared();
         let namespace = plane.namespace(name).unwrap();
         let dir = tempfile::tempdir().unwrap();
-        Self { plane, postgres, namespace, unrestricted: false, kubeconfig: None, operator: None, dir }
+        let watched = namespace.clone();
+        Self { plane, postgres, namespace, watched, kubeconfig: None, operator: None, dir }
     }
 
     fn start(&mut self, args: &[&str]) {
@@ -81,7 +85,7 @@ impl World {
         let child = Command::new(env!("CARGO_BIN_EXE_kollect"))
             .args(["operator", "--kubeconfig"])
             .arg(self.kubeconfig.as_deref().unwrap_or(self.plane.kubeconfig()))
-            .args(["--watch-namespaces", if self.unrestricted { "" } else { &self.namespace }])
+            .args(["--watch-namespaces", &self.watched])
             .args(["--allow-sink-cidrs", "127.0.0.0/8,::1/128"])
             .args(["--log-level", "kollect=debug", "--health-probe-bind-address", "127.0.0.1:0"])
             .arg("--validating-webhooks-enabled=false")
@@ -549,7 +553,7 @@ fn w13_w14_w16_w54_cluster_inventories_roll_up_cluster_targets_and_nothing_else(
             "namespaceSelector": { "matchLabels": { "tier": "front" } }, "dedupe": "byResourceUID",
         }),
     );
-    world.unrestricted = true;
+    world.watched.clear();
     world.start(&[]);
     let rows = |inventory: &str| {
         let sql = format!(

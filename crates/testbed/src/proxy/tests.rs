@@ -227,6 +227,19 @@ fn a_stall_holds_everything_back_and_lets_it_go_later() {
 }
 
 #[test]
+fn requests_that_are_held_hold_nobody_else_up() {
+    let (_, proxy) = start();
+    proxy.hold(|line| line.contains("/version"));
+    let mut held = get(&proxy, "/version");
+    assert!(until(|| proxy.requests().len() == 1));
+    assert!(is_default(&rest(&mut get(&proxy, DEFAULT))));
+    assert!(is_silent(&mut held));
+    proxy.release();
+    assert!(rest(&mut held).contains("gitVersion"));
+    assert!(rest(&mut get(&proxy, "/version")).contains("gitVersion"), "and no longer");
+}
+
+#[test]
 fn a_client_that_does_not_read_holds_nobody_up() {
     let (_, proxy) = start();
     // More than fits into the buffers of the system.

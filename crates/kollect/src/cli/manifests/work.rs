@@ -98,7 +98,8 @@ impl Manifests {
     /// only to a run that writes.
     fn take_sink(&mut self, who: &str, sink: world::BoundSink) -> BoundSink {
         let world::BoundSink { name, family, key, cluster, cadence, part_bytes, plan } = sink;
-        let plan = plan.map_err(|faults| {
+        // Manifests hold their Secrets: none is being looked up.
+        let plan = (*plan).clone().and_then(|plan| plan.ok_or_else(Vec::new)).map_err(|faults| {
             let of_reference = |fault: &Fault| {
                 matches!(fault.reason, "SinkNotFound" | "ScopeSinkDenied" | "SinkNamespaceDenied")
             };

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tracing::info;
 
-use super::{Operator, push};
+use super::Operator;
 use crate::{
     operator::{
         conditions::Conditions,
@@ -23,7 +23,7 @@ use crate::{
         probe::Probed,
         write::{Desired, api},
     },
-    world::{Family, Name, World},
+    world::{Family, Name, Resolved},
 };
 
 impl Operator {
@@ -31,7 +31,7 @@ impl Operator {
     pub(super) fn connection_tests(
         &self,
         known: &Known,
-        world: &World,
+        resolved: &Resolved,
         now: Timestamp,
         desired: &mut Vec<Desired>,
     ) -> Tests {
@@ -52,7 +52,7 @@ impl Operator {
                 }
                 continue;
             }
-            let outcome = self.test_outcome(world, name, test, generation);
+            let outcome = self.test_outcome(resolved, name, test, generation);
             let Some((reason, outcome)) = outcome else { continue };
             let mut conditions = Conditions::after(&before.conditions, test.metadata.generation, now);
             let (verified, message) = match &outcome {
@@ -68,9 +68,7 @@ impl Operator {
                 completed: true,
                 completed_at: Some(Time(now)),
             };
-            push(desired, "KollectConnectionTest", name, &test.metadata, &before, &after, |status| {
-                status.conditions.clone()
-            });
+            desired.extend(Desired::new("KollectConnectionTest", name, &test.metadata, &before, &after));
         }
         tests
     }
@@ -120,7 +118,7 @@ impl Operator {
     /// How a test ended, if it has.
     fn test_outcome(
         &self,
-        world: &World,
+        resolved: &Resolved,
         name: &Name,
         test: &KollectConnectionTest,
         generation: i64,
@@ -128,12 +126,12 @@ impl Operator {
         let Some((family, sink)) = tested_sink(test) else {
             return Some(("InvalidSinkRef", Err("spec.sinkRef names no sink".into())));
         };
-        let key = (name.0.clone(), sink);
-        let Some(spec) = world.sinks.get(&(family, key.clone())) else {
-            let problem = format!("no {family} sink {} in namespace {}", key.1, key.0);
+        let key = (family, (name.0.clone(), sink));
+        let Some(plan) = resolved.sinks.get(&key) else {
+            let problem = format!("no {family} sink {} in namespace {}", key.1.1, name.0);
             return Some(("SinkNotFound", Err(problem)));
         };
-        if let Err(faults) = world.plan_sink(spec, &name.0, &self.rules) {
+        if let Err(faults) = &**plan {
             let first = faults.first()?;
             return Some((first.reason, Err(first.to_string())));
         }

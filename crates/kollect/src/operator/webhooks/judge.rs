@@ -178,9 +178,9 @@ impl<'a> Judge<'a> {
         let faults = resolved.faults.into_iter().chain(resolved.missing);
         self.weigh(faults.chain(world.inventory_below_floor(id)), sighted);
         // What is wrong with a sink itself is told by its own status.
-        let of_reference = |fault: &Fault| fault.reason != INVALID_SPEC;
-        let plans = resolved.sinks.into_iter().filter_map(|sink| sink.plan.err());
-        self.weigh(plans.flatten().filter(of_reference), sighted);
+        let of_reference = |fault: &&Fault| fault.reason != INVALID_SPEC;
+        let plans = resolved.sinks.iter().filter_map(|sink| sink.plan.as_ref().as_ref().err());
+        self.weigh(plans.flatten().filter(of_reference).cloned(), sighted);
         self.verdict.warnings.extend(resolved.notes);
     }
 
