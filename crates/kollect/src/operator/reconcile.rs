@@ -1,6 +1,7 @@
 //! The loop: whenever something has changed, look at everything, hand over what is wanted, say what is true.
 
 mod connection;
+mod preview;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -570,11 +571,12 @@ fn sink_status(
     verdict: Option<Result<Duration, String>>,
     now: Timestamp,
 ) -> SinkStatus {
+    let preview = preview::preview(sink, now);
     let SinkStatus { observed_generation, conditions, .. } = &sink.status;
     let unheard = faults.is_none() && verdict.is_none();
     let tested = sink.spec.common().connection_test != Some(false);
     if unheard && tested && status::stands(&sink.metadata, *observed_generation, conditions) {
-        return sink.status.clone();
+        return SinkStatus { preview, ..sink.status.clone() };
     }
     let mut conditions = Conditions::after(&sink.status.conditions, sink.metadata.generation, now);
     if sink.spec.common().tls.as_ref().is_some_and(|tls| tls.insecure_skip_verify) {
@@ -600,9 +602,5 @@ fn sink_status(
         }
         (None, None) => conditions.progressing("Probing", "the first probe is running"),
     }
-    SinkStatus {
-        conditions: conditions.done(),
-        observed_generation: sink.metadata.generation,
-        preview: sink.status.preview.clone(),
-    }
+    SinkStatus { conditions: conditions.done(), observed_generation: sink.metadata.generation, preview }
 }

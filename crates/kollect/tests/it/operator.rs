@@ -2,6 +2,7 @@
 //! and an operator that looks at nothing else.
 
 mod metrics;
+mod preview;
 
 use std::{
     path::PathBuf,

@@ -149,6 +149,12 @@ pub(super) async fn prepare(client: &mut Client, tables: &Tables, create: bool) 
     Ok(transaction.commit().await?)
 }
 
+/// What `ensure` would run in a database that has nothing.
+pub(super) fn in_empty_database(tables: &Tables) -> String {
+    let nothing = Found { schema: tables.schema == "public", rows: None, bindings: None };
+    format!("{};", nothing.statements(tables).unwrap_or_default().join(";\n"))
+}
+
 /// What the database has.
 struct Found {
     schema: bool,

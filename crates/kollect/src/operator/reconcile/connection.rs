@@ -186,6 +186,11 @@ async fn merge(client: &Client, kind: &str, (namespace, name): &Name, patch: &Va
 
 /// Whether somebody asks for a probe.
 pub(super) fn test_connection(metadata: &ObjectMeta) -> bool {
-    let annotations = metadata.annotations.iter().flatten();
-    annotations.into_iter().any(|(key, value)| key == TEST_CONNECTION && value.eq_ignore_ascii_case("true"))
+    is_asked(metadata, TEST_CONNECTION)
+}
+
+/// Whether an annotation is true.
+pub(super) fn is_asked(metadata: &ObjectMeta, annotation: &str) -> bool {
+    let value = metadata.annotations.as_ref().and_then(|all| all.get(annotation));
+    value.is_some_and(|value| value.trim().eq_ignore_ascii_case("true"))
 }
