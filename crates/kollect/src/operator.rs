@@ -94,6 +94,7 @@ async fn operate(args: Args) -> anyhow::Result<()> {
         within,
         board,
         metrics,
+        cleanup_deadline: args.cleanup_deadline,
     };
     let mut operator = Operator::new(setup, leader.watch(), health);
     let admission = webhooks::Admission::new(operator.objects(), rules, args.within());

@@ -12,7 +12,10 @@ use super::{
     progress::Board,
     write::{create_event, record, set_finalizers},
 };
-use crate::world::{InventoryName, ResolvedInventory};
+use crate::{
+    reason::Reason,
+    world::{InventoryName, ResolvedInventory},
+};
 
 /// Finalizers that this program or the Go implementation has set, by kind.
 const OURS: [(&str, &str); 4] = [
@@ -21,9 +24,6 @@ const OURS: [(&str, &str); 4] = [
     ("KollectTarget", "kollect.dev/target-cleanup"),
     ("KollectClusterTarget", "kollect.dev/cluster-target-cleanup"),
 ];
-
-/// How long a deleted inventory waits for sinks that cannot be cleaned.
-const DEADLINE: Duration = Duration::from_mins(5);
 
 /// The finalizer of a kind.
 fn ours(kind: &str) -> Option<&'static str> {
@@ -63,6 +63,8 @@ pub(crate) struct Deleted<'a> {
     pub(crate) name: &'a InventoryName,
     pub(crate) metadata: &'a ObjectMeta,
     pub(crate) resolved: &'a ResolvedInventory,
+    /// How long it waits for sinks that cannot be cleaned.
+    pub(crate) deadline: Duration,
 }
 
 impl Deleted<'_> {
@@ -89,7 +91,7 @@ impl Deleted<'_> {
         }
         let deleted = self.metadata.deletion_timestamp.as_ref().map_or(Timestamp::now(), |time| time.0);
         let waited = Timestamp::now().as_second() - deleted.as_second();
-        let late = waited >= i64::try_from(DEADLINE.as_secs()).unwrap_or(i64::MAX);
+        let late = waited >= i64::try_from(self.deadline.as_secs()).unwrap_or(i64::MAX);
         if !left.is_empty() && !late {
             return;
         }
@@ -98,7 +100,8 @@ impl Deleted<'_> {
             let message =
                 format!("rows were left behind, because sinks could not be cleaned: {}", behind.join(", "));
             warn!(kind = self.kind, inventory = %self.name, message, "deleted");
-            let event = record(self.kind, self.metadata, "Warning", "CleanupTerminal", &message);
+            let event =
+                record(self.kind, self.metadata, "Warning", Reason::CleanupTerminal.as_str(), &message);
             let namespace = self.name.namespace.as_deref().unwrap_or_default();
             if let Err(error) = create_event(client, namespace, event).await {
                 info!(%error, "cannot record an event");

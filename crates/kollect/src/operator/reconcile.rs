@@ -52,6 +52,7 @@ use super::{
 };
 use crate::{
     cluster::ClusterSource,
+    reason::Reason,
     world::{Compiled, Fault, InventoryName, Name, Resolved, Rules, World},
 };
 
@@ -89,6 +90,7 @@ pub(crate) struct Operator {
     health: Health,
     shards: Shards,
     metrics: Metrics,
+    cleanup_deadline: Duration,
 }
 
 /// What the operator is made from.
@@ -102,11 +104,12 @@ pub(crate) struct Setup {
     pub(crate) within: Option<BTreeSet<Arc<str>>>,
     pub(crate) board: Board,
     pub(crate) metrics: Metrics,
+    pub(crate) cleanup_deadline: Duration,
 }
 
 impl Operator {
     pub(crate) fn new(setup: Setup, leadership: watch::Receiver<Leadership>, health: Health) -> Self {
-        let Setup { source, watch_source, rules, collector, rows, rest, within, board, metrics } = setup;
+        let Setup { source, watch_source, rules, collector, rows, rest, within, board, metrics, .. } = setup;
         let client = source.client();
         let sinks = Sinks::default();
         Self {
@@ -138,6 +141,7 @@ impl Operator {
             health,
             shards: Shards::default(),
             metrics,
+            cleanup_deadline: setup.cleanup_deadline,
         }
     }
 
@@ -350,7 +354,8 @@ impl Operator {
                 }
                 continue;
             }
-            let deleted = Deleted { kind, name, metadata, resolved: inventory };
+            let deadline = self.cleanup_deadline;
+            let deleted = Deleted { kind, name, metadata, resolved: inventory, deadline };
             deleted.finish(&self.client, &mut self.bindings, &self.board, deliveries).await;
         }
         for target in known.targets().values().filter(|target| target.metadata.deletion_timestamp.is_some()) {
@@ -580,27 +585,27 @@ fn sink_status(
     }
     let mut conditions = Conditions::after(&sink.status.conditions, sink.metadata.generation, now);
     if sink.spec.common().tls.as_ref().is_some_and(|tls| tls.insecure_skip_verify) {
-        conditions.set("TLSInsecure", true, "InsecureSkipVerify", "any server is trusted");
+        conditions.set("TLSInsecure", true, Reason::InsecureSkipVerify, "any server is trusted");
     }
     match (faults, verdict) {
         (Some(faults), _) => {
-            let reason = faults.first().map_or("InvalidSpec", |fault| fault.reason);
+            let reason = faults.first().map_or(Reason::InvalidSpec, |fault| fault.reason);
             let message = faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
             conditions.set("ConnectionVerified", false, reason, message.clone());
             conditions.degraded(reason, message, true);
         }
         (None, Some(Ok(_))) => {
-            conditions.set("ConnectionVerified", true, "ConnectionOK", "the sink answers");
-            conditions.ready("ConnectionOK", "the sink answers");
+            conditions.set("ConnectionVerified", true, Reason::ConnectionOK, "the sink answers");
+            conditions.ready(Reason::ConnectionOK, "the sink answers");
         }
         (None, Some(Err(message))) => {
-            conditions.set("ConnectionVerified", false, "ConnectionTestFailed", message.clone());
-            conditions.degraded("ConnectionTestFailed", message, false);
+            conditions.set("ConnectionVerified", false, Reason::ConnectionTestFailed, message.clone());
+            conditions.degraded(Reason::ConnectionTestFailed, message, false);
         }
         (None, None) if sink.spec.common().connection_test == Some(false) => {
-            conditions.ready("NotTested", "connectionTest is false");
+            conditions.ready(Reason::NotTested, "connectionTest is false");
         }
-        (None, None) => conditions.progressing("Probing", "the first probe is running"),
+        (None, None) => conditions.progressing(Reason::Probing, "the first probe is running"),
     }
     SinkStatus { conditions: conditions.done(), observed_generation: sink.metadata.generation, preview }
 }

@@ -23,7 +23,9 @@ use kollect_model::{
 };
 use kollect_sinks::{Plan, Secrets};
 
-use super::{Ceilings, Family, Fault, INVALID_SPEC, Name, ResolvedTarget, Rules, Secret, World, dangling};
+use crate::reason::Reason;
+
+use super::{Ceilings, Family, Fault, Name, ResolvedTarget, Rules, Secret, World, dangling};
 
 /// An inventory of either kind.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -166,7 +168,7 @@ impl World {
             if namespace == CLUSTER_NAMESPACE {
                 let problem = "sinks keep cluster inventories under this name; use another namespace";
                 let error = SpecError::new("metadata.namespace", &namespace.as_str().into(), problem);
-                inventory.faults.push(Fault::new(INVALID_SPEC, error));
+                inventory.faults.push(Fault::new(Reason::InvalidSpec, error));
             }
             resolved.insert(name, inventory);
         }
@@ -220,7 +222,7 @@ impl World {
         ];
         for ((family, field), list) in families.into_iter().zip(asked.lists) {
             let (refs, wrong) = list.decode(field, asked.name.namespace.is_some());
-            resolved.faults.extend(wrong.into_iter().map(|error| Fault::new(INVALID_SPEC, error)));
+            resolved.faults.extend(wrong.into_iter().map(|error| Fault::new(Reason::InvalidSpec, error)));
             for (index, sink_ref) in refs {
                 let namespace = sink_ref.namespace.as_deref().unwrap_or(asked.sink_namespace);
                 let key = (namespace.to_owned(), sink_ref.name.clone());
@@ -240,7 +242,7 @@ impl World {
         if total > MAX_SINK_REFS {
             let problem = format!("has more than {MAX_SINK_REFS} sink references");
             let error = SpecError::new("spec", &total.into(), problem);
-            resolved.faults.push(Fault::new(INVALID_SPEC, error));
+            resolved.faults.push(Fault::new(Reason::InvalidSpec, error));
         }
     }
 
@@ -297,7 +299,7 @@ impl World {
     fn plan(&self, family: Family, key: &Name, field: &str, rules: &Rules) -> Result<Plan, Vec<Fault>> {
         let Some(spec) = self.sinks.get(&(family, key.clone())) else {
             let missing = self.missing_sink(family, key, field);
-            return Err(missing.into_iter().map(|error| Fault::new("SinkNotFound", error)).collect());
+            return Err(missing.into_iter().map(|error| Fault::new(Reason::SinkNotFound, error)).collect());
         };
         self.plan_sink(spec, &key.0, rules)
     }
@@ -319,7 +321,7 @@ impl World {
         let plan = plan_without_secrets(spec, namespace, rules)?;
         let secrets = self.secrets_of(spec, namespace, rules)?;
         let plan = plan.with_secrets(&secrets).map_err(|errors| {
-            errors.into_iter().map(|error| Fault::new("SecretResolveFailed", error)).collect::<Vec<_>>()
+            errors.into_iter().map(|error| Fault::new(Reason::SecretResolveFailed, error)).collect::<Vec<_>>()
         })?;
         plan.check(&rules.sink_policy(namespace)).map_err(invalid)?;
         Ok(plan)
@@ -331,7 +333,7 @@ impl World {
         for (field, SecretReference { name, namespace }) in spec.secret_refs() {
             let namespace = namespace.as_deref().unwrap_or(own);
             if let Some(error) = foreign_secret(field, own, namespace, rules) {
-                faults.push(Fault::new("SecretResolveFailed", error));
+                faults.push(Fault::new(Reason::SecretResolveFailed, error));
                 continue;
             }
             let key = (namespace.to_owned(), name.clone());
@@ -339,13 +341,13 @@ impl World {
                 Some(Secret::Known(contents)) => secrets.insert(field, (**contents).clone()),
                 Some(Secret::Unreadable(why)) => {
                     let error = SpecError::new(field, &name.as_str().into(), why.clone());
-                    faults.push(Fault::new("SecretResolveFailed", error));
+                    faults.push(Fault::new(Reason::SecretResolveFailed, error));
                 }
                 // It is there, and what is wrong with it has been said.
                 None if self.is_refused("Secret", &key) => {}
                 None => {
                     let error = dangling(field, name, &format!("Secret {name}"), namespace);
-                    faults.push(Fault::new("SecretResolveFailed", error));
+                    faults.push(Fault::new(Reason::SecretResolveFailed, error));
                 }
             }
         }
@@ -354,7 +356,7 @@ impl World {
 }
 
 fn invalid(errors: Vec<SpecError>) -> Vec<Fault> {
-    errors.into_iter().map(|error| Fault::new(INVALID_SPEC, error)).collect()
+    errors.into_iter().map(|error| Fault::new(Reason::InvalidSpec, error)).collect()
 }
 
 fn plan_without_secrets(spec: &SinkSpec, namespace: &str, rules: &Rules) -> Result<Plan, Vec<Fault>> {
@@ -369,7 +371,7 @@ pub(crate) fn check_sink(spec: &SinkSpec, own: &str, rules: &Rules) -> Vec<Fault
     let foreign = spec.secret_refs().into_iter().filter_map(|(field, reference)| {
         foreign_secret(field, own, reference.namespace.as_deref().unwrap_or(own), rules)
     });
-    faults.extend(foreign.map(|error| Fault::new(INVALID_SPEC, error)));
+    faults.extend(foreign.map(|error| Fault::new(Reason::InvalidSpec, error)));
     faults
 }
 
@@ -403,7 +405,7 @@ impl Asked<'_> {
             if !here().any(|(id, _)| *id.name == **name) {
                 let field = format!("spec.targetRefs[{index}]");
                 let error = dangling(&field, name, &format!("{kind} {name}"), "");
-                resolved.missing.push(Fault::new("TargetNotFound", error));
+                resolved.missing.push(Fault::new(Reason::TargetNotFound, error));
             }
         }
         let wanted = |(id, target): &(&TargetId, &ResolvedTarget)| {
@@ -424,7 +426,7 @@ impl Asked<'_> {
 
 impl Ceilings<'_> {
     /// Why a sink may not be used.
-    fn denies_sink(&self, family: Family, sink: &SinkRef, namespace: &str) -> Option<(&'static str, String)> {
+    fn denies_sink(&self, family: Family, sink: &SinkRef, namespace: &str) -> Option<(Reason, String)> {
         for (who, ceiling) in &self.scopes {
             let allowed = match family {
                 Family::Snapshot => &ceiling.snapshot_sink_refs,
@@ -432,10 +434,10 @@ impl Ceilings<'_> {
                 Family::Event => &ceiling.event_sink_refs,
             };
             if !allowed.is_empty() && !allowed.contains(&sink.name) {
-                return Some(("ScopeSinkDenied", format!("{who} does not allow this sink")));
+                return Some((Reason::ScopeSinkDenied, format!("{who} does not allow this sink")));
             }
         }
         let who = self.denies_static(namespace)?;
-        Some(("SinkNamespaceDenied", format!("{who} does not allow sinks of namespace {namespace}")))
+        Some((Reason::SinkNamespaceDenied, format!("{who} does not allow sinks of namespace {namespace}")))
     }
 }

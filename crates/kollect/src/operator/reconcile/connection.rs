@@ -23,6 +23,7 @@ use crate::{
         probe::Probed,
         write::{Desired, api},
     },
+    reason::Reason,
     world::{Family, Name, World},
 };
 
@@ -60,7 +61,12 @@ impl Operator {
                 Err(message) => (false, message.clone()),
             };
             conditions.set("ConnectionVerified", verified, reason, message.clone());
-            conditions.set("Ready", verified, if verified { "ProbeSucceeded" } else { reason }, message);
+            conditions.set(
+                "Ready",
+                verified,
+                if verified { Reason::ProbeSucceeded } else { reason },
+                message,
+            );
             let after = ConnectionTestStatus {
                 conditions: conditions.done(),
                 observed_generation: test.metadata.generation,
@@ -124,22 +130,22 @@ impl Operator {
         name: &Name,
         test: &KollectConnectionTest,
         generation: i64,
-    ) -> Option<(&'static str, Result<Duration, String>)> {
+    ) -> Option<(Reason, Result<Duration, String>)> {
         let Some((family, sink)) = tested_sink(test) else {
-            return Some(("InvalidSinkRef", Err("spec.sinkRef names no sink".into())));
+            return Some((Reason::InvalidSpec, Err("spec.sinkRef names no sink".into())));
         };
         let key = (name.0.clone(), sink);
         let Some(spec) = world.sinks.get(&(family, key.clone())) else {
             let problem = format!("no {family} sink {} in namespace {}", key.1, key.0);
-            return Some(("SinkNotFound", Err(problem)));
+            return Some((Reason::SinkNotFound, Err(problem)));
         };
         if let Err(faults) = world.plan_sink(spec, &name.0, &self.rules) {
             let first = faults.first()?;
             return Some((first.reason, Err(first.to_string())));
         }
         match self.probes.verdict(&Probed::Test(name.clone(), generation))? {
-            Ok(took) => Some(("ConnectionOK", Ok(took))),
-            Err(message) => Some(("ConnectionTestFailed", Err(message))),
+            Ok(took) => Some((Reason::ConnectionOK, Ok(took))),
+            Err(message) => Some((Reason::ConnectionTestFailed, Err(message))),
         }
     }
 
