@@ -81,7 +81,16 @@ async fn operate(args: Args) -> anyhow::Result<()> {
     let metrics = metrics::Metrics::new(sources, meter);
     let shown = serve_metrics(&args, &metrics, source.client()).await?;
     let within = args.within();
-    let setup = reconcile::Setup { source, rules: rules.clone(), collector, rows, within, board, metrics };
+    let setup = reconcile::Setup {
+        source,
+        rules: rules.clone(),
+        collector,
+        rows,
+        within,
+        board,
+        metrics,
+        cleanup_timeout: args.cleanup_timeout,
+    };
     let mut operator = Operator::new(setup, leader.watch(), health);
     let admission = webhooks::Admission::new(operator.objects(), rules, args.within());
     let webhooks = match args.webhooks.serve(admission, args.tenant_mode, args.enable_http2).await {

@@ -36,6 +36,8 @@ use kollect_model::{
 use kollect_sinks::{Files, Network};
 use kube::ResourceExt;
 
+use crate::reason::Reason;
+
 pub(crate) use inventories::{BoundSink, InventoryName, ResolvedInventory, RowsWanted};
 pub(crate) use sinks::{SinkPlan, check_sink};
 pub(crate) use targets::ResolvedTarget;
@@ -142,12 +144,12 @@ impl Rules {
 /// Something wrong with an object, with the word that its status shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
-    pub(crate) reason: &'static str,
+    pub(crate) reason: Reason,
     pub(crate) error: SpecError,
 }
 
 impl Fault {
-    fn new(reason: &'static str, error: SpecError) -> Self {
+    fn new(reason: Reason, error: SpecError) -> Self {
         Self { reason, error }
     }
 }
@@ -157,9 +159,6 @@ impl fmt::Display for Fault {
         self.error.fmt(f)
     }
 }
-
-/// The spec itself is wrong.
-pub(crate) const INVALID_SPEC: &str = "InvalidSpec";
 
 /// What everything means.
 #[derive(Default)]

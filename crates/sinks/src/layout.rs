@@ -23,6 +23,7 @@ mod draft;
 pub mod keeper;
 mod manifest;
 mod paths;
+pub(crate) mod preview;
 
 use paths::Template;
 

@@ -24,6 +24,7 @@ pub mod nats;
 mod policy;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+mod preview;
 mod secrets;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;

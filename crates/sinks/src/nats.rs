@@ -12,12 +12,13 @@ use std::{fmt, time::Duration};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kollect_model::{
     SpecError,
-    crd::sinks::{EventMode, KollectEventSinkSpec, ProvisioningMode},
+    crd::sinks::{EventMode, KollectEventSinkSpec, NatsPreview, Preview, ProvisioningMode},
     sink::{Sink, SinkError, SinkReason},
 };
 
 use crate::{
     Network, Secrets,
+    preview::{Sample, provisioned},
     tls::{certificates, identity},
 };
 
@@ -170,6 +171,23 @@ impl Config {
             })
             .collect();
         if errors.is_empty() { Ok(()) } else { Err(errors) }
+    }
+
+    /// A message.
+    pub(crate) fn preview(&self, cluster: &str) -> Preview {
+        let sample = Sample::new(cluster, false);
+        let sent = match self.mode {
+            EventMode::Rows => rows::sample(&self.subject, &sample.batch()),
+            EventMode::Snapshot => snapshot::sample(&self.subject, &sample.batch()),
+        };
+        let (subject, body) = sent.unzip();
+        let nats = NatsPreview {
+            stream: Some(self.stream.clone()),
+            subject,
+            sample_message: body.map(|body| String::from_utf8_lossy(&body).into_owned()),
+        };
+        let base = provisioned(self.create, "the stream must be there already, with this subject");
+        Preview { nats: Some(nats), ..base }
     }
 
     /// Which subjects on which servers, whoever writes them.

@@ -16,13 +16,13 @@ use kollect_model::{
     SpecError,
     batch::{Baseline, Batch, InventoryId, Receipt},
     claim::{Claim, Claimant, Holder, Writer},
-    crd::sinks::{KollectDatabaseSinkSpec, ProvisioningMode},
+    crd::sinks::{KollectDatabaseSinkSpec, Preview, ProvisioningMode, TablePreview},
     row::{Row, RowKey, TargetId},
     sink::{Sink, SinkError, SinkReason},
 };
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, params};
 
-use crate::Files;
+use crate::{Files, preview::provisioned};
 
 /// Version of the tables, kept in the file's `user_version`.
 const SCHEMA_VERSION: i64 = 3;
@@ -143,6 +143,12 @@ impl Config {
         files
             .check(&self.path)
             .map_err(|problem| vec![SpecError::new("spec.sqlite.path", &self.path.as_str().into(), problem)])
+    }
+
+    /// The tables.
+    pub(crate) fn preview(&self) -> Preview {
+        let sqlite = Some(TablePreview { expected_ddl: Some(SCHEMA.trim().to_owned()) });
+        Preview { sqlite, ..provisioned(self.create, "the file must have these tables already") }
     }
 
     /// Which file this is, whatever its name.

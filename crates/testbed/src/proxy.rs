@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 use crate::{ControlPlane, Error, Scratch};
 use lines::{Line, Lines};
 use request::Request;
-use rules::Rules;
+use rules::{Answer, Rules};
 use upstream::Upstream;
 
 /// Before the next try when a connection could not be accepted, for want of file handles perhaps.
@@ -126,7 +126,14 @@ impl Proxy {
         headers: &[(&str, &str)],
         body: &str,
     ) {
-        self.shared.rules.add(times, Box::new(when), request::response(status, headers, body));
+        let answer = Answer::Say(request::response(status, headers, body));
+        self.shared.rules.add(times, Box::new(when), answer);
+    }
+
+    /// Lets the next `times` requests whose request line satisfies `when` wait for an answer that never
+    /// comes; [`Proxy::cut`] ends that.
+    pub fn ignore(&self, times: usize, when: impl Fn(&str) -> bool + Send + Sync + 'static) {
+        self.shared.rules.add(times, Box::new(when), Answer::Nothing);
     }
 
     /// The request lines of all requests so far, in the order in which they arrived.
@@ -185,7 +192,9 @@ impl Shared {
         thread::scope(|scope| {
             scope.spawn(|| line.until_client_leaves());
             let outcome = match answer {
-                Some(answer) => line.client().write_all(&answer),
+                Some(Answer::Say(answer)) => line.client().write_all(&answer),
+                // The scope waits for the client.
+                Some(Answer::Nothing) => return Ok(()),
                 None => self.relay(line, &request),
             };
             line.finish();

@@ -99,6 +99,9 @@ pub(crate) struct Args {
     /// Seconds that running writes get to finish.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub(crate) shutdown_grace_period: u64,
+    /// How long a deleted inventory waits for sinks that cannot be cleaned.
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration)]
+    pub(crate) cleanup_timeout: Duration,
     /// What is logged: error, warn, info, debug, or a filter such as kollect=debug.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log_level: String,

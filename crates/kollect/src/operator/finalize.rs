@@ -13,7 +13,10 @@ use super::{
     progress::Board,
     write::{create_event, record, set_finalizers},
 };
-use crate::world::{InventoryName, ResolvedInventory};
+use crate::{
+    reason::Reason,
+    world::{InventoryName, ResolvedInventory},
+};
 
 /// Finalizers that this program or the Go implementation has set, by kind.
 const OURS: [(&str, &str); 4] = [
@@ -22,9 +25,6 @@ const OURS: [(&str, &str); 4] = [
     ("KollectTarget", "kollect.dev/target-cleanup"),
     ("KollectClusterTarget", "kollect.dev/cluster-target-cleanup"),
 ];
-
-/// How long a deleted inventory waits for sinks that cannot be cleaned.
-const DEADLINE: Duration = Duration::from_mins(5);
 
 /// Objects that are changed at the same time.
 const AT_ONCE: usize = 8;
@@ -76,7 +76,7 @@ impl Step<'_> {
         let ObjectMeta { namespace, name, .. } = metadata;
         if let Some(message) = behind {
             warn!(kind, namespace, name, message, "deleted");
-            let event = record(kind, metadata, "Warning", "CleanupTerminal", &message);
+            let event = record(kind, metadata, "Warning", Reason::CleanupTerminal.as_str(), &message);
             let namespace = namespace.as_deref().unwrap_or_default();
             if let Err(error) = create_event(client, namespace, event).await {
                 info!(%error, "cannot record an event");
@@ -95,6 +95,8 @@ pub(crate) struct Deleted<'a> {
     pub(crate) name: &'a InventoryName,
     pub(crate) metadata: &'a ObjectMeta,
     pub(crate) resolved: &'a ResolvedInventory,
+    /// How long it waits for sinks that cannot be cleaned.
+    pub(crate) timeout: Duration,
 }
 
 impl<'a> Deleted<'a> {
@@ -121,7 +123,7 @@ impl<'a> Deleted<'a> {
         }
         let deleted = self.metadata.deletion_timestamp.as_ref().map_or(Timestamp::now(), |time| time.0);
         let waited = Timestamp::now().as_second() - deleted.as_second();
-        let late = waited >= i64::try_from(DEADLINE.as_secs()).unwrap_or(i64::MAX);
+        let late = waited >= i64::try_from(self.timeout.as_secs()).unwrap_or(i64::MAX);
         let behind =
             format!("rows were left behind, because sinks could not be cleaned: {}", left.join(", "));
         late.then_some(Step { behind: Some(behind), ..step })

@@ -1,6 +1,7 @@
 //! The loop: whenever something has changed, look at everything, hand over what is wanted, say what is true.
 
 mod connection;
+mod preview;
 mod tell;
 
 use std::{
@@ -78,6 +79,7 @@ pub(crate) struct Operator {
     health: Health,
     shards: Shards,
     metrics: Metrics,
+    cleanup_timeout: Duration,
 }
 
 /// What the operator is made from.
@@ -89,11 +91,12 @@ pub(crate) struct Setup {
     pub(crate) within: Option<BTreeSet<Arc<str>>>,
     pub(crate) board: Board,
     pub(crate) metrics: Metrics,
+    pub(crate) cleanup_timeout: Duration,
 }
 
 impl Operator {
     pub(crate) fn new(setup: Setup, leadership: watch::Receiver<Leadership>, health: Health) -> Self {
-        let Setup { source, rules, collector, rows, within, board, metrics } = setup;
+        let Setup { source, rules, collector, rows, within, board, metrics, cleanup_timeout } = setup;
         let client = source.client();
         let watches: Arc<dyn WatchSource> = source.clone();
         let sinks = Sinks::default();
@@ -127,6 +130,7 @@ impl Operator {
             health,
             shards: Shards::default(),
             metrics,
+            cleanup_timeout,
         }
     }
 
@@ -303,7 +307,8 @@ impl Operator {
             let Some((metadata, _)) = known.inventory(name) else { continue };
             let kind = inventory_kind(name);
             if metadata.deletion_timestamp.is_some() {
-                let deleted = Deleted { kind, name, metadata, resolved: inventory };
+                let timeout = self.cleanup_timeout;
+                let deleted = Deleted { kind, name, metadata, resolved: inventory, timeout };
                 steps.extend(deleted.finish(&mut self.bindings, &self.board, deliveries));
             } else if !inventory.sinks.is_empty() && !name.is_reserved() {
                 steps.extend(finalize::protect(kind, metadata));

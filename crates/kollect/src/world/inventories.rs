@@ -22,9 +22,8 @@ use kollect_model::{
     row::TargetId,
 };
 
-use super::{
-    Ceilings, Family, Fault, INVALID_SPEC, Name, ResolvedTarget, SinkPlan, World, dangling, sinks::SinkPlans,
-};
+use super::{Ceilings, Family, Fault, Name, ResolvedTarget, SinkPlan, World, dangling, sinks::SinkPlans};
+use crate::reason::Reason;
 
 /// An inventory of either kind.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -167,7 +166,7 @@ impl World {
             if namespace == CLUSTER_NAMESPACE {
                 let problem = "sinks keep cluster inventories under this name; use another namespace";
                 let error = SpecError::new("metadata.namespace", &namespace.as_str().into(), problem);
-                inventory.faults.push(Fault::new(INVALID_SPEC, error));
+                inventory.faults.push(Fault::new(Reason::InvalidSpec, error));
             }
             resolved.insert(name, inventory);
         }
@@ -221,7 +220,7 @@ impl World {
         ];
         for ((family, field), list) in families.into_iter().zip(asked.lists) {
             let (refs, wrong) = list.decode(field, asked.name.namespace.is_some());
-            resolved.faults.extend(wrong.into_iter().map(|error| Fault::new(INVALID_SPEC, error)));
+            resolved.faults.extend(wrong.into_iter().map(|error| Fault::new(Reason::InvalidSpec, error)));
             for (index, sink_ref) in refs {
                 let namespace = sink_ref.namespace.as_deref().unwrap_or(asked.sink_namespace);
                 let key = (namespace.to_owned(), sink_ref.name.clone());
@@ -235,7 +234,7 @@ impl World {
                     (None, Some(plan)) => plan.clone(),
                     (None, None) => {
                         let missing = self.missing_sink(family, &key, &field);
-                        let fault = missing.map(|error| Fault::new("SinkNotFound", error));
+                        let fault = missing.map(|error| Fault::new(Reason::SinkNotFound, error));
                         Arc::new(Err(fault.into_iter().collect()))
                     }
                 };
@@ -246,7 +245,7 @@ impl World {
         if total > MAX_SINK_REFS {
             let problem = format!("has more than {MAX_SINK_REFS} sink references");
             let error = SpecError::new("spec", &total.into(), problem);
-            resolved.faults.push(Fault::new(INVALID_SPEC, error));
+            resolved.faults.push(Fault::new(Reason::InvalidSpec, error));
         }
     }
 
@@ -322,7 +321,7 @@ impl Asked<'_> {
             if !targets.contains_key(&named(name)) {
                 let field = format!("spec.targetRefs[{index}]");
                 let error = dangling(&field, name, &format!("{kind} {name}"), "");
-                resolved.missing.push(Fault::new("TargetNotFound", error));
+                resolved.missing.push(Fault::new(Reason::TargetNotFound, error));
             }
         }
         let wanted = |(id, target): &(&TargetId, &ResolvedTarget)| {
@@ -344,7 +343,7 @@ impl Asked<'_> {
 
 impl Ceilings<'_> {
     /// Why a sink may not be used.
-    fn denies_sink(&self, family: Family, sink: &SinkRef, namespace: &str) -> Option<(&'static str, String)> {
+    fn denies_sink(&self, family: Family, sink: &SinkRef, namespace: &str) -> Option<(Reason, String)> {
         for (who, ceiling) in &self.scopes {
             let allowed = match family {
                 Family::Snapshot => &ceiling.snapshot_sink_refs,
@@ -352,10 +351,10 @@ impl Ceilings<'_> {
                 Family::Event => &ceiling.event_sink_refs,
             };
             if !allowed.is_empty() && !allowed.contains(&sink.name) {
-                return Some(("ScopeSinkDenied", format!("{who} does not allow this sink")));
+                return Some((Reason::ScopeSinkDenied, format!("{who} does not allow this sink")));
             }
         }
         let who = self.denies_static(namespace)?;
-        Some(("SinkNamespaceDenied", format!("{who} does not allow sinks of namespace {namespace}")))
+        Some((Reason::SinkNamespaceDenied, format!("{who} does not allow sinks of namespace {namespace}")))
     }
 }

@@ -8,16 +8,14 @@ use std::{
 use kollect_model::{SpecError, crd::shapes::SecretReference, sink::SinkSpec};
 use kollect_sinks::{Plan, Secrets};
 
-use super::{Family, Fault, INVALID_SPEC, Name, Rules, Secret, World, dangling};
+use super::{Family, Fault, Name, Rules, Secret, World, dangling};
+use crate::reason::Reason;
 
 /// How to open a sink, or why it cannot be used; `Ok(None)` while its Secrets are being looked up.
 pub(crate) type SinkPlan = Result<Option<Plan>, Vec<Fault>>;
 
 /// The plan of each sink.
 pub(crate) type SinkPlans = BTreeMap<(Family, Name), Arc<SinkPlan>>;
-
-/// A Secret that cannot be used.
-const SECRET: &str = "SecretResolveFailed";
 
 impl World {
     pub(super) fn plan_sinks(&self, rules: &Rules) -> SinkPlans {
@@ -30,7 +28,7 @@ impl World {
     fn plan_sink(&self, spec: &SinkSpec, namespace: &str, rules: &Rules) -> SinkPlan {
         let plan = plan_without_secrets(spec, namespace, rules)?;
         let Some(secrets) = self.secrets_of(spec, namespace, rules)? else { return Ok(None) };
-        let unfit = |error| Fault::new(SECRET, error);
+        let unfit = |error| Fault::new(Reason::SecretResolveFailed, error);
         let plan = plan
             .with_secrets(&secrets)
             .map_err(|errors| errors.into_iter().map(unfit).collect::<Vec<_>>())?;
@@ -58,7 +56,7 @@ impl World {
         for (field, SecretReference { name, namespace }) in spec.secret_refs() {
             let namespace = namespace.as_deref().unwrap_or(own);
             if let Some(error) = foreign_secret(field, own, namespace, rules) {
-                faults.push(Fault::new(SECRET, error));
+                faults.push(Fault::new(Reason::SecretResolveFailed, error));
                 continue;
             }
             let key = (namespace.to_owned(), name.clone());
@@ -67,13 +65,13 @@ impl World {
                 Some(Secret::Known(contents)) => secrets.insert(field, (**contents).clone()),
                 Some(Secret::Unreadable(why)) => {
                     let error = SpecError::new(field, &name.as_str().into(), why.clone());
-                    faults.push(Fault::new(SECRET, error));
+                    faults.push(Fault::new(Reason::SecretResolveFailed, error));
                 }
                 // It is there, and what is wrong with it has been said.
                 None if self.is_refused("Secret", &key) => {}
                 None => {
                     let error = dangling(field, name, &format!("Secret {name}"), namespace);
-                    faults.push(Fault::new(SECRET, error));
+                    faults.push(Fault::new(Reason::SecretResolveFailed, error));
                 }
             }
         }
@@ -82,7 +80,7 @@ impl World {
 }
 
 fn invalid(errors: Vec<SpecError>) -> Vec<Fault> {
-    errors.into_iter().map(|error| Fault::new(INVALID_SPEC, error)).collect()
+    errors.into_iter().map(|error| Fault::new(Reason::InvalidSpec, error)).collect()
 }
 
 fn plan_without_secrets(spec: &SinkSpec, namespace: &str, rules: &Rules) -> Result<Plan, Vec<Fault>> {
@@ -97,7 +95,7 @@ pub(crate) fn check_sink(spec: &SinkSpec, own: &str, rules: &Rules) -> Vec<Fault
     let foreign = spec.secret_refs().into_iter().filter_map(|(field, reference)| {
         foreign_secret(field, own, reference.namespace.as_deref().unwrap_or(own), rules)
     });
-    faults.extend(foreign.map(|error| Fault::new(INVALID_SPEC, error)));
+    faults.extend(foreign.map(|error| Fault::new(Reason::InvalidSpec, error)));
     faults
 }
 

@@ -1,9 +1,12 @@
 //! `kollect operator` beside a real control plane, with real sinks. Each test has a namespace of its own
 //! and an operator that looks at nothing else.
 
+mod faults;
 mod finalizers;
 mod metrics;
 mod namespaces;
+mod preview;
+mod reasons;
 mod secrets;
 
 use std::{
@@ -274,7 +277,7 @@ fn w61_a_removed_reference_and_a_deleted_inventory_leave_nothing_behind() {
 }
 
 #[test]
-fn faults_show_with_their_reason_and_mending_them_is_enough() {
+fn w24_w40_faults_show_with_their_reason_and_mending_them_is_enough() {
     let mut world = World::new("mended");
     world.map("a", "1");
     world.kollect(
@@ -305,7 +308,7 @@ fn faults_show_with_their_reason_and_mending_them_is_enough() {
     );
     world.becomes("kollecttarget/maps", "Ready", "True Collecting");
     world.becomes("kollectinventory/all", "Synced", "False Progressing");
-    // W23, W24: the Secret is mended, and nothing is restarted.
+    // W24: the Secret is mended, and nothing is restarted.
     world.secret(&world.postgres.dsn());
     world.holds(&["a=1"]);
     world.becomes("kollectinventory/all", "Ready", "True Exported");
@@ -322,6 +325,7 @@ fn faults_show_with_their_reason_and_mending_them_is_enough() {
     // Suspended: rows stay, whatever happens.
     world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"], "suspend": true }));
     world.becomes("kollectinventory/all", "Degraded", "True Suspended");
+    world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "False Suspended");
     world.map("b", "2");
     eventually("the count", || {
         let status = world.get("kollecttarget/maps")["status"]["collectedCount"].clone();
@@ -467,6 +471,7 @@ fn two_clusters_with_one_name_do_not_share_a_table() {
     world.map("b", "2");
     world.start(&[]);
     world.becomes("kollectinventory/all", "Degraded", "True ExportTerminal");
+    world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "False ExportTerminal");
     assert_eq!(world.rows(), ["a=1"]);
     let message = world.get("kollectinventory/all")["status"]["sinkExports"][0]["lastError"].clone();
     assert!(message.as_str().unwrap().contains("spec.cluster"), "{message}");
@@ -593,6 +598,15 @@ fn w13_w14_w16_w54_cluster_inventories_roll_up_cluster_targets_and_nothing_else(
     becomes("rollup", "maps map-other\nmaps map-shop-a\n");
     plane.kubectl(&["delete", "kollectclustertarget", "maps"]).unwrap();
     becomes("rollup", "twice map-other\ntwice map-shop-a\n");
+    // ⚠27: without a selector all namespaces are meant.
+    let sink = json!([{ "name": "portal", "namespace": world.namespace }]);
+    cluster("KollectClusterInventory", "whole", json!({ "databaseSinkRefs": sink }));
+    becomes("whole", "twice map-other\ntwice map-shop-a\n");
+    cluster("KollectClusterScope", "none", json!({ "allowedStaticRefNamespaces": ["elsewhere"] }));
+    world.becomes("kollectclusterinventory/rollup", "Degraded", "True SinkNamespaceDenied");
+    world.becomes("kollectclustertarget/twice", "Degraded", "True ScopeNamespaceDenied");
+    plane.kubectl(&["delete", "kollectclusterscope", "none"]).unwrap();
+    world.becomes("kollectclusterinventory/rollup", "Ready", "True Exported");
     plane.kubectl(&["delete", "kollectclusterinventory", "rollup", "--timeout=30s"]).unwrap();
     becomes("rollup", "");
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kollect_model::{
     SpecError,
-    crd::sinks::{KollectDatabaseSinkSpec, ProvisioningMode},
+    crd::sinks::{KollectDatabaseSinkSpec, Preview, ProvisioningMode, TablePreview},
 };
 use tokio_postgres::config::Host;
 
@@ -14,7 +14,7 @@ use super::{
     tables::{self, Tables},
     tls,
 };
-use crate::{Network, Secrets};
+use crate::{Network, Secrets, preview::provisioned};
 
 pub(super) const DATABASE_REF: &str = "spec.postgres.databaseRef";
 const DATABASE_KEYS: &[&str] = &["dsn", "url", "connectionString", "DATABASE_URL"];
@@ -129,6 +129,12 @@ impl Config {
         }
         self.server = Some(Box::new(dsn));
         Ok(self)
+    }
+
+    /// The tables.
+    pub(crate) fn preview(&self) -> Preview {
+        let postgres = Some(TablePreview { expected_ddl: Some(tables::in_empty_database(&self.tables)) });
+        Preview { postgres, ..provisioned(self.create, "whoever owns the database runs these statements") }
     }
 
     /// A URL on a command line, with the table and schema as options of their own.

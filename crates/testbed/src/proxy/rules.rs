@@ -21,11 +21,19 @@ struct Rule {
     /// More than none.
     times: usize,
     when: Condition,
-    answer: Vec<u8>,
+    answer: Answer,
+}
+
+/// What becomes of a request that is not forwarded.
+#[derive(Clone)]
+pub(super) enum Answer {
+    Say(Vec<u8>),
+    /// The client waits until it leaves or is cut off.
+    Nothing,
 }
 
 impl Rules {
-    pub(super) fn add(&self, times: usize, when: Condition, answer: Vec<u8>) {
+    pub(super) fn add(&self, times: usize, when: Condition, answer: Answer) {
         if times > 0 {
             self.state().rules.push(Rule { times, when, answer });
         }
@@ -36,7 +44,7 @@ impl Rules {
     }
 
     /// Logs a request; returns the answer if it is not to be forwarded.
-    pub(super) fn answer(&self, request: &str) -> Option<Vec<u8>> {
+    pub(super) fn answer(&self, request: &str) -> Option<Answer> {
         let mut state = self.state();
         state.requests.push(request.to_owned());
         let position = state.rules.iter().position(|rule| (rule.when)(request))?;

@@ -23,6 +23,7 @@ use crate::{
         probe::Probed,
         write::{Desired, api},
     },
+    reason::Reason,
     world::{Family, Name, Resolved},
 };
 
@@ -60,7 +61,12 @@ impl Operator {
                 Err(message) => (false, message.clone()),
             };
             conditions.set("ConnectionVerified", verified, reason, message.clone());
-            conditions.set("Ready", verified, if verified { "ProbeSucceeded" } else { reason }, message);
+            conditions.set(
+                "Ready",
+                verified,
+                if verified { Reason::ProbeSucceeded } else { reason },
+                message,
+            );
             let after = ConnectionTestStatus {
                 conditions: conditions.done(),
                 observed_generation: test.metadata.generation,
@@ -122,22 +128,22 @@ impl Operator {
         name: &Name,
         test: &KollectConnectionTest,
         generation: i64,
-    ) -> Option<(&'static str, Result<Duration, String>)> {
+    ) -> Option<(Reason, Result<Duration, String>)> {
         let Some((family, sink)) = tested_sink(test) else {
-            return Some(("InvalidSinkRef", Err("spec.sinkRef names no sink".into())));
+            return Some((Reason::InvalidSpec, Err("spec.sinkRef names no sink".into())));
         };
         let key = (family, (name.0.clone(), sink));
         let Some(plan) = resolved.sinks.get(&key) else {
             let problem = format!("no {family} sink {} in namespace {}", key.1.1, name.0);
-            return Some(("SinkNotFound", Err(problem)));
+            return Some((Reason::SinkNotFound, Err(problem)));
         };
         if let Err(faults) = &**plan {
             let first = faults.first()?;
             return Some((first.reason, Err(first.to_string())));
         }
         match self.probes.verdict(&Probed::Test(name.clone(), generation))? {
-            Ok(took) => Some(("ConnectionOK", Ok(took))),
-            Err(message) => Some(("ConnectionTestFailed", Err(message))),
+            Ok(took) => Some((Reason::ConnectionOK, Ok(took))),
+            Err(message) => Some((Reason::ConnectionTestFailed, Err(message))),
         }
     }
 
@@ -184,6 +190,11 @@ async fn merge(client: &Client, kind: &str, (namespace, name): &Name, patch: &Va
 
 /// Whether somebody asks for a probe.
 pub(super) fn test_connection(metadata: &ObjectMeta) -> bool {
-    let annotations = metadata.annotations.iter().flatten();
-    annotations.into_iter().any(|(key, value)| key == TEST_CONNECTION && value.eq_ignore_ascii_case("true"))
+    is_asked(metadata, TEST_CONNECTION)
+}
+
+/// Whether an annotation is true.
+pub(super) fn is_asked(metadata: &ObjectMeta, annotation: &str) -> bool {
+    let value = metadata.annotations.as_ref().and_then(|all| all.get(annotation));
+    value.is_some_and(|value| value.trim().eq_ignore_ascii_case("true"))
 }

@@ -12,7 +12,7 @@ use kollect_model::{
 };
 use tokio::time::Instant;
 
-use super::Operator;
+use super::{Operator, preview::preview};
 use crate::{
     operator::{
         conditions::Conditions,
@@ -22,6 +22,7 @@ use crate::{
         status::{self, View},
         write::Desired,
     },
+    reason::Reason,
     world::{Fault, Resolved},
 };
 
@@ -136,39 +137,36 @@ fn sink_status(
     verdict: Option<Result<Duration, String>>,
     now: Timestamp,
 ) -> SinkStatus {
+    let preview = preview(sink, now);
     let SinkStatus { observed_generation, conditions, .. } = &sink.status;
     let unheard = faults.is_none() && verdict.is_none();
     let tested = sink.spec.common().connection_test != Some(false);
     if unheard && tested && status::stands(&sink.metadata, *observed_generation, conditions) {
-        return sink.status.clone();
+        return SinkStatus { preview, ..sink.status.clone() };
     }
     let mut conditions = Conditions::after(&sink.status.conditions, sink.metadata.generation, now);
     if sink.spec.common().tls.as_ref().is_some_and(|tls| tls.insecure_skip_verify) {
-        conditions.set("TLSInsecure", true, "InsecureSkipVerify", "any server is trusted");
+        conditions.set("TLSInsecure", true, Reason::InsecureSkipVerify, "any server is trusted");
     }
     match (faults, verdict) {
         (Some(faults), _) => {
-            let reason = faults.first().map_or("InvalidSpec", |fault| fault.reason);
+            let reason = faults.first().map_or(Reason::InvalidSpec, |fault| fault.reason);
             let message = faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
             conditions.set("ConnectionVerified", false, reason, message.clone());
             conditions.degraded(reason, message, true);
         }
         (None, Some(Ok(_))) => {
-            conditions.set("ConnectionVerified", true, "ConnectionOK", "the sink answers");
-            conditions.ready("ConnectionOK", "the sink answers");
+            conditions.set("ConnectionVerified", true, Reason::ConnectionOK, "the sink answers");
+            conditions.ready(Reason::ConnectionOK, "the sink answers");
         }
         (None, Some(Err(message))) => {
-            conditions.set("ConnectionVerified", false, "ConnectionTestFailed", message.clone());
-            conditions.degraded("ConnectionTestFailed", message, false);
+            conditions.set("ConnectionVerified", false, Reason::ConnectionTestFailed, message.clone());
+            conditions.degraded(Reason::ConnectionTestFailed, message, false);
         }
         (None, None) if sink.spec.common().connection_test == Some(false) => {
-            conditions.ready("NotTested", "connectionTest is false");
+            conditions.ready(Reason::NotTested, "connectionTest is false");
         }
-        (None, None) => conditions.progressing("Probing", "the first probe has not ended yet"),
+        (None, None) => conditions.progressing(Reason::Probing, "the first probe has not ended yet"),
     }
-    SinkStatus {
-        conditions: conditions.done(),
-        observed_generation: sink.metadata.generation,
-        preview: sink.status.preview.clone(),
-    }
+    SinkStatus { conditions: conditions.done(), observed_generation: sink.metadata.generation, preview }
 }
