@@ -94,6 +94,7 @@ async fn operate(args: Args) -> anyhow::Result<()> {
         within,
         board,
         metrics,
+        cleanup_timeout: args.cleanup_timeout,
     };
     let mut operator = Operator::new(setup, leader.watch(), health);
     let admission = webhooks::Admission::new(operator.objects(), rules, args.within());

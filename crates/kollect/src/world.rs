@@ -35,7 +35,9 @@ use kollect_model::{
 use kollect_sinks::{Files, Network};
 use kube::ResourceExt;
 
-pub(crate) use inventories::{BoundSink, InventoryName, ResolvedInventory, RowsWanted, check_sink};
+pub(crate) use inventories::{
+    BoundSink, InventoryName, ResolvedInventory, RowsWanted, SINK_NOT_FOUND, check_sink,
+};
 pub(crate) use targets::ResolvedTarget;
 
 /// Namespace (empty for cluster kinds) and name.

@@ -27,8 +27,8 @@ impl World {
         let deliveries = Deliveries::new(rows, move |name, told| {
             let word = match told {
                 Told::Compared(_) => "compared",
-                Told::Cleaned { moved: false } => "cleaned",
-                Told::Cleaned { moved: true } => "moved",
+                Told::Cleaned { moved: false, .. } => "cleaned",
+                Told::Cleaned { moved: true, .. } => "moved",
                 Told::NotCleaned { .. } => "not cleaned",
                 Told::Failed { .. } => "failed",
                 _ => return,
@@ -179,7 +179,7 @@ async fn cleaning_outlives_failures_until_somebody_gives_up() {
         held.faults = vec![Fault::Before; 1000];
         held.rows.insert(row("Pod", 1, 1).key, row("Pod", 1, 1).digest);
     });
-    world.deliveries.clean(&"one".into(), wanted.clone());
+    world.deliveries.clean(&"one".into(), wanted.clone(), false);
     time::sleep(Duration::from_mins(1)).await;
     assert!(world.deliveries.is_cleaning(&"one".into()));
     sink.with(|held| held.faults.clear());
@@ -188,7 +188,7 @@ async fn cleaning_outlives_failures_until_somebody_gives_up() {
     // What is written under another name is nobody's leftover.
     world.want("two", "a", &sink);
     world.set().await;
-    world.deliveries.clean(&"one".into(), wanted);
+    world.deliveries.clean(&"one".into(), wanted, false);
     time::sleep(Duration::from_mins(1)).await;
     assert_eq!(held(&sink), 1);
 }

@@ -4,15 +4,16 @@ use std::time::Duration;
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 use kollect_engine::deliver::Deliveries;
+use kollect_model::crd::inventory::SinkExport;
 use kube::Client;
 use tracing::{info, warn};
 
 use super::{
-    bindings::{Bindings, binding_name},
+    bindings::{Bindings, Cleaning, binding_name, places},
     progress::Board,
     write::{create_event, record, set_finalizers},
 };
-use crate::world::{InventoryName, ResolvedInventory};
+use crate::world::{BoundSink, InventoryName};
 
 /// Finalizers that this program or the Go implementation has set, by kind.
 const OURS: [(&str, &str); 4] = [
@@ -21,9 +22,6 @@ const OURS: [(&str, &str); 4] = [
     ("KollectTarget", "kollect.dev/target-cleanup"),
     ("KollectClusterTarget", "kollect.dev/cluster-target-cleanup"),
 ];
-
-/// How long a deleted inventory waits for sinks that cannot be cleaned.
-const DEADLINE: Duration = Duration::from_mins(5);
 
 /// The finalizer of a kind.
 fn ours(kind: &str) -> Option<&'static str> {
@@ -57,12 +55,20 @@ pub(crate) async fn release(client: &Client, kind: &str, metadata: &ObjectMeta) 
     }
 }
 
+/// Whether an inventory cannot vanish before its sinks are clean.
+pub(crate) fn is_protected(kind: &str, metadata: &ObjectMeta) -> bool {
+    ours(kind).and_then(|finalizer| without(metadata, finalizer)).is_some()
+}
+
 /// A deleted inventory.
 pub(crate) struct Deleted<'a> {
     pub(crate) kind: &'static str,
     pub(crate) name: &'a InventoryName,
     pub(crate) metadata: &'a ObjectMeta,
-    pub(crate) resolved: &'a ResolvedInventory,
+    /// What it has written, and the sinks that did, as they are now.
+    pub(crate) written: Vec<(&'a SinkExport, Option<BoundSink>)>,
+    /// How long it waits for sinks that cannot be cleaned.
+    pub(crate) patience: Duration,
 }
 
 impl Deleted<'_> {
@@ -74,36 +80,46 @@ impl Deleted<'_> {
         board: &Board,
         deliveries: &mut Deliveries,
     ) {
-        if ours(self.kind).and_then(|finalizer| without(self.metadata, finalizer)).is_none() {
+        if !is_protected(self.kind, self.metadata) {
             return;
         }
-        let mut left = Vec::new();
-        // What never could be written, because its name is another's, is not there.
-        let sinks = if self.name.is_reserved() { &[][..] } else { &self.resolved.sinks };
-        for sink in sinks {
-            let binding = binding_name(self.name, &sink.name);
-            if !board.of(&binding).cleaned {
-                bindings.clean(self.name, self.metadata, sink, deliveries);
-                left.push(binding);
+        let (mut behind, mut hope) = (Vec::new(), false);
+        for (export, sink) in &self.written {
+            let binding = binding_name(self.name, &export.name);
+            for place in places(export, sink.as_ref()) {
+                if board.is_done_with(&binding, &place) {
+                    continue;
+                }
+                let cleaning = sink.as_ref().map_or(Cleaning::Impossible, |sink| {
+                    bindings.clean(self.name, self.metadata, sink, &place, false, deliveries)
+                });
+                hope |= cleaning != Cleaning::Impossible;
+                behind.push(format!("{} at {place}", export.name));
             }
         }
         let deleted = self.metadata.deletion_timestamp.as_ref().map_or(Timestamp::now(), |time| time.0);
         let waited = Timestamp::now().as_second() - deleted.as_second();
-        let late = waited >= i64::try_from(DEADLINE.as_secs()).unwrap_or(i64::MAX);
-        if !left.is_empty() && !late {
+        let late = waited >= i64::try_from(self.patience.as_secs()).unwrap_or(i64::MAX);
+        if hope && !late {
             return;
         }
-        let behind: Vec<String> = left.iter().map(ToString::to_string).collect();
         if !behind.is_empty() {
-            let message =
-                format!("rows were left behind, because sinks could not be cleaned: {}", behind.join(", "));
-            warn!(kind = self.kind, inventory = %self.name, message, "deleted");
-            let event = record(self.kind, self.metadata, "Warning", "CleanupTerminal", &message);
-            let namespace = self.name.namespace.as_deref().unwrap_or_default();
-            if let Err(error) = create_event(client, namespace, event).await {
-                info!(%error, "cannot record an event");
-            }
+            warn_left_behind(client, self.kind, self.metadata, &behind).await;
         }
         release(client, self.kind, self.metadata).await;
+    }
+}
+
+/// Records that rows of an inventory stay in places that nobody can clean.
+pub(crate) async fn warn_left_behind(client: &Client, kind: &str, metadata: &ObjectMeta, behind: &[String]) {
+    let message = format!(
+        "rows were left behind, because sinks could not be cleaned: {}; remove them by hand",
+        behind.join(", ")
+    );
+    let (namespace, name) = (metadata.namespace.as_deref().unwrap_or_default(), &metadata.name);
+    warn!(kind, namespace, name, message, "left behind");
+    let event = record(kind, metadata, "Warning", "CleanupTerminal", &message);
+    if let Err(error) = create_event(client, namespace, event).await {
+        info!(%error, "cannot record an event");
     }
 }

@@ -35,7 +35,7 @@ use tracing::warn;
 use connection::{test_connection, tested_sink};
 
 use super::{
-    bindings::{Bindings, Planned, binding_name, binding_prefix},
+    bindings::{Bindings, Cleaning, Planned, binding_name, binding_prefix, places},
     conditions::Conditions,
     finalize::{self, Deleted},
     health::Health,
@@ -51,7 +51,7 @@ use super::{
 };
 use crate::{
     cluster::ClusterSource,
-    world::{Compiled, Fault, InventoryName, Name, Resolved, Rules, World},
+    world::{BoundSink, Compiled, Fault, InventoryName, Name, Resolved, Rules, World},
 };
 
 /// Changes that come together are looked at together.
@@ -88,6 +88,8 @@ pub(crate) struct Operator {
     health: Health,
     shards: Shards,
     metrics: Metrics,
+    /// How long deleted inventories wait for sinks that cannot be cleaned.
+    cleanup_timeout: Duration,
 }
 
 /// What the operator is made from.
@@ -101,11 +103,23 @@ pub(crate) struct Setup {
     pub(crate) within: Option<BTreeSet<Arc<str>>>,
     pub(crate) board: Board,
     pub(crate) metrics: Metrics,
+    pub(crate) cleanup_timeout: Duration,
 }
 
 impl Operator {
     pub(crate) fn new(setup: Setup, leadership: watch::Receiver<Leadership>, health: Health) -> Self {
-        let Setup { source, watch_source, rules, collector, rows, rest, within, board, metrics } = setup;
+        let Setup {
+            source,
+            watch_source,
+            rules,
+            collector,
+            rows,
+            rest,
+            within,
+            board,
+            metrics,
+            cleanup_timeout,
+        } = setup;
         let client = source.client();
         let sinks = Sinks::default();
         Self {
@@ -137,6 +151,7 @@ impl Operator {
             health,
             shards: Shards::default(),
             metrics,
+            cleanup_timeout,
         }
     }
 
@@ -294,27 +309,53 @@ impl Operator {
         }
     }
 
-    /// References that were removed while nobody looked are known from the status.
-    fn clean_left(&mut self, known: &Known, world: &World, resolved: &Resolved) {
-        let Some(deliveries) = &mut self.deliveries else { return };
+    /// Places that hold rows and are written no more, whoever wrote there: the status knows them. Answers
+    /// what stays there for ever.
+    fn clean_left(
+        &mut self,
+        known: &Known,
+        world: &World,
+        resolved: &Resolved,
+    ) -> Vec<(InventoryName, String)> {
+        let mut behind = Vec::new();
+        let Some(deliveries) = &mut self.deliveries else { return behind };
         for (name, inventory) in &resolved.inventories {
-            let Some(metadata) = metadata(known, name).filter(|m| m.deletion_timestamp.is_none()) else {
-                continue;
-            };
+            let staying = metadata(known, name).filter(|metadata| metadata.deletion_timestamp.is_none());
+            let Some(metadata) = staying.filter(|_| inventory.faults.is_empty()) else { continue };
             for export in exports(known, name) {
                 let binding = binding_name(name, &export.name);
-                let named = inventory.sinks.iter().any(|sink| sink.name == export.name);
-                if named || !inventory.faults.is_empty() || self.board.of(&binding).cleaned {
+                if let Some(sink) = inventory.sinks.iter().find(|sink| sink.name == export.name) {
+                    self.board.speak_of(&binding, &export.left);
+                    // The new place is filled first.
+                    let filled = self.board.look(&binding, |progress| progress.confirmed).unwrap_or(false);
+                    for place in export.left.iter().filter(|_| filled) {
+                        if !self.board.is_done_with(&binding, place) {
+                            self.bindings.clean(name, metadata, sink, place, true, deliveries);
+                        }
+                    }
                     continue;
                 }
-                let namespace = export.namespace.as_deref().or(name.namespace.as_deref()).unwrap_or_default();
-                match world.left_sink(&export.name, namespace, &self.rules) {
-                    Some(sink) => drop(self.bindings.clean(name, metadata, &sink, deliveries)),
-                    None if deliveries.is_cleaning(&binding) => {}
-                    None => self.board.give_up(&binding),
+                let sink = left_sink(world, &self.rules, name, export);
+                let mut open = false;
+                for place in places(export, sink.as_ref()) {
+                    if self.board.is_done_with(&binding, &place) {
+                        continue;
+                    }
+                    let cleaning = sink.as_ref().map_or(Cleaning::Impossible, |sink| {
+                        self.bindings.clean(name, metadata, sink, &place, false, deliveries)
+                    });
+                    open |= cleaning != Cleaning::Impossible;
+                    if cleaning == Cleaning::Impossible {
+                        self.board.give_up(&binding, &place);
+                        behind.push((name.clone(), format!("{} at {place}", export.name)));
+                    }
+                }
+                if !open {
+                    self.board.clear(&binding);
                 }
             }
         }
+        behind
     }
 
     async fn deliver(&mut self, known: &Known, world: &World, resolved: &Resolved) {
@@ -323,22 +364,23 @@ impl Operator {
             .deliveries
             .get_or_insert_with(|| Deliveries::new(rows, move |name, told| board.hear(name, &told)));
         let metadata = |name: &InventoryName| metadata(known, name);
-        let exports = |name: &InventoryName, sink: &str| {
-            exports(known, name).iter().find(|export| export.name == sink).cloned()
-        };
         for (name, inventory) in &resolved.inventories {
-            for sink in &inventory.sinks {
-                let binding = binding_name(name, &sink.name);
-                if let Some(export) = exports(name, &sink.name) {
-                    let at = export.last_export_time.map(|time| time.0.into());
-                    self.board.remember(&binding, at, export.rows, export.last_checksum);
+            for export in exports(known, name) {
+                if inventory.sinks.iter().any(|sink| sink.name == export.name) {
+                    let at = export.last_export_time.as_ref().map(|time| time.0.into());
+                    let checksum = export.last_checksum.clone();
+                    self.board.remember(&binding_name(name, &export.name), at, export.rows, checksum);
                 }
             }
         }
-        let checksum = |name: &InventoryName, sink: &str| exports(name, sink)?.last_checksum;
         self.bindings.namespaces.clone_from(&self.collector.namespaces().borrow());
-        self.bindings.deliver(resolved, metadata, checksum, deliveries);
-        self.clean_left(known, world, resolved);
+        self.bindings.deliver(resolved, metadata, |name| exports(known, name), deliveries);
+        for (name, behind) in self.clean_left(known, world, resolved) {
+            if let Some(metadata) = metadata(&name) {
+                let kind = inventory_kind(&name);
+                finalize::warn_left_behind(&self.client, kind, metadata, &[behind]).await;
+            }
+        }
         let Some(deliveries) = &mut self.deliveries else { return };
         for (name, inventory) in &resolved.inventories {
             let Some(metadata) = metadata(name) else { continue };
@@ -349,7 +391,11 @@ impl Operator {
                 }
                 continue;
             }
-            let deleted = Deleted { kind, name, metadata, resolved: inventory };
+            // What never could be written, because its name is another's, is not there.
+            let exports = if name.is_reserved() { &[][..] } else { exports(known, name) };
+            let sink = |export| left_sink(world, &self.rules, name, export);
+            let written = exports.iter().map(|export| (export, sink(export))).collect();
+            let deleted = Deleted { kind, name, metadata, written, patience: self.cleanup_timeout };
             deleted.finish(&self.client, &mut self.bindings, &self.board, deliveries).await;
         }
         for target in known.targets().values().filter(|target| target.metadata.deletion_timestamp.is_some()) {
@@ -402,6 +448,7 @@ impl Operator {
             namespaces: self.collector.namespaces().borrow().clone(),
             board: &self.board,
             rest: self.bindings.rest(),
+            rules: &self.rules,
             now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
         };
         let mut desired = Vec::new();
@@ -457,6 +504,12 @@ fn exports<'a>(known: &'a Known, name: &InventoryName) -> &'a [SinkExport] {
     exports.map_or(&[], Vec::as_slice)
 }
 
+/// The sink that a line of a status is about, as it is now.
+fn left_sink(world: &World, rules: &Rules, name: &InventoryName, export: &SinkExport) -> Option<BoundSink> {
+    let namespace = export.namespace.as_deref().or(name.namespace.as_deref()).unwrap_or_default();
+    world.left_sink(&export.name, namespace, rules)
+}
+
 /// The kind of an inventory.
 pub(crate) fn inventory_kind(name: &InventoryName) -> &'static str {
     if name.namespace.is_some() { "KollectInventory" } else { "KollectClusterInventory" }
@@ -482,6 +535,7 @@ fn push<S: Serialize + PartialEq>(
         after: value(after),
         conditions_before: conditions(before),
         conditions_after: conditions(after),
+        at_once: false,
     });
     desired.push(Desired { kind, name: name.clone(), change });
 }
@@ -544,6 +598,7 @@ fn inventories(
             push(desired, "KollectInventory", &key, &inventory.metadata, &before, &after, |s| {
                 s.conditions.clone()
             });
+            hurry(desired, &before, &after);
         } else if let Some(inventory) = known.cluster_inventories().get(&key) {
             let before = inventory.status.clone().unwrap_or_default();
             let own = view.inventory(&inventory.metadata, &before.inventory, name, outcome);
@@ -560,7 +615,19 @@ fn inventories(
             push(desired, "KollectClusterInventory", &key, &inventory.metadata, &before, &after, |s| {
                 s.inventory.conditions.clone()
             });
+            hurry(desired, &before.inventory, &after.inventory);
         }
+    }
+}
+
+/// Nothing is written to a place before the status that was pushed last tells of it.
+fn hurry(desired: &mut [Desired], before: &InventoryStatus, after: &InventoryStatus) {
+    let places = |status: &InventoryStatus| -> Vec<_> {
+        let exports = status.sink_exports.iter();
+        exports.map(|export| (export.name.clone(), export.place.clone(), export.left.clone())).collect()
+    };
+    if let Some(change) = desired.last_mut().and_then(|desired| desired.change.as_mut()) {
+        change.at_once = places(before) != places(after);
     }
 }
 

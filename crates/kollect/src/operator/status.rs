@@ -18,7 +18,7 @@ use kollect_engine::{
 use kollect_model::{
     SpecError,
     crd::{
-        inventory::{InventoryStatus, MAX_SINK_REFS, SinkExport},
+        inventory::{ExportPlace, InventoryStatus, MAX_SINK_REFS, SinkExport},
         profile::ProfileStatus,
         shapes::{Condition, Gvk},
         target::{CoverageStatus, TargetStatus},
@@ -28,7 +28,7 @@ use kollect_model::{
 };
 
 use super::{bindings::binding_name, conditions::Conditions, progress::Board};
-use crate::world::{BoundSink, Fault, InventoryName, ResolvedInventory, ResolvedTarget};
+use crate::world::{BoundSink, Fault, InventoryName, ResolvedInventory, ResolvedTarget, Rules};
 
 /// What statuses are made from, besides the objects.
 pub(crate) struct View<'a> {
@@ -38,8 +38,12 @@ pub(crate) struct View<'a> {
     pub(crate) board: &'a Board,
     /// All that the operator looks at.
     pub(crate) rest: &'a Sight,
+    pub(crate) rules: &'a Rules,
     pub(crate) now: Timestamp,
 }
+
+/// As many as the schema allows.
+const MAX_LEFT: usize = 20;
 
 fn time(at: SystemTime) -> Option<Time> {
     let at = Timestamp::try_from(at).ok()?;
@@ -261,7 +265,7 @@ impl View<'_> {
             && resolved.sinks.iter().any(unheard)
             && !resolved.sinks.iter().any(failing);
         if waiting && stands(metadata, before.observed_generation, &before.conditions) {
-            return before.clone();
+            return self.with_places(before, name, resolved);
         }
         let mut exports: Vec<SinkExport> = resolved
             .sinks
@@ -270,11 +274,12 @@ impl View<'_> {
             .collect();
         let left = before.sink_exports.iter().filter(|export| {
             !resolved.sinks.iter().any(|sink| sink.name == export.name)
-                && !self.board.of(&binding_name(name, &export.name)).cleaned
+                && !self.board.of(&binding_name(name, &export.name)).cleared
         });
         let left: Vec<SinkExport> = left.map(|export| self.left_export(metadata, export)).collect();
         let mut conditions = Conditions::after(&before.conditions, metadata.generation, self.now);
         self.judge_inventory(name, resolved, &exports, &mut conditions);
+        self.judge_places(resolved, &exports, &mut conditions);
         let rows: usize = resolved.targets.iter().map(|target| self.rows.count(target)).sum();
         let synced = exports.iter().all(is_synced) && !exports.is_empty();
         let revision = i64::try_from(self.rows.revision(&resolved.targets)).ok();
@@ -289,6 +294,64 @@ impl View<'_> {
             item_count: count(rows),
             last_export_time,
             sink_exports: exports,
+        }
+    }
+
+    /// What was said stands, and nothing is written to a place before it is told.
+    fn with_places(
+        &self,
+        before: &InventoryStatus,
+        name: &InventoryName,
+        resolved: &ResolvedInventory,
+    ) -> InventoryStatus {
+        let mut status = before.clone();
+        for export in &mut status.sink_exports {
+            if let Some(sink) = resolved.sinks.iter().find(|sink| sink.name == export.name) {
+                (export.place, export.left) = self.places(name, sink, Some(export));
+            }
+        }
+        status
+    }
+
+    /// Where the rows of a sink are, and where they have been and may still be.
+    fn places(
+        &self,
+        name: &InventoryName,
+        sink: &BoundSink,
+        known: Option<&SinkExport>,
+    ) -> (Option<ExportPlace>, Vec<ExportPlace>) {
+        let before = known.and_then(|known| known.place.clone());
+        let place = sink.place.clone().or_else(|| before.clone());
+        let binding = binding_name(name, &sink.name);
+        let mut left: Vec<ExportPlace> =
+            known.into_iter().flat_map(|known| known.left.clone()).chain(before).collect();
+        left.retain(|old| Some(old) != place.as_ref() && !self.board.is_done_with(&binding, old));
+        left.dedup();
+        let oldest = left.len().saturating_sub(MAX_LEFT);
+        (place, left.split_off(oldest))
+    }
+
+    /// Rows in places where no sink leads any more are for people to remove.
+    fn judge_places(
+        &self,
+        resolved: &ResolvedInventory,
+        exports: &[SinkExport],
+        conditions: &mut Conditions<'_>,
+    ) {
+        let mut behind = Vec::new();
+        for (sink, export) in resolved.sinks.iter().zip(exports) {
+            let Ok(plan) = &sink.plan else { continue };
+            let policy = self.rules.sink_policy(&sink.key.0);
+            let lost = export.left.iter().filter(|place| plan.at(&place.destination, &policy).is_none());
+            behind.extend(lost.map(|place| format!("{} at {place}", sink.name)));
+        }
+        if !behind.is_empty() {
+            let message = format!(
+                "rows were left behind: {}; the sinks lead to other servers now, so remove the rows by hand, \
+                 and then the lines from status.sinkExports[].left",
+                behind.join(", ")
+            );
+            conditions.set("LeftBehind", true, "CleanupTerminal", message);
         }
     }
 
@@ -431,10 +494,13 @@ impl View<'_> {
         } else {
             known.and_then(|known| known.last_checksum.clone())
         };
+        let (place, left) = self.places(name, sink, known);
         let lag = progress.failure.as_ref().and_then(|failure| failure.since.elapsed().ok());
         SinkExport {
             name: sink.name.clone(),
             namespace: name.namespace.is_none().then(|| sink.key.0.clone()),
+            place,
+            left,
             last_export_time: progress.last_export.and_then(time),
             last_checksum: checksum,
             rows: progress.rows,

@@ -43,6 +43,8 @@ pub(crate) struct Change {
     pub(crate) after: Value,
     pub(crate) conditions_before: Vec<Condition>,
     pub(crate) conditions_after: Vec<Condition>,
+    /// Somebody waits for it.
+    pub(crate) at_once: bool,
 }
 
 /// Writes statuses.
@@ -91,7 +93,8 @@ impl StatusWriter {
         let mut ready = Vec::new();
         for Desired { kind, name, change } in desired {
             let Some(change) = change else { continue };
-            let changed = !transitions(&change.conditions_before, &change.conditions_after).is_empty()
+            let changed = change.at_once
+                || !transitions(&change.conditions_before, &change.conditions_after).is_empty()
                 || change.conditions_before.len() != change.conditions_after.len();
             let key = (kind, name);
             match self.written.get(&key).map(|last| *last + PACE) {
@@ -168,7 +171,7 @@ async fn tell(client: &Client, kind: &'static str, (namespace, name): &Name, cha
         info!(kind, namespace, name, condition = type_, status = ?status, reason, message, "condition changed");
         let good = match type_.as_str() {
             "Ready" => format!("{status:?}") == "True",
-            "Degraded" | "Blind" => false,
+            "Degraded" | "Blind" | "LeftBehind" => false,
             _ => continue,
         };
         if type_ == "Ready" && !good {

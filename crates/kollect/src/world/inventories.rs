@@ -15,7 +15,7 @@ use kollect_model::{
     SpecError,
     batch::{CLUSTER_NAMESPACE, InventoryId, PART_BYTES},
     crd::{
-        inventory::{Dedupe, MAX_SINK_REFS, SinkRef, SinkRefs},
+        inventory::{Dedupe, ExportPlace, MAX_SINK_REFS, SinkRef, SinkRefs},
         shapes::{LabelSelector, SecretReference},
     },
     row::TargetId,
@@ -115,7 +115,12 @@ pub(crate) struct BoundSink {
     pub(crate) part_bytes: usize,
     /// How to open it, or why it cannot be used.
     pub(crate) plan: Result<Plan, Vec<Fault>>,
+    /// Where it leads, if it can be used.
+    pub(crate) place: Option<ExportPlace>,
 }
+
+/// The reason of a fault: the object does not exist.
+pub(crate) const SINK_NOT_FOUND: &str = "SinkNotFound";
 
 /// How long documents wait for further changes, so that a roll-out is one of them.
 const DOCUMENTS: Duration = Duration::from_secs(10);
@@ -233,7 +238,7 @@ impl World {
                     }
                     None => self.plan(family, &key, &field, rules),
                 };
-                resolved.sinks.push(self.bound(asked, family, key, &sink_ref, plan));
+                resolved.sinks.push(self.bound(asked, rules, family, key, &sink_ref, plan));
             }
         }
         let total: usize = asked.lists.iter().map(|list| list.0.len()).sum();
@@ -247,6 +252,7 @@ impl World {
     fn bound(
         &self,
         asked: &Asked<'_>,
+        rules: &Rules,
         family: Family,
         key: Name,
         sink_ref: &SinkRef,
@@ -264,10 +270,12 @@ impl World {
         let floor = floors.map(|floor| floor.0).max();
         let min_change = if family == Family::Snapshot { DOCUMENTS } else { Duration::ZERO };
         let part_bytes = sink_ref.max_export_bytes.or(asked.max_export_bytes);
+        let cluster = spec.and_then(|spec| spec.common().cluster.clone()).unwrap_or_default();
         BoundSink {
             name: format!("{family}/{}", key.1),
             family,
-            cluster: spec.and_then(|spec| spec.common().cluster.clone()).unwrap_or_default(),
+            place: place(&plan, &key.0, &cluster, rules),
+            cluster,
             key,
             cadence: Cadence::of([reference, own, asked.intervals], floor, min_change),
             part_bytes: part_bytes.and_then(|bytes| bytes.try_into().ok()).unwrap_or(PART_BYTES),
@@ -275,20 +283,23 @@ impl World {
         }
     }
 
-    /// A sink that an inventory has written to and no longer names, if it still exists.
+    /// A sink that an inventory has written to, whoever names it now.
     pub(crate) fn left_sink(&self, written: &str, namespace: &str, rules: &Rules) -> Option<BoundSink> {
         let (family, name) = written.split_once('/')?;
         let families = [Family::Snapshot, Family::Database, Family::Event];
         let family = families.into_iter().find(|known| known.to_string() == family)?;
         let key = (namespace.to_owned(), name.to_owned());
-        let spec = self.sinks.get(&(family, key.clone()))?;
+        let plan = self.plan(family, &key, "status.sinkExports", rules);
+        let spec = self.sinks.get(&(family, key.clone()));
+        let cluster = spec.and_then(|spec| spec.common().cluster.clone()).unwrap_or_default();
         Some(BoundSink {
             name: written.to_owned(),
             family,
-            cluster: spec.common().cluster.clone().unwrap_or_default(),
+            place: place(&plan, namespace, &cluster, rules),
+            cluster,
             cadence: Cadence::of([Intervals::default(); 3], None, Duration::ZERO),
             part_bytes: PART_BYTES,
-            plan: self.plan_sink(spec, namespace, rules),
+            plan,
             key,
         })
     }
@@ -297,7 +308,7 @@ impl World {
     fn plan(&self, family: Family, key: &Name, field: &str, rules: &Rules) -> Result<Plan, Vec<Fault>> {
         let Some(spec) = self.sinks.get(&(family, key.clone())) else {
             let missing = self.missing_sink(family, key, field);
-            return Err(missing.into_iter().map(|error| Fault::new("SinkNotFound", error)).collect());
+            return Err(missing.into_iter().map(|error| Fault::new(SINK_NOT_FOUND, error)).collect());
         };
         self.plan_sink(spec, &key.0, rules)
     }
@@ -351,6 +362,17 @@ impl World {
         }
         if faults.is_empty() { Ok(secrets) } else { Err(faults) }
     }
+}
+
+/// Where a sink of a namespace leads.
+fn place(
+    plan: &Result<Plan, Vec<Fault>>,
+    namespace: &str,
+    cluster: &str,
+    rules: &Rules,
+) -> Option<ExportPlace> {
+    let destination = plan.as_ref().ok()?.destination(&rules.sink_policy(namespace));
+    Some(ExportPlace { destination, cluster: cluster.to_owned() })
 }
 
 fn invalid(errors: Vec<SpecError>) -> Vec<Fault> {

@@ -97,7 +97,7 @@ impl Manifests {
     /// What is wrong with the reference is wrong with the inventory; what is wrong with the sink matters
     /// only to a run that writes.
     fn take_sink(&mut self, who: &str, sink: world::BoundSink) -> BoundSink {
-        let world::BoundSink { name, family, key, cluster, cadence, part_bytes, plan } = sink;
+        let world::BoundSink { name, family, key, cluster, cadence, part_bytes, plan, .. } = sink;
         let plan = plan.map_err(|faults| {
             let of_reference = |fault: &Fault| {
                 matches!(fault.reason, "SinkNotFound" | "ScopeSinkDenied" | "SinkNamespaceDenied")
