@@ -9,6 +9,7 @@
 //! kubectl keeps its token to itself on plain HTTP, so through the proxy it is anonymous. The Rust
 //! client sends it.
 
+mod lag;
 mod lines;
 mod request;
 mod rules;
@@ -26,6 +27,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::{ControlPlane, Error, Scratch};
+pub use lag::Past;
 use lines::{Line, Lines};
 use request::Request;
 pub use rules::Moment;

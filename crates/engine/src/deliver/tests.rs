@@ -185,6 +185,14 @@ async fn cleaning_outlives_failures_until_somebody_gives_up() {
     sink.with(|held| held.faults.clear());
     time::sleep(Duration::from_hours(1)).await;
     assert_eq!((held(&sink), world.deliveries.is_cleaning(&"one".into())), (0, false));
+    // Left behind by a move: told apart from the end of the binding.
+    assert_eq!(world.told().last().unwrap(), "one cleaned");
+    sink.with(|held| held.rows.insert(row("Pod", 1, 1).key, row("Pod", 1, 1).digest));
+    world.deliveries.clean(&"one".into(), wanted.clone(), true);
+    assert!(world.deliveries.is_cleaning_place("a", &wanted.binding.inventory));
+    assert!(!world.deliveries.is_cleaning_place("b", &wanted.binding.inventory));
+    time::sleep(Duration::from_mins(1)).await;
+    assert_eq!((held(&sink), world.told().pop().unwrap().as_str()), (0, "one moved"));
     // What is written under another name is nobody's leftover.
     world.want("two", "a", &sink);
     world.set().await;

@@ -23,7 +23,7 @@ use kollect_model::{
     },
     row::TargetId,
 };
-use kollect_testbed::{ControlPlane, Proxy, Rule};
+use kollect_testbed::{ControlPlane, Past, Proxy, Rule};
 use serde_json::{Value, json};
 use tokio::time::{self, Instant};
 
@@ -295,32 +295,6 @@ async fn a_broken_network_loses_nothing() {
     assert!(live.removed().len() == 1, "only what was deleted is gone");
 }
 
-/// The list of all ConfigMaps as it is now, in pages and as the beginning of a watch.
-fn list_of_now(plane: &ControlPlane) -> (String, String) {
-    let list = plane.kubectl(&["get", "--raw", "/api/v1/configmaps"]).unwrap();
-    let parsed: Value = serde_json::from_str(&list).unwrap();
-    let mut stream = String::new();
-    for object in parsed["items"].as_array().unwrap() {
-        stream += &format!("{}\n", json!({ "type": "ADDED", "object": object }));
-    }
-    let metadata = json!({
-        "resourceVersion": parsed["metadata"]["resourceVersion"],
-        "annotations": { "k8s.io/initial-events-end": "true" },
-    });
-    stream += &format!("{}\n", json!({ "type": "BOOKMARK", "object": { "metadata": metadata } }));
-    (list, stream)
-}
-
-/// From now on the server has forgotten where watches were, and `times` lists are old ones.
-fn lag(proxy: &Proxy, (list, stream): &(String, String), times: usize) {
-    let maps = |line: &str| line.contains("/configmaps?");
-    let gone = r#"{"kind":"Status","code":410,"reason":"Expired","message":"too old"}"#;
-    proxy.answer(1, move |line| maps(line) && line.contains("resourceVersion="), 410, &[], gone);
-    proxy.answer(times, move |line| maps(line) && line.contains("sendInitialEvents"), 200, &[], stream);
-    proxy.answer(times, move |line| maps(line) && !line.contains("watch=true"), 200, &[], list);
-    proxy.cut();
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_that_is_older_than_what_was_seen_changes_nothing_unless_the_cluster_went_back() {
     let plane = ControlPlane::shared();
@@ -330,14 +304,14 @@ async fn a_list_that_is_older_than_what_was_seen_changes_nothing_unless_the_clus
     let kubeconfig = proxy.kubeconfig(plane.kubeconfig()).unwrap();
     let mut live = Live::start(&kubeconfig, vec![target("a", &config_maps(), &selector)]).await;
     live.catches_up(plane).await;
-    let old = list_of_now(plane);
+    let old = Past::of(plane, "/api/v1/configmaps").unwrap();
     delete(plane, &namespace, "c1");
     put(plane, &namespace, "c2", "2");
     put(plane, &namespace, "c9", "1");
     live.catches_up(plane).await;
     live.changes.take();
 
-    lag(&proxy, &old, 4);
+    proxy.lag(&old, 4);
     eventually("the lag is told", || format!("{:?}", live.places("ConfigMap")).contains("was seen before"))
         .await;
     put(plane, &namespace, "c3", "3");
@@ -346,11 +320,10 @@ async fn a_list_that_is_older_than_what_was_seen_changes_nothing_unless_the_clus
     assert_eq!(changed.len(), 1, "what was deleted, changed and created stays so: {changed:?}");
 
     // A server that stays behind tells the truth: there is no other.
-    let version = serde_json::from_str::<Value>(&old.0).unwrap()["metadata"]["resourceVersion"].clone();
-    let from_there = format!("/configmaps?watch=true&resourceVersion={}&", version.as_str().unwrap());
+    let from_there = format!("/configmaps?watch=true&resourceVersion={}&", old.version());
     let watched = || proxy.requests().iter().filter(|line| line.contains(&from_there)).count();
     let before = watched();
-    lag(&proxy, &old, 1000);
+    proxy.lag(&old, 1000);
     eventually("a watch from there", || watched() > before).await;
     live.catches_up(plane).await;
 }

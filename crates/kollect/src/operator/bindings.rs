@@ -165,9 +165,9 @@ impl Bindings {
         let known = self.good.get(&binding);
         // Before the first row is written the inventory cannot vanish, and its status says where rows are:
         // whoever comes after this process finds them. Until then it is written where it was.
-        let safe = is_protected(inventory_kind(name), metadata)
+        let findable = is_protected(inventory_kind(name), metadata)
             && export.is_some_and(|export| export.place.as_ref() == Some(place));
-        if known.is_none_or(|known| known.place != *place) && !safe {
+        if known.is_none_or(|known| known.place != *place) && !findable {
             return;
         }
         let opener = match known.filter(|known| known.plan == *plan) {

@@ -136,6 +136,14 @@ impl Board {
         }
     }
 
+    /// Forgets what is clean: another process may have led meanwhile, and written there.
+    pub(crate) fn forget_places(&self) {
+        for progress in self.lock().values_mut() {
+            progress.done_with.clear();
+            progress.cleared = false;
+        }
+    }
+
     /// Nothing is left to do about any place of a binding that nobody wants.
     pub(crate) fn clear(&self, name: &BindingName) {
         let mut bindings = self.lock();

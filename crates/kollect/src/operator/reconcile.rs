@@ -1,6 +1,7 @@
 //! The loop: whenever something has changed, look at everything, hand over what is wanted, say what is true.
 
 mod connection;
+mod left;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,9 +34,10 @@ use tokio::{
 use tracing::warn;
 
 use connection::{test_connection, tested_sink};
+use left::left_sink;
 
 use super::{
-    bindings::{Bindings, Cleaning, Planned, binding_name, binding_prefix, places},
+    bindings::{Bindings, Planned, binding_name, binding_prefix},
     conditions::Conditions,
     finalize::{self, Deleted},
     health::Health,
@@ -51,7 +53,7 @@ use super::{
 };
 use crate::{
     cluster::ClusterSource,
-    world::{BoundSink, Compiled, Fault, InventoryName, Name, Resolved, Rules, World},
+    world::{Compiled, Fault, InventoryName, Name, Resolved, Rules, World},
 };
 
 /// Changes that come together are looked at together.
@@ -236,6 +238,7 @@ impl Operator {
             warn!("no longer leading: nothing is written");
         }
         self.bindings.clear();
+        self.board.forget_places();
         self.probes.set(BTreeMap::new());
     }
 
@@ -307,55 +310,6 @@ impl Operator {
             self.collector.set_targets(&targets, &frozen);
             self.collected = (targets, frozen);
         }
-    }
-
-    /// Places that hold rows and are written no more, whoever wrote there: the status knows them. Answers
-    /// what stays there for ever.
-    fn clean_left(
-        &mut self,
-        known: &Known,
-        world: &World,
-        resolved: &Resolved,
-    ) -> Vec<(InventoryName, String)> {
-        let mut behind = Vec::new();
-        let Some(deliveries) = &mut self.deliveries else { return behind };
-        for (name, inventory) in &resolved.inventories {
-            let staying = metadata(known, name).filter(|metadata| metadata.deletion_timestamp.is_none());
-            let Some(metadata) = staying.filter(|_| inventory.faults.is_empty()) else { continue };
-            for export in exports(known, name) {
-                let binding = binding_name(name, &export.name);
-                if let Some(sink) = inventory.sinks.iter().find(|sink| sink.name == export.name) {
-                    self.board.speak_of(&binding, &export.left);
-                    // The new place is filled first.
-                    let filled = self.board.look(&binding, |progress| progress.confirmed).unwrap_or(false);
-                    for place in export.left.iter().filter(|_| filled) {
-                        if !self.board.is_done_with(&binding, place) {
-                            self.bindings.clean(name, metadata, sink, place, true, deliveries);
-                        }
-                    }
-                    continue;
-                }
-                let sink = left_sink(world, &self.rules, name, export);
-                let mut open = false;
-                for place in places(export, sink.as_ref()) {
-                    if self.board.is_done_with(&binding, &place) {
-                        continue;
-                    }
-                    let cleaning = sink.as_ref().map_or(Cleaning::Impossible, |sink| {
-                        self.bindings.clean(name, metadata, sink, &place, false, deliveries)
-                    });
-                    open |= cleaning != Cleaning::Impossible;
-                    if cleaning == Cleaning::Impossible {
-                        self.board.give_up(&binding, &place);
-                        behind.push((name.clone(), format!("{} at {place}", export.name)));
-                    }
-                }
-                if !open {
-                    self.board.clear(&binding);
-                }
-            }
-        }
-        behind
     }
 
     async fn deliver(&mut self, known: &Known, world: &World, resolved: &Resolved) {
@@ -502,12 +456,6 @@ fn exports<'a>(known: &'a Known, name: &InventoryName) -> &'a [SinkExport] {
         }
     };
     exports.map_or(&[], Vec::as_slice)
-}
-
-/// The sink that a line of a status is about, as it is now.
-fn left_sink(world: &World, rules: &Rules, name: &InventoryName, export: &SinkExport) -> Option<BoundSink> {
-    let namespace = export.namespace.as_deref().or(name.namespace.as_deref()).unwrap_or_default();
-    world.left_sink(&export.name, namespace, rules)
 }
 
 /// The kind of an inventory.

@@ -6,29 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kollect_testbed::Proxy;
-use serde_json::{Value, json};
+use kollect_testbed::{Past, Proxy};
+use serde_json::json;
 
 use super::World;
 use crate::program::eventually;
 
 const KINDS: [&str; 2] = ["kollectinventories", "kollectdatabasesinks"];
-
-/// A list as it is now: whole, and as the beginning of a watch.
-fn list_of_now(world: &World, kind: &str) -> (String, String) {
-    let path = format!("/apis/kollect.dev/v1alpha1/namespaces/{}/{kind}", world.namespace);
-    let list = world.plane.kubectl(&["get", "--raw", &path]).unwrap();
-    let parsed: Value = serde_json::from_str(&list).unwrap();
-    let objects = parsed["items"].as_array().unwrap().iter();
-    let mut stream: String =
-        objects.map(|object| format!("{}\n", json!({ "type": "ADDED", "object": object }))).collect();
-    let metadata = json!({
-        "resourceVersion": parsed["metadata"]["resourceVersion"],
-        "annotations": { "k8s.io/initial-events-end": "true" },
-    });
-    stream += &format!("{}\n", json!({ "type": "BOOKMARK", "object": { "metadata": metadata } }));
-    (list, stream)
-}
 
 #[test]
 fn an_api_server_that_is_behind_brings_nothing_back_and_takes_nothing_away() {
@@ -56,7 +40,8 @@ fn an_api_server_that_is_behind_brings_nothing_back_and_takes_nothing_away() {
     for name in ["all", "ended", "held"] {
         world.becomes(&format!("kollectinventory/{name}"), "Ready", "True Exported");
     }
-    let lists = KINDS.map(|kind| (kind, list_of_now(&world, kind)));
+    let path = format!("/apis/kollect.dev/v1alpha1/namespaces/{}", world.namespace);
+    let past = KINDS.map(|kind| Past::of(world.plane, &format!("{path}/{kind}")).unwrap());
 
     // What an older server does not know: one moved, one gone, one suspended, one created.
     let mut sink = world.sink();
@@ -78,14 +63,7 @@ fn an_api_server_that_is_behind_brings_nothing_back_and_takes_nothing_away() {
     };
     let before = rows();
 
-    for (kind, (list, stream)) in lists {
-        let asks = move |line: &str| line.contains(&format!("/{kind}?"));
-        let gone = r#"{"kind":"Status","code":410,"reason":"Expired","message":"too old"}"#;
-        proxy.answer(1, move |line| asks(line) && line.contains("resourceVersion="), 410, &[], gone);
-        proxy.answer(4, move |line| asks(line) && line.contains("sendInitial"), 200, &[], &stream);
-        proxy.answer(4, move |line| asks(line) && line.contains("limit="), 200, &[], &list);
-    }
-    proxy.cut();
+    past.iter().for_each(|past| proxy.lag(past, 4));
     let mut told = 0;
     let deadline = Instant::now() + Duration::from_mins(1);
     while told < 2 {

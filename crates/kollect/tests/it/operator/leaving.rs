@@ -1,6 +1,15 @@
 //! Rows that nobody wants any more: they are found and removed, whatever happened to the process, the sink
 //! and the inventory meanwhile. Where nobody can remove them, somebody is told.
 
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
 use kollect_testbed::{Postgres, Proxy};
 use serde_json::{Value, json};
 
@@ -51,25 +60,26 @@ fn nothing_is_written_before_whoever_comes_after_could_find_it() {
         let mut world = World::new("found");
         let proxy = Proxy::start(world.plane).unwrap();
         world.kubeconfig = Some(proxy.kubeconfig(world.plane.kubeconfig()).unwrap());
+        let deaf = Arc::new(AtomicBool::new(true));
+        let is_deaf = deaf.clone();
         let asks = move |line: &str| {
             let target = line.split([' ', '?']).nth(1).unwrap_or_default();
-            line.starts_with(verb) && target.ends_with(path)
+            line.starts_with(verb) && target.ends_with(path) && is_deaf.load(SeqCst)
         };
-        proxy.answer(2, asks, 500, &[], "{}");
+        proxy.answer(usize::MAX, asks, 500, &[], "{}");
         world.map("a", "1");
         world.install();
         world.start(&[]);
-        eventually("the third try", || {
-            // Counted after the look: the third try, which works, has not been made before it.
-            let owners =
-                format!("SELECT epoch FROM kollect_bindings WHERE inventory_table = '{}'", world.table());
-            let found = (world.postgres.psql(&owners).unwrap_or_default(), world.rows().join(","));
-            let tries = proxy.requests().iter().filter(|line| asks(line)).count();
-            // Probes may create tables.
-            let nothing = found.0.is_empty() && ["", "no table"].contains(&&*found.1);
-            assert!(tries > 2 || nothing, "{found:?} after {tries} tries of {verb} {path}");
-            (tries > 2).then_some(()).ok_or(format!("{tries} tries"))
-        });
+        world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "True ConnectionOK");
+        world.becomes("kollecttarget/maps", "Ready", "True Collecting");
+        // Everything else is there. A claim comes before rows; tables may come with the probe.
+        let owner = format!("SELECT epoch FROM kollect_bindings WHERE inventory_table = '{}'", world.table());
+        let looked = Instant::now();
+        while looked.elapsed() < Duration::from_secs(3) {
+            assert_eq!(world.postgres.psql(&owner).unwrap(), "", "without {verb} {path}");
+            thread::sleep(Duration::from_millis(100));
+        }
+        deaf.store(false, SeqCst);
         world.holds(&["a=1"]);
     }
 }
@@ -203,11 +213,31 @@ fn a_deleted_inventory_waits_for_a_secret_and_not_for_a_sink_that_is_gone() {
     world.operator.as_mut().unwrap().kill();
     world.delete("kollectdatabasesink/portal");
     world.delete("kollectinventory/all");
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     world.start(&[]);
     eventually("the end", || world.is_gone("kollectinventory/all"));
     assert!(began.elapsed().as_secs() < 60, "at once");
     let told = world.events("CleanupTerminal");
     assert!(told.len() == 1 && told[0].contains(&format!("\"{}\"", world.table())), "{told:?}");
     assert_eq!(world.rows(), ["a=1"]);
+}
+
+#[test]
+fn a_removed_reference_to_a_sink_that_is_gone_is_told() {
+    let mut world = World::new("dangling");
+    world.map("a", "1");
+    world.install();
+    world.start(&[]);
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    world.operator.as_mut().unwrap().kill();
+    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": [] }));
+    world.delete("kollectdatabasesink/portal");
+    world.start(&[]);
+    eventually("the status forgets the sink", || {
+        let exports = world.get("kollectinventory/all")["status"]["sinkExports"].clone();
+        exports.as_array().is_none_or(Vec::is_empty).then_some(()).ok_or(exports.to_string())
+    });
+    let told = world.events("CleanupTerminal");
+    assert!(told.len() == 1 && told[0].contains(&format!("\"{}\"", world.table())), "{told:?}");
+    world.becomes("kollectinventory/all", "Ready", "True NoExport");
 }

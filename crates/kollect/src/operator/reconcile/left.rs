@@ -1,0 +1,74 @@
+//! Places that hold rows and that nobody writes to any more.
+
+use kollect_model::crd::inventory::SinkExport;
+
+use super::{Operator, exports, metadata};
+use crate::{
+    operator::{
+        bindings::{Cleaning, binding_name, places},
+        objects::Known,
+    },
+    world::{BoundSink, InventoryName, Resolved, Rules, World},
+};
+
+impl Operator {
+    /// Places that hold rows and are written no more, whoever wrote there: the status knows them. Answers
+    /// what stays there for ever.
+    pub(super) fn clean_left(
+        &mut self,
+        known: &Known,
+        world: &World,
+        resolved: &Resolved,
+    ) -> Vec<(InventoryName, String)> {
+        let mut behind = Vec::new();
+        let Some(deliveries) = &mut self.deliveries else { return behind };
+        for (name, inventory) in &resolved.inventories {
+            let staying = metadata(known, name).filter(|metadata| metadata.deletion_timestamp.is_none());
+            let Some(metadata) = staying.filter(|_| inventory.faults.is_empty()) else { continue };
+            for export in exports(known, name) {
+                let binding = binding_name(name, &export.name);
+                if let Some(sink) = inventory.sinks.iter().find(|sink| sink.name == export.name) {
+                    self.board.speak_of(&binding, &export.left);
+                    // The new place is filled first.
+                    let filled = self.board.look(&binding, |progress| progress.confirmed).unwrap_or(false);
+                    for place in export.left.iter().filter(|_| filled) {
+                        if !self.board.is_done_with(&binding, place) {
+                            self.bindings.clean(name, metadata, sink, place, true, deliveries);
+                        }
+                    }
+                    continue;
+                }
+                let sink = left_sink(world, &self.rules, name, export);
+                let mut open = false;
+                for place in places(export, sink.as_ref()) {
+                    if self.board.is_done_with(&binding, &place) {
+                        continue;
+                    }
+                    let cleaning = sink.as_ref().map_or(Cleaning::Impossible, |sink| {
+                        self.bindings.clean(name, metadata, sink, &place, false, deliveries)
+                    });
+                    open |= cleaning != Cleaning::Impossible;
+                    if cleaning == Cleaning::Impossible {
+                        self.board.give_up(&binding, &place);
+                        behind.push((name.clone(), format!("{} at {place}", export.name)));
+                    }
+                }
+                if !open {
+                    self.board.clear(&binding);
+                }
+            }
+        }
+        behind
+    }
+}
+
+/// The sink that a line of a status is about, as it is now.
+pub(super) fn left_sink(
+    world: &World,
+    rules: &Rules,
+    name: &InventoryName,
+    export: &SinkExport,
+) -> Option<BoundSink> {
+    let namespace = export.namespace.as_deref().or(name.namespace.as_deref()).unwrap_or_default();
+    world.left_sink(&export.name, namespace, rules)
+}

@@ -1,0 +1,72 @@
+//! Where the rows of an inventory are, and where they have been and may still be.
+
+use kollect_model::crd::inventory::{ExportPlace, InventoryStatus, SinkExport};
+
+use super::View;
+use crate::{
+    operator::{bindings::binding_name, conditions::Conditions},
+    world::{BoundSink, InventoryName, ResolvedInventory},
+};
+
+/// As many as the schema allows.
+const MAX_LEFT: usize = 20;
+
+impl View<'_> {
+    /// What was said stands, and nothing is written to a place before it is told.
+    pub(super) fn with_places(
+        &self,
+        before: &InventoryStatus,
+        name: &InventoryName,
+        resolved: &ResolvedInventory,
+    ) -> InventoryStatus {
+        let mut status = before.clone();
+        for export in &mut status.sink_exports {
+            if let Some(sink) = resolved.sinks.iter().find(|sink| sink.name == export.name) {
+                (export.place, export.left) = self.places(name, sink, Some(export));
+            }
+        }
+        status
+    }
+
+    /// Where the rows of a sink are, and where they have been and may still be.
+    pub(super) fn places(
+        &self,
+        name: &InventoryName,
+        sink: &BoundSink,
+        known: Option<&SinkExport>,
+    ) -> (Option<ExportPlace>, Vec<ExportPlace>) {
+        let before = known.and_then(|known| known.place.clone());
+        let place = sink.place.clone().or_else(|| before.clone());
+        let binding = binding_name(name, &sink.name);
+        let mut left: Vec<ExportPlace> =
+            known.into_iter().flat_map(|known| known.left.clone()).chain(before).collect();
+        left.retain(|old| Some(old) != place.as_ref() && !self.board.is_done_with(&binding, old));
+        left.dedup();
+        let oldest = left.len().saturating_sub(MAX_LEFT);
+        (place, left.split_off(oldest))
+    }
+
+    /// Rows in places where no sink leads any more are for people to remove.
+    pub(super) fn judge_places(
+        &self,
+        resolved: &ResolvedInventory,
+        exports: &[SinkExport],
+        conditions: &mut Conditions<'_>,
+    ) {
+        let mut behind = Vec::new();
+        for (sink, export) in resolved.sinks.iter().zip(exports) {
+            let Ok(plan) = &sink.plan else { continue };
+            let policy = self.rules.sink_policy(&sink.key.0);
+            let lost = export.left.iter().filter(|place| plan.at(&place.destination, &policy).is_none());
+            behind.extend(lost.map(|place| format!("{} at {place}", sink.name)));
+        }
+        if !behind.is_empty() {
+            let message = format!(
+                "rows were left behind: {}; the sinks lead to other servers now, so remove the rows by hand, \
+                 and then the lines from status.sinkExports[].left",
+                behind.join(", ")
+            );
+            conditions.set("LeftBehind", true, "CleanupTerminal", message);
+        }
+    }
+}
