@@ -237,6 +237,20 @@ impl Bindings {
         self.breakers.clear();
     }
 
+    /// Whether nobody knows how to get to a place of a sink that leads somewhere else now.
+    pub(crate) fn is_lost(
+        &self,
+        name: &InventoryName,
+        sink: &BoundSink,
+        place: &ExportPlace,
+        deliveries: &Deliveries,
+    ) -> bool {
+        let policy = self.rules.sink_policy(&sink.key.0);
+        let leads_there = |plan: &Plan| plan.at(&place.destination, &policy).is_some();
+        !deliveries.is_cleaning_place(&place.destination, &name.in_cluster(&place.cluster))
+            && sink.plan.as_ref().is_ok_and(|plan| !leads_there(plan))
+    }
+
     /// Sees to it that a place where an inventory was written is cleaned. `moved`: its sink is still
     /// named, and leads somewhere else.
     pub(crate) fn clean(

@@ -44,6 +44,8 @@ pub(crate) struct Progress {
     pub(crate) held_back_since: Option<SystemTime>,
     /// Places that nothing is left to do about: they are clean, or nobody can clean them.
     done_with: BTreeSet<ExportPlace>,
+    /// Places that hold rows, and where the sink does not lead any more.
+    pub(crate) lost: BTreeSet<ExportPlace>,
     /// The sink is no longer named, and nothing is left to do about any of its places.
     pub(crate) cleared: bool,
 }
@@ -129,10 +131,12 @@ impl Board {
         self.look(name, |progress| progress.done_with.contains(place)).unwrap_or(false)
     }
 
-    /// Only these places of a binding are still spoken of. Others are forgotten: rows may come there again.
-    pub(crate) fn speak_of(&self, name: &BindingName, places: &[ExportPlace]) {
+    /// Only these places that a sink has left are still spoken of, and nobody gets to the `lost` ones. Others
+    /// are forgotten: rows may come there again.
+    pub(crate) fn speak_of(&self, name: &BindingName, places: &[ExportPlace], lost: BTreeSet<ExportPlace>) {
         if let Some(progress) = self.lock().get_mut(name) {
             progress.done_with.retain(|place| places.contains(place));
+            progress.lost = lost;
         }
     }
 

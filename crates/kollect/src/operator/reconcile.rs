@@ -402,7 +402,6 @@ impl Operator {
             namespaces: self.collector.namespaces().borrow().clone(),
             board: &self.board,
             rest: self.bindings.rest(),
-            rules: &self.rules,
             now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
         };
         let mut desired = Vec::new();

@@ -30,7 +30,7 @@ use kollect_model::{
 };
 
 use super::{bindings::binding_name, conditions::Conditions, progress::Board};
-use crate::world::{BoundSink, Fault, InventoryName, ResolvedInventory, ResolvedTarget, Rules};
+use crate::world::{BoundSink, Fault, InventoryName, ResolvedInventory, ResolvedTarget};
 
 /// What statuses are made from, besides the objects.
 pub(crate) struct View<'a> {
@@ -40,7 +40,6 @@ pub(crate) struct View<'a> {
     pub(crate) board: &'a Board,
     /// All that the operator looks at.
     pub(crate) rest: &'a Sight,
-    pub(crate) rules: &'a Rules,
     pub(crate) now: Timestamp,
 }
 
@@ -278,14 +277,14 @@ impl View<'_> {
         let left: Vec<SinkExport> = left.map(|export| self.left_export(metadata, export)).collect();
         let mut conditions = Conditions::after(&before.conditions, metadata.generation, self.now);
         self.judge_inventory(name, resolved, &exports, &mut conditions);
-        self.judge_places(resolved, &exports, &mut conditions);
+        self.judge_places(name, &exports, &mut conditions);
         let rows: usize = resolved.targets.iter().map(|target| self.rows.count(target)).sum();
         let synced = exports.iter().all(is_synced) && !exports.is_empty();
         let revision = i64::try_from(self.rows.revision(&resolved.targets)).ok();
         let last_export_time = exports.iter().filter_map(|export| export.last_export_time.clone()).max();
         // As many as the schema allows.
         exports.extend(left);
-        exports.truncate(MAX_SINK_REFS);
+        exports.truncate(2 * MAX_SINK_REFS);
         InventoryStatus {
             conditions: conditions.done(),
             observed_generation: metadata.generation,

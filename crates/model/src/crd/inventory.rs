@@ -240,10 +240,10 @@ pub struct InventoryStatus {
     /// Newest write to any sink.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_export_time: Option<Time>,
-    /// State per sink.
+    /// State per sink, also of those that are no longer named and still hold rows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
-        length(max = 20),
+        length(max = 40),
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
     )]
     pub sink_exports: Vec<SinkExport>,

@@ -1,5 +1,7 @@
 //! Places that hold rows and that nobody writes to any more.
 
+use std::collections::BTreeSet;
+
 use kollect_model::crd::inventory::SinkExport;
 
 use super::{Operator, exports, metadata};
@@ -28,14 +30,20 @@ impl Operator {
             for export in exports(known, name) {
                 let binding = binding_name(name, &export.name);
                 if let Some(sink) = inventory.sinks.iter().find(|sink| sink.name == export.name) {
-                    self.board.speak_of(&binding, &export.left);
                     // The new place is filled first.
                     let filled = self.board.look(&binding, |progress| progress.confirmed).unwrap_or(false);
-                    for place in export.left.iter().filter(|_| filled) {
-                        if !self.board.is_done_with(&binding, place) {
+                    let mut lost = BTreeSet::new();
+                    for place in &export.left {
+                        if self.board.is_done_with(&binding, place) {
+                            continue;
+                        }
+                        if self.bindings.is_lost(name, sink, place, deliveries) {
+                            lost.insert(place.clone());
+                        } else if filled {
                             self.bindings.clean(name, metadata, sink, place, true, deliveries);
                         }
                     }
+                    self.board.speak_of(&binding, &export.left, lost);
                     continue;
                 }
                 let sink = left_sink(world, &self.rules, name, export);

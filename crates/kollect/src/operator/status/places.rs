@@ -49,16 +49,14 @@ impl View<'_> {
     /// Rows in places where no sink leads any more are for people to remove.
     pub(super) fn judge_places(
         &self,
-        resolved: &ResolvedInventory,
+        name: &InventoryName,
         exports: &[SinkExport],
         conditions: &mut Conditions<'_>,
     ) {
         let mut behind = Vec::new();
-        for (sink, export) in resolved.sinks.iter().zip(exports) {
-            let Ok(plan) = &sink.plan else { continue };
-            let policy = self.rules.sink_policy(&sink.key.0);
-            let lost = export.left.iter().filter(|place| plan.at(&place.destination, &policy).is_none());
-            behind.extend(lost.map(|place| format!("{} at {place}", sink.name)));
+        for export in exports {
+            let lost = self.board.of(&binding_name(name, &export.name)).lost;
+            behind.extend(lost.iter().map(|place| format!("{} at {place}", export.name)));
         }
         if !behind.is_empty() {
             let message = format!(

@@ -114,6 +114,8 @@ fn a_destination_that_moved_while_nobody_looked_is_cleaned_or_told() {
     });
     eventually("nothing is left", || world.left().is_null().then_some(()).ok_or(world.left().to_string()));
 
+    assert_eq!(world.events("CleanupTerminal"), [""; 0]);
+
     // Nobody has, after a restart: the place is named.
     world.operator.as_mut().unwrap().kill();
     world.secret(&world.postgres.dsn());
