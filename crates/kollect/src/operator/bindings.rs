@@ -51,6 +51,7 @@ pub(crate) struct Bindings {
 struct Good {
     plan: Plan,
     place: ExportPlace,
+    moves: u64,
     wanted: Wanted,
 }
 
@@ -170,7 +171,10 @@ impl Bindings {
         if known.is_none_or(|known| known.place != *place) && !findable {
             return;
         }
-        let opener = match known.filter(|known| known.plan == *plan) {
+        // The old place and the new one may be one under two names: whatever was cleaned is compared again,
+        // with a claim of its own.
+        let moves = self.board.look(&binding, |progress| progress.moves).unwrap_or(0);
+        let opener = match known.filter(|known| known.plan == *plan && known.moves == moves) {
             Some(known) => known.wanted.binding.sink.clone(),
             None => self.opener(name, sink, plan.clone()),
         };
@@ -191,7 +195,8 @@ impl Bindings {
             self.board.doubt(&binding, place);
             let destination = place.destination.as_str().into();
             let wanted = Wanted { binding: Arc::new(candidate), destination, suspended: false };
-            self.good.insert(binding, Good { plan: plan.clone(), place: place.clone(), wanted });
+            let (plan, place) = (plan.clone(), place.clone());
+            self.good.insert(binding, Good { plan, place, moves, wanted });
         }
     }
 

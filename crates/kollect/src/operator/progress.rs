@@ -44,6 +44,8 @@ pub(crate) struct Progress {
     pub(crate) held_back_since: Option<SystemTime>,
     /// Places that nothing is left to do about: they are clean, or nobody can clean them.
     done_with: BTreeSet<ExportPlace>,
+    /// How many places were cleaned after it had moved away.
+    pub(crate) moves: u64,
     /// Places that hold rows, and where the sink does not lead any more.
     pub(crate) lost: BTreeSet<ExportPlace>,
     /// The sink is no longer named, and nothing is left to do about any of its places.
@@ -198,6 +200,7 @@ impl Board {
                     let done_with = std::mem::take(&mut progress.done_with);
                     *progress = Progress { done_with, ..Progress::default() };
                 }
+                progress.moves += u64::from(*moved);
                 let (destination, cluster) = ((*destination).to_owned(), inventory.cluster.clone());
                 progress.done_with.insert(ExportPlace { destination, cluster });
             }

@@ -60,8 +60,8 @@ impl View<'_> {
         }
         if !behind.is_empty() {
             let message = format!(
-                "rows were left behind: {}; the sinks lead to other servers now, so remove the rows by hand, \
-                 and then the lines from status.sinkExports[].left",
+                "rows were left behind: {}; the sinks lead to other servers now. Unless that is the same server \
+                 under another name, remove the rows by hand; then the lines from status.sinkExports[].left",
                 behind.join(", ")
             );
             conditions.set("LeftBehind", true, "CleanupTerminal", message);

@@ -243,3 +243,19 @@ fn a_removed_reference_to_a_sink_that_is_gone_is_told() {
     assert!(told.len() == 1 && told[0].contains(&format!("\"{}\"", world.table())), "{told:?}");
     world.becomes("kollectinventory/all", "Ready", "True NoExport");
 }
+
+#[test]
+fn a_database_under_another_name_keeps_its_rows() {
+    let mut world = World::new("alias");
+    world.map("a", "1");
+    world.install();
+    world.start(&[]);
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    let dsn = world.postgres.dsn();
+    let alias = dsn.replace("127.0.0.1", "localhost");
+    assert_ne!(dsn, alias);
+    world.logs("cleaned", || world.secret(&alias));
+    world.map("b", "2");
+    world.holds(&["a=1", "b=2"]);
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+}
