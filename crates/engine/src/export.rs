@@ -191,6 +191,10 @@ pub enum Told<'a> {
     },
     /// Nothing of the inventory is left where it was written.
     Cleaned {
+        /// Id of the place.
+        destination: &'a str,
+        /// Whose rows were there.
+        inventory: &'a InventoryId,
         /// It is written somewhere else now.
         moved: bool,
     },

@@ -224,7 +224,7 @@ impl World {
         let profiles = self.compile_profiles(rules, compiled);
         let targets = self.resolve_targets(rules, &profiles, compiled);
         let sinks = self.plan_sinks(rules);
-        let inventories = self.resolve_inventories(&targets, &sinks);
+        let inventories = self.resolve_inventories(&targets, &sinks, rules);
         Resolved { profiles, targets, sinks, inventories }
     }
 

@@ -106,6 +106,12 @@ impl Config {
         let place = place.canonicalize().ok().or_else(|| std::path::absolute(&place).ok()).unwrap_or(place);
         format!("dir:{}", place.display())
     }
+
+    /// The same sink in the directory of a place.
+    pub(crate) fn at(&self, place: &str, files: &Files) -> Option<Self> {
+        let path = files.path_of(place.strip_prefix("dir:")?)?;
+        Some(Self { path, ..self.clone() })
+    }
 }
 
 /// Opens the directory, and creates it unless the plan says that it must exist.

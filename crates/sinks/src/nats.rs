@@ -198,6 +198,14 @@ impl Config {
         format!("nats://{} {} {}", servers.join(","), self.stream, self.subject)
     }
 
+    /// The same sink with the stream and the subject of a place on the same servers.
+    pub(crate) fn at(&self, place: &str) -> Option<Self> {
+        let own = self.place();
+        let (servers, _) = own.split_once(' ')?;
+        let (stream, subject) = place.strip_prefix(servers)?.strip_prefix(' ')?.split_once(' ')?;
+        Some(Self { stream: stream.to_owned(), subject: subject.to_owned(), ..self.clone() })
+    }
+
     /// The plan with another time for removals to stay in the stream; whole seconds, at least one.
     #[must_use]
     pub fn with_marker_ttl(mut self, ttl: Duration) -> Self {

@@ -157,6 +157,12 @@ impl Config {
         let place = place.canonicalize().ok().or_else(|| std::path::absolute(&place).ok()).unwrap_or(place);
         format!("sqlite:{}", place.display())
     }
+
+    /// The same sink in the file of a place.
+    pub(crate) fn at(&self, place: &str, files: &Files) -> Option<Self> {
+        let path = files.path_of(place.strip_prefix("sqlite:")?)?;
+        Some(Self { path, ..self.clone() })
+    }
 }
 
 /// An open file.

@@ -12,7 +12,7 @@ use kollect_engine::{
 };
 use kollect_model::{
     batch::{Delta, Receipt},
-    crd::inventory::SinkExport,
+    crd::inventory::{ExportPlace, SinkExport},
     row::RowKey,
     sink::ErrorClass,
 };
@@ -42,8 +42,14 @@ pub(crate) struct Progress {
     /// Why nothing is sent although nothing failed.
     pub(crate) held_back: Option<String>,
     pub(crate) held_back_since: Option<SystemTime>,
-    /// Nothing of the inventory is left in the sink.
-    pub(crate) cleaned: bool,
+    /// Places that nothing is left to do about: they are clean, or nobody can clean them.
+    done_with: BTreeSet<ExportPlace>,
+    /// How many places were cleaned after it had moved away.
+    pub(crate) moves: u64,
+    /// Places that hold rows, and where the sink does not lead any more.
+    pub(crate) lost: BTreeSet<ExportPlace>,
+    /// The sink is no longer named, and nothing is left to do about any of its places.
+    pub(crate) cleared: bool,
 }
 
 /// A failure.
@@ -103,19 +109,49 @@ impl Board {
         });
     }
 
-    /// It has not been seen that a sink holds what its binding wants now.
-    pub(crate) fn doubt(&self, name: &BindingName) {
+    /// A binding wants something else now, or begins: it has not been seen that its place holds that.
+    pub(crate) fn doubt(&self, name: &BindingName, place: &ExportPlace) {
         if let Some(progress) = self.lock().get_mut(name) {
-            progress.confirmed = false;
+            (progress.confirmed, progress.cleared) = (false, false);
+            progress.done_with.remove(place);
         }
     }
 
-    /// Nobody knows how to clean what a binding wrote.
-    pub(crate) fn give_up(&self, name: &BindingName) {
+    /// Nobody can clean what a binding wrote to a place.
+    pub(crate) fn give_up(&self, name: &BindingName, place: &ExportPlace) {
+        warn!(binding = %name, %place, "rows were left behind");
+        self.lock().entry(name.clone()).or_default().done_with.insert(place.clone());
+    }
+
+    /// Whether nothing is left to do about a place of a binding.
+    pub(crate) fn is_done_with(&self, name: &BindingName, place: &ExportPlace) -> bool {
+        self.look(name, |progress| progress.done_with.contains(place)).unwrap_or(false)
+    }
+
+    /// Only these places that a sink has left are still spoken of, and nobody gets to the `lost` ones. Others
+    /// are forgotten: rows may come there again.
+    pub(crate) fn speak_of(&self, name: &BindingName, places: &[ExportPlace], lost: BTreeSet<ExportPlace>) {
+        if let Some(progress) = self.lock().get_mut(name) {
+            progress.done_with.retain(|place| places.contains(place));
+            progress.lost = lost;
+        }
+    }
+
+    /// Forgets what is clean: another process may have led meanwhile, and written there.
+    pub(crate) fn forget_places(&self) {
+        for progress in self.lock().values_mut() {
+            progress.done_with.clear();
+            progress.cleared = false;
+        }
+    }
+
+    /// Nothing is left to do about any place of a binding that nobody wants.
+    pub(crate) fn clear(&self, name: &BindingName) {
         let mut bindings = self.lock();
-        let progress = bindings.entry(name.clone()).or_default();
-        if !std::mem::replace(&mut progress.cleaned, true) {
-            warn!(binding = %name, "rows were left behind: the sink that holds them is gone");
+        let cleared = &mut bindings.entry(name.clone()).or_default().cleared;
+        if !std::mem::replace(cleared, true) {
+            drop(bindings);
+            self.changed.send_replace(());
         }
     }
 
@@ -153,11 +189,15 @@ impl Board {
                 progress.held_back = Some((*coverage).to_owned());
                 progress.held_back_since.get_or_insert(now);
             }
-            Told::Cleaned { moved } => {
-                info!(binding = %name, moved, "cleaned");
+            Told::Cleaned { destination, inventory, moved } => {
+                info!(binding = %name, destination, moved, "cleaned");
                 if !moved {
-                    *progress = Progress { cleaned: true, ..Progress::default() };
+                    let done_with = std::mem::take(&mut progress.done_with);
+                    *progress = Progress { done_with, ..Progress::default() };
                 }
+                progress.moves += u64::from(*moved);
+                let (destination, cluster) = ((*destination).to_owned(), inventory.cluster.clone());
+                progress.done_with.insert(ExportPlace { destination, cluster });
             }
             Told::NotCleaned { error, moved, .. } => {
                 warn!(binding = %name, moved, message = crate::causes::told_once(*error), "cannot clean");
@@ -177,8 +217,8 @@ fn count(rows: usize) -> i64 {
 impl Progress {
     /// Whether there is nothing to tell but how much was written.
     fn works(&self) -> bool {
-        let Self { confirmed, refused, failure, held_back, cleaned, .. } = self;
-        *confirmed && refused.is_empty() && failure.is_none() && held_back.is_none() && !cleaned
+        let Self { confirmed, refused, failure, held_back, .. } = self;
+        *confirmed && refused.is_empty() && failure.is_none() && held_back.is_none()
     }
 
     fn compared(&mut self, outcome: &Outcome, now: SystemTime, name: &BindingName) {
@@ -210,7 +250,7 @@ impl Progress {
             info!(binding = %name, "writes again");
         }
         self.last_export = Some(now);
-        (self.confirmed, self.cleaned) = (true, false);
+        self.confirmed = true;
         (self.held_back, self.held_back_since) = (None, None);
         let refused = delta.rows().filter(|row| receipt.refused.iter().any(|r| r.key == row.key)).count();
         self.written += delta.len().saturating_sub(refused) as u64;

@@ -1,6 +1,7 @@
 //! The loop: whenever something has changed, look at everything, hand over what is wanted, say what is true.
 
 mod connection;
+mod left;
 mod preview;
 mod tell;
 
@@ -26,9 +27,10 @@ use tokio::{
 use tracing::warn;
 
 use connection::{test_connection, tested_sink};
+use left::left_sink;
 
 use super::{
-    bindings::{Bindings, Planned, binding_name, binding_prefix},
+    bindings::{Bindings, Planned, binding_prefix},
     finalize::{self, Deleted},
     health::Health,
     leader::{self, Leadership},
@@ -79,6 +81,7 @@ pub(crate) struct Operator {
     health: Health,
     shards: Shards,
     metrics: Metrics,
+    /// How long deleted inventories wait for sinks that cannot be cleaned.
     cleanup_timeout: Duration,
 }
 
@@ -215,6 +218,7 @@ impl Operator {
             warn!("no longer leading: nothing is written");
         }
         self.bindings.clear();
+        self.board.forget_places();
         self.probes.set(BTreeMap::new());
     }
 
@@ -269,30 +273,6 @@ impl Operator {
         }
     }
 
-    /// References that were removed while nobody looked are known from the status.
-    fn clean_left(&mut self, known: &Known, world: &World, resolved: &Resolved) {
-        let Some(deliveries) = &mut self.deliveries else { return };
-        for (name, inventory) in &resolved.inventories {
-            let Some((metadata, exports)) = known.inventory(name) else { continue };
-            if metadata.deletion_timestamp.is_some() || !inventory.faults.is_empty() {
-                continue;
-            }
-            for export in exports {
-                let binding = binding_name(name, &export.name);
-                let named = inventory.sinks.iter().any(|sink| sink.name == export.name);
-                if named || self.board.of(&binding).cleaned {
-                    continue;
-                }
-                let namespace = export.namespace.as_deref().or(name.namespace.as_deref()).unwrap_or_default();
-                match world.left_sink(&export.name, namespace, &resolved.sinks) {
-                    Some(sink) => self.bindings.clean(name, metadata, &sink, deliveries),
-                    None if deliveries.is_cleaning(&binding) => {}
-                    None => self.board.give_up(&binding),
-                }
-            }
-        }
-    }
-
     async fn deliver(&mut self, known: &Known, world: &World, resolved: &Resolved) {
         let (rows, board) = (self.rows.clone(), self.board.clone());
         let deliveries = self
@@ -300,15 +280,17 @@ impl Operator {
             .get_or_insert_with(|| Deliveries::new(rows, move |name, told| board.hear(name, &told)));
         self.bindings.namespaces.clone_from(&self.collector.namespaces().borrow());
         self.bindings.deliver(known, resolved, deliveries);
-        self.clean_left(known, world, resolved);
+        let mut steps = self.clean_left(known, world, resolved);
         let Some(deliveries) = &mut self.deliveries else { return };
-        let mut steps = Vec::new();
         for (name, inventory) in &resolved.inventories {
-            let Some((metadata, _)) = known.inventory(name) else { continue };
+            let Some((metadata, exports)) = known.inventory(name) else { continue };
             let kind = inventory_kind(name);
             if metadata.deletion_timestamp.is_some() {
-                let timeout = self.cleanup_timeout;
-                let deleted = Deleted { kind, name, metadata, resolved: inventory, timeout };
+                // What never could be written, because its name is another's, is not there.
+                let exports = if name.is_reserved() { &[][..] } else { exports };
+                let sink = |export| left_sink(world, &self.rules, resolved, name, export);
+                let written = exports.iter().map(|export| (export, sink(export))).collect();
+                let deleted = Deleted { kind, name, metadata, written, patience: self.cleanup_timeout };
                 steps.extend(deleted.finish(&mut self.bindings, &self.board, deliveries));
             } else if !inventory.sinks.is_empty() && !name.is_reserved() {
                 steps.extend(finalize::protect(kind, metadata));

@@ -3,6 +3,8 @@
 //! Ready is False whenever Degraded is True. A condition that is not set is gone. Counts are what is
 //! true now; times move with what they describe.
 
+mod places;
+
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use k8s_openapi::{
@@ -273,7 +275,7 @@ impl View<'_> {
             && resolved.sinks.iter().any(unheard)
             && !resolved.sinks.iter().any(failing);
         if waiting && stands(metadata, before.observed_generation, &before.conditions) {
-            return before.clone();
+            return self.with_places(before, name, resolved);
         }
         let same = before.observed_generation == metadata.generation && !resolved.suspended;
         let export = |sink: &BoundSink| {
@@ -285,18 +287,19 @@ impl View<'_> {
         let mut exports: Vec<SinkExport> = resolved.sinks.iter().map(export).collect();
         let left = before.sink_exports.iter().filter(|export| {
             !resolved.sinks.iter().any(|sink| sink.name == export.name)
-                && !self.board.of(&binding_name(name, &export.name)).cleaned
+                && !self.board.of(&binding_name(name, &export.name)).cleared
         });
         let left: Vec<SinkExport> = left.map(|export| self.left_export(metadata, export)).collect();
         let mut conditions = Conditions::after(&before.conditions, metadata.generation, self.now);
         self.judge_inventory(name, resolved, &exports, &mut conditions);
+        self.judge_places(name, &exports, &mut conditions);
         let rows: usize = resolved.targets.iter().map(|target| self.rows.count(target)).sum();
         let synced = exports.iter().all(is_synced) && !exports.is_empty();
         let revision = i64::try_from(self.rows.revision(&resolved.targets)).ok();
         let last_export_time = exports.iter().filter_map(|export| export.last_export_time.clone()).max();
         // As many as the schema allows.
         exports.extend(left);
-        exports.truncate(MAX_SINK_REFS);
+        exports.truncate(2 * MAX_SINK_REFS);
         InventoryStatus {
             conditions: conditions.done(),
             observed_generation: metadata.generation,
@@ -460,10 +463,13 @@ impl View<'_> {
         } else {
             known.and_then(|known| known.last_checksum.clone())
         };
+        let (place, left) = self.places(name, sink, known);
         let lag = progress.failure.as_ref().and_then(|failure| failure.since.elapsed().ok());
         SinkExport {
             name: sink.name.clone(),
             namespace: name.namespace.is_none().then(|| sink.key.0.clone()),
+            place,
+            left,
             last_export_time: progress.last_export.and_then(time),
             last_checksum: checksum,
             rows: progress.rows,

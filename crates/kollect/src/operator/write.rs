@@ -59,8 +59,15 @@ impl Desired {
             conditions_before: conditions(&before),
             conditions_after: conditions(&after),
             after,
+            at_once: false,
         });
         Some(Self { kind, name: name.clone(), change })
+    }
+
+    /// Somebody waits for what is told.
+    pub(crate) fn hurry(mut self) -> Self {
+        self.change.iter_mut().for_each(|change| change.at_once = true);
+        self
     }
 }
 
@@ -75,6 +82,8 @@ pub(crate) struct Change {
     pub(crate) after: Value,
     pub(crate) conditions_before: Vec<Condition>,
     pub(crate) conditions_after: Vec<Condition>,
+    /// Somebody waits for it.
+    pub(crate) at_once: bool,
 }
 
 /// Writes statuses.
@@ -123,7 +132,8 @@ impl StatusWriter {
         let mut ready = Vec::new();
         for Desired { kind, name, change } in desired {
             let Some(change) = change else { continue };
-            let changed = !transitions(&change.conditions_before, &change.conditions_after).is_empty()
+            let changed = change.at_once
+                || !transitions(&change.conditions_before, &change.conditions_after).is_empty()
                 || change.conditions_before.len() != change.conditions_after.len();
             let key = (kind, name);
             match self.written.get(&key).map(|last| *last + PACE) {
@@ -200,7 +210,7 @@ async fn tell(client: &Client, kind: &'static str, (namespace, name): &Name, cha
         info!(kind, namespace, name, condition = type_, status = ?status, reason, message, "condition changed");
         let good = match type_.as_str() {
             "Ready" if *status == ConditionStatus::True => true,
-            "Degraded" | "Blind" => false,
+            "Degraded" | "Blind" | "LeftBehind" => false,
             // Degraded or Reconciling says why something is not ready.
             _ => continue,
         };

@@ -16,13 +16,15 @@ use kollect_model::{
     SpecError,
     batch::{CLUSTER_NAMESPACE, InventoryId, PART_BYTES},
     crd::{
-        inventory::{Dedupe, MAX_SINK_REFS, SinkRef, SinkRefs},
+        inventory::{Dedupe, ExportPlace, MAX_SINK_REFS, SinkRef, SinkRefs},
         shapes::LabelSelector,
     },
     row::TargetId,
 };
 
-use super::{Ceilings, Family, Fault, Name, ResolvedTarget, SinkPlan, World, dangling, sinks::SinkPlans};
+use super::{
+    Ceilings, Family, Fault, Name, ResolvedTarget, Rules, SinkPlan, World, dangling, sinks::SinkPlans,
+};
 use crate::reason::Reason;
 
 /// An inventory of either kind.
@@ -115,6 +117,8 @@ pub(crate) struct BoundSink {
     pub(crate) part_bytes: usize,
     /// How to open it, or why it cannot be used.
     pub(crate) plan: Arc<SinkPlan>,
+    /// Where it leads, if that can be told.
+    pub(crate) place: Option<ExportPlace>,
 }
 
 /// How long documents wait for further changes, so that a roll-out is one of them.
@@ -143,6 +147,7 @@ impl World {
         &self,
         targets: &BTreeMap<TargetId, ResolvedTarget>,
         sinks: &SinkPlans,
+        rules: &Rules,
     ) -> BTreeMap<InventoryName, ResolvedInventory> {
         let mut resolved = BTreeMap::new();
         for ((namespace, name), inventory) in &self.inventories {
@@ -162,7 +167,7 @@ impl World {
                 suspended: spec.suspend,
                 ceilings: self.scopes_of(namespace),
             };
-            let (name, mut inventory) = self.resolve_inventory(asked, targets, sinks);
+            let (name, mut inventory) = self.resolve_inventory(asked, targets, sinks, rules);
             if namespace == CLUSTER_NAMESPACE {
                 let problem = "sinks keep cluster inventories under this name; use another namespace";
                 let error = SpecError::new("metadata.namespace", &namespace.as_str().into(), problem);
@@ -187,7 +192,7 @@ impl World {
                 suspended: spec.suspend,
                 ceilings: self.cluster_scopes(),
             };
-            let (name, mut inventory) = self.resolve_inventory(asked, targets, sinks);
+            let (name, mut inventory) = self.resolve_inventory(asked, targets, sinks, rules);
             inventory.rows = RowsWanted {
                 namespaces: spec.namespaces.clone(),
                 selector: spec.namespace_selector.clone(),
@@ -203,16 +208,17 @@ impl World {
         asked: Asked<'_>,
         targets: &BTreeMap<TargetId, ResolvedTarget>,
         sinks: &SinkPlans,
+        rules: &Rules,
     ) -> (InventoryName, ResolvedInventory) {
         let mut resolved = ResolvedInventory { suspended: asked.suspended, ..ResolvedInventory::default() };
         asked.choose(targets, &self.refused, &mut resolved);
         resolved.notes.extend(asked.max_export_bytes.map(|_| PARTS.to_owned()));
-        self.bind(&asked, sinks, &mut resolved);
+        self.bind(&asked, sinks, rules, &mut resolved);
         (asked.name, resolved)
     }
 
     /// The sinks of the three lists, and what is wrong with them.
-    fn bind(&self, asked: &Asked<'_>, sinks: &SinkPlans, resolved: &mut ResolvedInventory) {
+    fn bind(&self, asked: &Asked<'_>, sinks: &SinkPlans, rules: &Rules, resolved: &mut ResolvedInventory) {
         let families = [
             (Family::Snapshot, "spec.snapshotSinkRefs"),
             (Family::Database, "spec.databaseSinkRefs"),
@@ -226,19 +232,14 @@ impl World {
                 let key = (namespace.to_owned(), sink_ref.name.clone());
                 let field = format!("{field}[{index}]");
                 let denied = asked.ceilings.denies_sink(family, &sink_ref, namespace);
-                let plan = match (denied, sinks.get(&(family, key.clone()))) {
-                    (Some((reason, problem)), _) => {
+                let plan = match denied {
+                    Some((reason, problem)) => {
                         let error = SpecError::new(&field, &sink_ref.name.as_str().into(), problem);
                         Arc::new(Err(vec![Fault::new(reason, error)]))
                     }
-                    (None, Some(plan)) => plan.clone(),
-                    (None, None) => {
-                        let missing = self.missing_sink(family, &key, &field);
-                        let fault = missing.map(|error| Fault::new(Reason::SinkNotFound, error));
-                        Arc::new(Err(fault.into_iter().collect()))
-                    }
+                    None => self.plan(sinks, family, &key, &field),
                 };
-                resolved.sinks.push(self.bound(asked, family, key, &sink_ref, plan));
+                resolved.sinks.push(self.bound(asked, rules, family, key, &sink_ref, plan));
             }
         }
         let total: usize = asked.lists.iter().map(|list| list.0.len()).sum();
@@ -252,6 +253,7 @@ impl World {
     fn bound(
         &self,
         asked: &Asked<'_>,
+        rules: &Rules,
         family: Family,
         key: Name,
         sink_ref: &SinkRef,
@@ -269,10 +271,12 @@ impl World {
         let floor = floors.map(|floor| floor.0).max();
         let min_change = if family == Family::Snapshot { DOCUMENTS } else { Duration::ZERO };
         let part_bytes = sink_ref.max_export_bytes.or(asked.max_export_bytes);
+        let cluster = spec.and_then(|spec| spec.common().cluster.clone()).unwrap_or_default();
         BoundSink {
             name: format!("{family}/{}", key.1),
             family,
-            cluster: spec.and_then(|spec| spec.common().cluster.clone()).unwrap_or_default(),
+            place: place(&plan, &key.0, &cluster, rules),
+            cluster,
             key,
             cadence: Cadence::of([reference, own, asked.intervals], floor, min_change),
             part_bytes: part_bytes.and_then(|bytes| bytes.try_into().ok()).unwrap_or(PART_BYTES),
@@ -287,23 +291,47 @@ impl World {
         (!known).then(|| dangling(field, name, &format!("{family} sink {name}"), namespace))
     }
 
-    /// A sink that an inventory has written to and no longer names, if it still exists.
-    pub(crate) fn left_sink(&self, written: &str, namespace: &str, sinks: &SinkPlans) -> Option<BoundSink> {
+    /// How to open a sink, as far as objects tell; `field` is what names it.
+    fn plan(&self, sinks: &SinkPlans, family: Family, key: &Name, field: &str) -> Arc<SinkPlan> {
+        sinks.get(&(family, key.clone())).cloned().unwrap_or_else(|| {
+            let missing = self.missing_sink(family, key, field);
+            let fault = missing.map(|error| Fault::new(Reason::SinkNotFound, error));
+            Arc::new(Err(fault.into_iter().collect()))
+        })
+    }
+
+    /// A sink that an inventory has written to, whoever names it now.
+    pub(crate) fn left_sink(
+        &self,
+        written: &str,
+        namespace: &str,
+        rules: &Rules,
+        sinks: &SinkPlans,
+    ) -> Option<BoundSink> {
         let (family, name) = written.split_once('/')?;
         let families = [Family::Snapshot, Family::Database, Family::Event];
         let family = families.into_iter().find(|known| known.to_string() == family)?;
-        let key = (family, (namespace.to_owned(), name.to_owned()));
-        let spec = self.sinks.get(&key)?;
+        let key = (namespace.to_owned(), name.to_owned());
+        let plan = self.plan(sinks, family, &key, "status.sinkExports");
+        let spec = self.sinks.get(&(family, key.clone()));
+        let cluster = spec.and_then(|spec| spec.common().cluster.clone()).unwrap_or_default();
         Some(BoundSink {
             name: written.to_owned(),
             family,
-            cluster: spec.common().cluster.clone().unwrap_or_default(),
+            place: place(&plan, namespace, &cluster, rules),
+            cluster,
             cadence: Cadence::of([Intervals::default(); 3], None, Duration::ZERO),
             part_bytes: PART_BYTES,
-            plan: sinks.get(&key)?.clone(),
-            key: key.1,
+            plan,
+            key,
         })
     }
+}
+
+/// Where a sink of a namespace leads.
+fn place(plan: &SinkPlan, namespace: &str, cluster: &str, rules: &Rules) -> Option<ExportPlace> {
+    let destination = plan.as_ref().ok()?.as_ref()?.destination(&rules.sink_policy(namespace));
+    Some(ExportPlace { destination, cluster: cluster.to_owned() })
 }
 
 impl Asked<'_> {

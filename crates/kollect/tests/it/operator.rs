@@ -1,13 +1,17 @@
 //! `kollect operator` beside a real control plane, with real sinks. Each test has a namespace of its own
 //! and an operator that looks at nothing else.
 
+mod behind;
+mod crashes;
 mod faults;
 mod finalizers;
+mod leaving;
 mod metrics;
 mod namespaces;
 mod preview;
 mod reasons;
 mod secrets;
+mod unseen;
 
 use std::{
     path::PathBuf,
@@ -131,25 +135,35 @@ impl World {
 
     /// Profile, target, sink with its Secret, inventory.
     fn install(&self) {
-        self.secret(&self.postgres.dsn());
-        self.kollect(
-            "KollectProfile",
-            "maps",
+        self.plane.apply(&self.everything().to_string()).unwrap();
+    }
+
+    fn everything(&self) -> Value {
+        let object = |kind: &str, name: &str, spec: Value| {
             json!({
-                "targetGVK": { "version": "v1", "kind": "ConfigMap" },
-                "attributes": [{ "name": "value", "path": "$.data.value" }],
-            }),
-        );
-        self.kollect(
-            "KollectTarget",
-            "maps",
-            json!({
-                "profileRef": "maps", "includedNamespaces": [self.namespace],
-                "labelSelector": { "matchLabels": { "app": "shop" } },
-            }),
-        );
-        self.kollect("KollectDatabaseSink", "portal", self.sink());
-        self.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"] }));
+                "apiVersion": "kollect.dev/v1alpha1", "kind": kind,
+                "metadata": { "name": name, "namespace": self.namespace }, "spec": spec,
+            })
+        };
+        let profile = json!({
+            "targetGVK": { "version": "v1", "kind": "ConfigMap" },
+            "attributes": [{ "name": "value", "path": "$.data.value" }],
+        });
+        let target = json!({
+            "profileRef": "maps", "includedNamespaces": [self.namespace],
+            "labelSelector": { "matchLabels": { "app": "shop" } },
+        });
+        json!({ "apiVersion": "v1", "kind": "List", "items": [
+            {
+                "apiVersion": "v1", "kind": "Secret",
+                "metadata": { "name": "portal", "namespace": self.namespace },
+                "stringData": { "dsn": self.postgres.dsn() },
+            },
+            object("KollectProfile", "maps", profile),
+            object("KollectTarget", "maps", target),
+            object("KollectDatabaseSink", "portal", self.sink()),
+            object("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"] })),
+        ] })
     }
 
     fn sink(&self) -> Value {
@@ -186,6 +200,22 @@ impl World {
             let found = self.condition(what, type_);
             (found == expected).then_some(()).ok_or(found)
         });
+    }
+
+    /// All objects of ours but connection tests.
+    fn objects(&self) -> Vec<Value> {
+        let kinds = "kollectprofiles,kollecttargets,kollectdatabasesinks,kollectinventories";
+        self.get(kinds)["items"].as_array().cloned().unwrap_or_default()
+    }
+
+    /// Those that are not ready.
+    fn unready(objects: &[Value]) -> Vec<String> {
+        let ready = |object: &Value| {
+            let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            conditions.iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+        };
+        let name = |object: &Value| format!("{}/{}", object["kind"], object["metadata"]["name"]);
+        objects.iter().filter(|object| !ready(object)).map(name).collect()
     }
 
     /// The rows of the table: name and value.

@@ -166,11 +166,19 @@ impl Config {
 
     /// Which table this is, whoever writes it and however.
     pub(crate) fn place(&self) -> String {
-        format!(
-            "postgres://{} {}",
-            self.server.as_ref().map(|dsn| dsn.place()).unwrap_or_default(),
-            self.tables
-        )
+        format!("{} {}", self.database(), self.tables)
+    }
+
+    fn database(&self) -> String {
+        format!("postgres://{}", self.server.as_ref().map(|dsn| dsn.place()).unwrap_or_default())
+    }
+
+    /// The same sink with the table of a place in the same database.
+    pub(crate) fn at(&self, place: &str) -> Option<Self> {
+        let names = place.strip_prefix(&self.database())?.strip_prefix(" \"")?.strip_suffix('"')?;
+        let (schema, table) = names.split_once("\".\"")?;
+        let tables = Tables { schema: schema.to_owned(), table: table.to_owned() };
+        Some(Self { tables, ..self.clone() })
     }
 }
 

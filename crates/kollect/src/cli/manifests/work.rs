@@ -100,7 +100,7 @@ impl Manifests {
     /// What is wrong with the reference is wrong with the inventory; what is wrong with the sink matters
     /// only to a run that writes.
     fn take_sink(&mut self, who: &str, sink: world::BoundSink) -> BoundSink {
-        let world::BoundSink { name, family, key, cluster, cadence, part_bytes, plan } = sink;
+        let world::BoundSink { name, family, key, cluster, cadence, part_bytes, plan, .. } = sink;
         // Manifests hold their Secrets: none is being looked up.
         let plan = (*plan).clone().and_then(|plan| plan.ok_or_else(Vec::new)).map_err(|faults| {
             let of_reference = |fault: &Fault| {

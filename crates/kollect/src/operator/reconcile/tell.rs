@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use k8s_openapi::jiff::Timestamp;
 use kollect_model::{
     crd::{
-        inventory::{ClusterInventoryStatus, InventoryStatus},
+        inventory::{ClusterInventoryStatus, InventoryStatus, SinkExport},
         sinks::SinkStatus,
     },
     row::TargetId,
@@ -111,7 +111,8 @@ fn inventories(
         if let Some(inventory) = name.namespace.as_ref().and_then(|_| known.inventories().get(&key)) {
             let before = inventory.status.clone().unwrap_or_default();
             let after = view.inventory(&inventory.metadata, &before, name, outcome);
-            desired.extend(Desired::new("KollectInventory", &key, &inventory.metadata, &before, &after));
+            let told = Desired::new("KollectInventory", &key, &inventory.metadata, &before, &after);
+            desired.extend(hurry_if_moved(told, &before, &after));
         } else if let Some(inventory) = known.cluster_inventories().get(&key) {
             let before = inventory.status.clone().unwrap_or_default();
             let own = view.inventory(&inventory.metadata, &before.inventory, name, outcome);
@@ -126,9 +127,21 @@ fn inventories(
                 namespace_shards,
             };
             let kind = "KollectClusterInventory";
-            desired.extend(Desired::new(kind, &key, &inventory.metadata, &before, &after));
+            let told = Desired::new(kind, &key, &inventory.metadata, &before, &after);
+            desired.extend(hurry_if_moved(told, &before.inventory, &after.inventory));
         }
     }
+}
+
+/// Nothing is written to a place before the status tells of it.
+fn hurry_if_moved(
+    told: Option<Desired>,
+    before: &InventoryStatus,
+    after: &InventoryStatus,
+) -> Option<Desired> {
+    let places = |export: &SinkExport| (export.name.clone(), export.place.clone(), export.left.clone());
+    let same = before.sink_exports.iter().map(places).eq(after.sink_exports.iter().map(places));
+    if same { told } else { told.map(Desired::hurry) }
 }
 
 fn sink_status(

@@ -173,7 +173,7 @@ fn a_sink_that_is_gone_holds_up_no_deletion() {
     let mut world = World::new("gone");
     world.map("a", "1");
     world.install();
-    world.start(&["--cleanup-timeout", "3s"]);
+    world.start(&[]);
     world.becomes("kollectinventory/all", "Ready", "True Exported");
     // Whoever has written there knows how to clean it.
     world.delete("kollectdatabasesink/portal");
@@ -188,7 +188,7 @@ fn a_sink_that_is_gone_holds_up_no_deletion() {
     world.stop();
     world.delete("kollectdatabasesink/portal");
     world.delete("kollectinventory/all");
-    world.start(&["--cleanup-timeout", "3s"]);
+    world.start(&[]);
     world.vanishes("kollectinventory/all");
     world.event_comes("Warning CleanupTerminal");
     assert_eq!(world.rows(), ["a=1"]);
