@@ -281,8 +281,10 @@ impl View<'_> {
         let export = |sink: &BoundSink| {
             let line = before.sink_exports.iter().find(|export| export.name == sink.name);
             // A sink that held the rows is not in doubt because another one fails.
-            let stands = line.filter(|line| same && unheard(sink) && is_synced(line));
-            stands.cloned().unwrap_or_else(|| self.sink_export(metadata, before, name, resolved, sink))
+            match line.filter(|line| same && unheard(sink) && is_synced(line)) {
+                Some(line) => self.with_place(line, name, sink),
+                None => self.sink_export(metadata, before, name, resolved, sink),
+            }
         };
         let mut exports: Vec<SinkExport> = resolved.sinks.iter().map(export).collect();
         let left = before.sink_exports.iter().filter(|export| {
@@ -308,18 +310,6 @@ impl View<'_> {
             last_export_time,
             sink_exports: exports,
         }
-    }
-
-    /// A sink that is no longer named, and still holds rows.
-    fn left_export(&self, metadata: &ObjectMeta, export: &SinkExport) -> SinkExport {
-        let mut conditions = Conditions::after(&export.conditions, metadata.generation, self.now);
-        conditions.set(
-            "Synced",
-            false,
-            Reason::Cleaning,
-            "the sink is no longer named; its rows are being removed",
-        );
-        SinkExport { conditions: conditions.done(), ..export.clone() }
     }
 
     fn judge_inventory(

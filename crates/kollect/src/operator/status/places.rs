@@ -1,5 +1,6 @@
 //! Where the rows of an inventory are, and where they have been and may still be.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kollect_model::crd::inventory::{ExportPlace, InventoryStatus, SinkExport};
 
 use super::View;
@@ -13,7 +14,7 @@ use crate::{
 const MAX_LEFT: usize = 20;
 
 impl View<'_> {
-    /// What was said stands, and nothing is written to a place before it is told.
+    /// What was said of all sinks stands.
     pub(super) fn with_places(
         &self,
         before: &InventoryStatus,
@@ -23,10 +24,21 @@ impl View<'_> {
         let mut status = before.clone();
         for export in &mut status.sink_exports {
             if let Some(sink) = resolved.sinks.iter().find(|sink| sink.name == export.name) {
-                (export.place, export.left) = self.places(name, sink, Some(export));
+                *export = self.with_place(export, name, sink);
             }
         }
         status
+    }
+
+    /// What was said of a sink stands, but nothing is written to a place before it is told.
+    pub(super) fn with_place(
+        &self,
+        before: &SinkExport,
+        name: &InventoryName,
+        sink: &BoundSink,
+    ) -> SinkExport {
+        let (place, left) = self.places(name, sink, Some(before));
+        SinkExport { place, left, ..before.clone() }
     }
 
     /// Where the rows of a sink are, and where they have been and may still be.
@@ -45,6 +57,18 @@ impl View<'_> {
         left.dedup();
         let oldest = left.len().saturating_sub(MAX_LEFT);
         (place, left.split_off(oldest))
+    }
+
+    /// A sink that is no longer named, and still holds rows.
+    pub(super) fn left_export(&self, metadata: &ObjectMeta, export: &SinkExport) -> SinkExport {
+        let mut conditions = Conditions::after(&export.conditions, metadata.generation, self.now);
+        conditions.set(
+            "Synced",
+            false,
+            Reason::Cleaning,
+            "the sink is no longer named; its rows are being removed",
+        );
+        SinkExport { conditions: conditions.done(), ..export.clone() }
     }
 
     /// Rows in places where no sink leads any more are for people to remove.

@@ -148,6 +148,26 @@ fn a_destination_that_moved_while_nobody_looked_is_cleaned_or_told() {
 }
 
 #[test]
+fn a_sink_that_moved_while_nobody_looked_is_filled_whatever_is_wrong_with_another() {
+    let mut world = World::new("aside");
+    world.map("a", "1");
+    world.install();
+    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal", "missing"] }));
+    world.start(&[]);
+    world.becomes("kollectinventory/all", "Ready", "True PartiallySynced");
+    world.operator.as_mut().unwrap().kill();
+    let (first, second) = (world.table(), format!("{}_new", world.table()));
+    let mut sink = world.sink();
+    sink["postgres"]["table"] = json!(second);
+    world.kollect("KollectDatabaseSink", "portal", sink);
+    world.start(&[]);
+    eventually("the new table is filled, the old one clean", || {
+        let found = (count(world.postgres, &second), count(world.postgres, &first));
+        (found == ("1\n".into(), "0\n".into())).then_some(()).ok_or(format!("{found:?}"))
+    });
+}
+
+#[test]
 fn a_deleted_inventory_waits_for_a_sink_that_is_down_but_not_for_ever() {
     let mut world = World::new("down");
     let mut postgres = Postgres::start().unwrap();
