@@ -45,6 +45,10 @@ impl Wanted {
     fn place(&self) -> Place {
         (self.destination.clone(), self.binding.inventory.clone())
     }
+
+    fn cleaned(&self, moved: bool) -> Told<'_> {
+        Told::Cleaned { destination: &self.destination, inventory: &self.binding.inventory, moved }
+    }
 }
 
 type Place = (Arc<str>, InventoryId);
@@ -177,15 +181,23 @@ impl Deliveries {
         self.cleaning.iter().any(|cleaning| cleaning.name == *name && !cleaning.task.0.is_finished())
     }
 
-    /// Removes what a binding left behind that ended before this process began. A place that is written
-    /// under another name stays.
-    pub fn clean(&mut self, name: &BindingName, wanted: Wanted) {
+    /// Whether what somebody wrote to a place is being removed.
+    pub fn is_cleaning_place(&self, destination: &str, inventory: &InventoryId) -> bool {
+        self.cleaning.iter().any(|Cleaning { place, task, .. }| {
+            *place.0 == *destination && place.1 == *inventory && !task.0.is_finished()
+        })
+    }
+
+    /// Removes what a binding left behind before this process began; it has ended, or it has moved. A
+    /// place that somebody writes to stays.
+    pub fn clean(&mut self, name: &BindingName, wanted: Wanted, moved: bool) {
         if self.running.values().any(|running| running.wanted.place() == wanted.place()) {
-            (self.tell)(name, Told::Cleaned { moved: false });
+            (self.tell)(name, wanted.cleaned(moved));
             return;
         }
         let (signal, filled) = (watch::Sender::new(None), watch::Sender::new(true));
-        self.retire(name, Running { wanted, signal, task: None, filled }, None);
+        let successor = moved.then(|| filled.subscribe());
+        self.retire(name, Running { wanted, signal, task: None, filled }, successor);
     }
 
     /// Stops everything; writes that have begun are finished. What was not cleaned stays.
@@ -242,7 +254,7 @@ impl Deliveries {
                 // A successor that is gone will not be filled any more.
                 filled.wait_for(|filled| *filled).await.ok();
             }
-            clean_until_done(&old.wanted.binding, moved, |told| tell(&called, told)).await;
+            clean_until_done(&old.wanted, moved, |told| tell(&called, told)).await;
         });
         self.cleaning.push(Cleaning { place, name: name.clone(), task: Task(task) });
     }
@@ -298,11 +310,11 @@ async fn supervise(
 }
 
 /// Removes what a binding wrote, however long it takes.
-async fn clean_until_done(binding: &Binding, moved: bool, tell: impl Fn(Told<'_>)) {
+async fn clean_until_done(wanted: &Wanted, moved: bool, tell: impl Fn(Told<'_>)) {
     let mut backoff = Backoff::default();
     loop {
-        let Err(error) = clean(binding).await else {
-            tell(Told::Cleaned { moved });
+        let Err(error) = clean(&wanted.binding).await else {
+            tell(wanted.cleaned(moved));
             return;
         };
         let pause: Duration = match error.class() {

@@ -141,8 +141,10 @@ pub struct Binding {
     pub targets: Vec<TargetId>,
     /// When to write.
     pub cadence: Cadence,
-    /// What is known about targets that do not belong to the inventory.
+    /// What is known about targets and kinds that do not belong to the inventory.
     pub rest: Sight,
+    /// All that the run looks at: whoever has seen that is not blind.
+    pub scope: Sight,
     /// Which of their rows belong to it.
     pub choice: Choice,
     /// Largest part of a document, in bytes.
@@ -189,6 +191,10 @@ pub enum Told<'a> {
     },
     /// Nothing of the inventory is left where it was written.
     Cleaned {
+        /// Id of the place.
+        destination: &'a str,
+        /// Whose rows were there.
+        inventory: &'a InventoryId,
         /// It is written somewhere else now.
         moved: bool,
     },
@@ -481,7 +487,7 @@ impl State {
         let mut snapshot = rows.snapshot_of_seen(&self.binding.targets, self.binding.rest.clone());
         self.changes.rebase(&snapshot);
         self.binding.choice.apply(&mut snapshot);
-        let complete = seen.iter().filter(|(_, sight)| is_complete(sight, &self.binding.rest));
+        let complete = seen.iter().filter(|(_, sight)| is_complete(sight, &self.binding.scope));
         let complete = complete.map(|(place, _)| place);
         self.once_complete.extend(complete.cloned());
         // A target of which nothing is known, or not yet again, may have rows.
@@ -490,7 +496,7 @@ impl State {
         let blind = unseen || pending || !seen.keys().all(|place| self.once_complete.contains(place));
         (self.seen, self.compare, self.last_comparison) = (seen.clone(), false, Instant::now());
         if blind && self.binding.last_checksum.get().is_some() {
-            tell(Told::HeldBack { coverage: &coverage(&seen, &self.binding.rest) });
+            tell(Told::HeldBack { coverage: &coverage(&seen, &self.binding.scope) });
             return Ok(());
         }
         let added = snapshot.rows.values().cloned().collect();
@@ -510,12 +516,12 @@ impl State {
         revision: u64,
         seen: &Sights,
     ) -> Result<Receipt, SinkError> {
-        let Binding { inventory, generation, part_bytes, rest, .. } = &*self.binding;
+        let Binding { inventory, generation, part_bytes, scope, .. } = &*self.binding;
         let last_checksum = self.binding.last_checksum.get();
         let batch = Batch {
             generation: *generation,
             revision,
-            coverage: &coverage(seen, rest),
+            coverage: &coverage(seen, scope),
             part_bytes: *part_bytes,
             last_checksum: last_checksum.as_deref(),
             ..Batch::new(inventory, claim, delta)
@@ -547,11 +553,11 @@ async fn settled(rows: &StoreReader, targets: &[TargetId]) {
 /// How many blind places are named.
 const NAMED_PLACES: usize = 20;
 
-/// What could be seen, in a line: `complete`, or what is blind. `rest` is all that a run looks at.
-pub fn coverage(seen: &Sights, rest: &Sight) -> String {
+/// What could be seen, in a line: `complete`, or what is blind. `scope` is all that a run looks at.
+pub fn coverage(seen: &Sights, scope: &Sight) -> String {
     let blind: Vec<String> = seen
         .iter()
-        .filter(|(_, sight)| !is_complete(sight, rest))
+        .filter(|(_, sight)| !is_complete(sight, scope))
         .map(|((target, group, kind), sight)| {
             let dot = if group.is_empty() { "" } else { "." };
             let names =
@@ -575,8 +581,8 @@ pub fn coverage(seen: &Sights, rest: &Sight) -> String {
 }
 
 /// Whether everything was seen that the run looks at.
-fn is_complete(sight: &Sight, rest: &Sight) -> bool {
-    *sight == Sight::Everything || (matches!(sight, Sight::Within(_)) && sight == rest)
+fn is_complete(sight: &Sight, scope: &Sight) -> bool {
+    *sight == Sight::Everything || (matches!(sight, Sight::Within(_)) && sight == scope)
 }
 
 fn delta_of(changes: impl Iterator<Item = Change>) -> Delta {

@@ -188,6 +188,7 @@ impl StoreWriter {
 }
 
 impl Target {
+    /// Rows of a kind that is being listed wake nobody: they wait until it has been seen.
     fn changed(
         &mut self,
         shared: &Shared,
@@ -195,15 +196,26 @@ impl Target {
         before: Option<&Arc<Row>>,
         after: Option<&Arc<Row>>,
     ) {
+        let place = (key.target.clone(), key.group.clone(), key.kind.clone());
+        let pending = self.is_pending(&place);
         self.revision = shared.next_revision();
         let digest = |row: Option<&Arc<Row>>| row.map_or(0, |row| row.digest.0);
         self.digest = self.digest.wrapping_sub(digest(before)).wrapping_add(digest(after));
         self.readers.retain(|reader| {
             let Some(reader) = reader.upgrade() else { return false };
-            lock(&reader.rows).entry(key.clone()).or_insert_with(|| before.cloned());
-            reader.wake.notify_one();
+            let mut rows = lock(&reader.rows);
+            let rows = rows.entry(place.clone()).or_default();
+            rows.entry(key.clone()).or_insert_with(|| before.cloned());
+            if !pending {
+                reader.wake.notify_one();
+            }
             true
         });
+    }
+
+    fn is_pending(&self, (_, group, kind): &Place) -> bool {
+        let kind = self.kinds.get(&(group.clone(), kind.clone()));
+        kind.is_some_and(|kind| kind.sight == Some(Sight::Pending))
     }
 
     /// A kind that takes rows from this writer.
@@ -337,8 +349,11 @@ impl KindRows {
     }
 }
 
-/// Target, API group and kind, with how much of it has been seen.
-pub type Sights = BTreeMap<(TargetId, Arc<str>, Arc<str>), Sight>;
+/// Target, API group and kind.
+type Place = (TargetId, Arc<str>, Arc<str>);
+
+/// How much has been seen of each kind of each target.
+pub type Sights = BTreeMap<Place, Sight>;
 
 /// The rows of some targets at one time.
 #[derive(Debug)]
@@ -517,10 +532,13 @@ impl StoreReader {
     }
 }
 
-/// The rows that have changed since a reader last asked, with what they were then.
+/// Rows with what they were when a reader last asked; `None`: they did not exist.
+type Before = BTreeMap<RowKey, Option<Arc<Row>>>;
+
+/// The rows that have changed since a reader last asked.
 #[derive(Default)]
 struct Dirty {
-    rows: Mutex<BTreeMap<RowKey, Option<Arc<Row>>>>,
+    rows: Mutex<BTreeMap<Place, Before>>,
     wake: Notify,
 }
 
@@ -546,24 +564,21 @@ impl Changes {
     /// Everything that has changed since the last call. Rows of a kind that has not been seen yet wait
     /// until it has.
     pub fn take(&mut self) -> Vec<Change> {
-        let mut rows = std::mem::take(&mut *lock(&self.dirty.rows));
-        let waiting: BTreeMap<_, _> = rows.extract_if(.., |key, _| self.is_pending(key)).collect();
-        if !waiting.is_empty() {
-            let mut dirty = lock(&self.dirty.rows);
-            // What was known before the first of several changes counts.
-            dirty.extend(waiting);
-        }
+        let places = self.seen();
+        let mut dirty = lock(&self.dirty.rows);
+        let rows: Vec<_> = places.iter().filter_map(|place| dirty.remove(place)).flatten().collect();
+        drop(dirty);
         rows.into_iter().filter_map(|(key, before)| self.change(key, before)).collect()
     }
 
-    /// Whether nothing has changed since the last call.
+    /// Whether [`Self::take`] would find nothing.
     pub fn is_empty(&self) -> bool {
-        lock(&self.dirty.rows).is_empty()
+        self.seen().is_empty()
     }
 
     /// The reader knows this snapshot: what it contains is no change.
     pub fn rebase(&mut self, snapshot: &Snapshot) {
-        for (key, before) in lock(&self.dirty.rows).iter_mut() {
+        for (key, before) in lock(&self.dirty.rows).values_mut().flatten() {
             *before = snapshot.rows.get(key).cloned();
         }
     }
@@ -573,11 +588,12 @@ impl Changes {
         self.dirty.wake.notified().await;
     }
 
-    fn is_pending(&self, key: &RowKey) -> bool {
-        self.targets.get(&key.target).is_some_and(|target| {
-            let kind = (key.group.clone(), key.kind.clone());
-            lock(target).kinds.get(&kind).is_some_and(|kind| kind.sight == Some(Sight::Pending))
-        })
+    /// Where rows have changed that need not wait. Nobody locks a target while holding the changes of a
+    /// reader: writers do it the other way round.
+    fn seen(&self) -> Vec<Place> {
+        let places: Vec<Place> = lock(&self.dirty.rows).keys().cloned().collect();
+        let pending = |place: &Place| self.targets.get(&place.0).is_some_and(|t| lock(t).is_pending(place));
+        places.into_iter().filter(|place| !pending(place)).collect()
     }
 
     /// Everything that has changed since the last call; waits until there is something.
@@ -587,7 +603,7 @@ impl Changes {
             if !changes.is_empty() {
                 return changes;
             }
-            self.dirty.wake.notified().await;
+            self.ready().await;
         }
     }
 

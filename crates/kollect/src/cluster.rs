@@ -8,9 +8,9 @@ mod request;
 pub(crate) use identity::Identity;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use anyhow::{Context, anyhow};
@@ -33,6 +33,7 @@ use tokio::{
     sync::{Semaphore, watch},
     time,
 };
+use tracing::warn;
 
 /// First lists that run at the same time.
 const LISTS: usize = 8;
@@ -53,10 +54,35 @@ struct Shared {
     lists: Arc<Semaphore>,
     /// API groups whose servers know no streamed lists.
     refuses_watch_lists: Mutex<BTreeSet<String>>,
+    /// The newest version of each kind that anybody has seen.
+    seen: Mutex<BTreeMap<Gvk, u64>>,
     timing: Timing,
 }
 
 impl Shared {
+    fn newest(&self) -> MutexGuard<'_, BTreeMap<Gvk, u64>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The newest version of a kind that anybody has seen; 0: none.
+    fn seen(&self, gvk: &Gvk) -> u64 {
+        self.newest().get(gvk).copied().unwrap_or(0)
+    }
+
+    fn saw(&self, gvk: &Gvk, version: u64) {
+        let mut newest = self.newest();
+        match newest.get_mut(gvk) {
+            Some(known) => *known = version.max(*known),
+            None => drop(newest.insert(gvk.clone(), version)),
+        }
+    }
+
+    /// The cluster was restored from a backup: what was seen before counts no more.
+    fn went_back(&self, gvk: &Gvk, version: u64) {
+        warn!(kind = %gvk, version, "the versions of the cluster went back; everything is read again");
+        self.newest().insert(gvk.clone(), version);
+    }
+
     fn refuses_watch_lists(&self, group: &str) -> bool {
         self.refuses_watch_lists.lock().unwrap_or_else(PoisonError::into_inner).contains(group)
     }
@@ -134,6 +160,7 @@ impl ClusterSource {
             client,
             lists: Arc::new(Semaphore::new(LISTS)),
             refuses_watch_lists: Mutex::default(),
+            seen: Mutex::default(),
             timing,
         };
         Ok(Self { shared: Arc::new(shared), id })

@@ -5,6 +5,7 @@ mod cli;
 mod cluster;
 mod files;
 mod operator;
+mod reason;
 mod world;
 
 use std::process::ExitCode;

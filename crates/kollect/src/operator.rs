@@ -33,9 +33,8 @@ use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use kollect_engine::{
-    collect::{Collector, Problem, Settings, rest},
+    collect::{Collector, Problem, Settings},
     store::store,
-    watch::WatchSource,
 };
 use reconcile::Operator;
 use tokio::{task::JoinHandle, time};
@@ -66,9 +65,7 @@ async fn operate(args: Args) -> anyhow::Result<()> {
         Settings { within: args.within(), resync: args.informer_resync_period(), ..Settings::default() };
     let (writer, rows) = store();
     let meter = metrics::Meter::default();
-    let watch_source: Arc<dyn WatchSource> = source.clone();
-    let collector = Collector::start(watch_source.clone(), writer, settings.clone(), counted(meter.clone()));
-    let rest = rest(&*watch_source, &settings);
+    let collector = Collector::start(source.clone(), writer, settings, counted(meter.clone()));
     let leader = args.lead(source.client())?;
     let health = health::Health::default();
     let probes = health::serve(&args.health_probe_bind_address, health.clone(), leader.watch()).await?;
@@ -86,14 +83,13 @@ async fn operate(args: Args) -> anyhow::Result<()> {
     let within = args.within();
     let setup = reconcile::Setup {
         source,
-        watch_source,
         rules: rules.clone(),
         collector,
         rows,
-        rest,
         within,
         board,
         metrics,
+        cleanup_timeout: args.cleanup_timeout,
     };
     let mut operator = Operator::new(setup, leader.watch(), health);
     let admission = webhooks::Admission::new(operator.objects(), rules, args.within());

@@ -6,6 +6,7 @@
 
 mod floors;
 mod inventories;
+mod sinks;
 mod targets;
 
 use std::{
@@ -35,7 +36,10 @@ use kollect_model::{
 use kollect_sinks::{Files, Network};
 use kube::ResourceExt;
 
-pub(crate) use inventories::{BoundSink, InventoryName, ResolvedInventory, RowsWanted, check_sink};
+use crate::reason::Reason;
+
+pub(crate) use inventories::{BoundSink, InventoryName, ResolvedInventory, RowsWanted};
+pub(crate) use sinks::{SinkPlan, check_sink};
 pub(crate) use targets::ResolvedTarget;
 
 /// Namespace (empty for cluster kinds) and name.
@@ -92,6 +96,8 @@ pub(crate) struct World {
 /// What is known about a Secret that somebody names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Secret {
+    /// It is being looked up.
+    Awaited,
     /// What it holds.
     Known(Arc<Contents>),
     /// Why it cannot be read.
@@ -138,12 +144,12 @@ impl Rules {
 /// Something wrong with an object, with the word that its status shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
-    pub(crate) reason: &'static str,
+    pub(crate) reason: Reason,
     pub(crate) error: SpecError,
 }
 
 impl Fault {
-    fn new(reason: &'static str, error: SpecError) -> Self {
+    fn new(reason: Reason, error: SpecError) -> Self {
         Self { reason, error }
     }
 }
@@ -154,15 +160,14 @@ impl fmt::Display for Fault {
     }
 }
 
-/// The spec itself is wrong.
-pub(crate) const INVALID_SPEC: &str = "InvalidSpec";
-
 /// What everything means.
 #[derive(Default)]
 pub(crate) struct Resolved {
     /// Profiles, compiled, or what is wrong with them.
     pub(crate) profiles: BTreeMap<Name, Result<Arc<CompiledProfile>, Vec<SpecError>>>,
     pub(crate) targets: BTreeMap<TargetId, ResolvedTarget>,
+    /// How to open each sink.
+    pub(crate) sinks: BTreeMap<(Family, Name), Arc<SinkPlan>>,
     pub(crate) inventories: BTreeMap<InventoryName, ResolvedInventory>,
 }
 
@@ -218,8 +223,9 @@ impl World {
     pub(crate) fn resolve(&self, rules: &Rules, compiled: &mut Compiled) -> Resolved {
         let profiles = self.compile_profiles(rules, compiled);
         let targets = self.resolve_targets(rules, &profiles, compiled);
-        let inventories = self.resolve_inventories(rules, &targets);
-        Resolved { profiles, targets, inventories }
+        let sinks = self.plan_sinks(rules);
+        let inventories = self.resolve_inventories(&targets, &sinks, rules);
+        Resolved { profiles, targets, sinks, inventories }
     }
 
     fn compile_profiles(
@@ -243,7 +249,8 @@ impl World {
 
     /// The scopes of a namespace.
     fn scopes_of(&self, namespace: &str) -> Ceilings<'_> {
-        let own = self.scopes.iter().filter(|((scope, _), _)| scope == namespace);
+        let from = self.scopes.range((namespace.to_owned(), String::new())..);
+        let own = from.take_while(|((scope, _), _)| scope == namespace);
         let scopes = own.map(|((_, name), scope)| (format!("KollectScope {name}"), &scope.spec.ceiling));
         Ceilings { scopes: scopes.collect(), static_namespaces: Vec::new() }
     }

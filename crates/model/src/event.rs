@@ -202,6 +202,8 @@ fn segment(text: &str) -> String {
 mod tests {
     use std::sync::Arc;
 
+    use serde_json::value::RawValue;
+
     use super::*;
     use crate::row::TargetId;
 

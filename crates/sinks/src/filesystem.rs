@@ -13,14 +13,15 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use kollect_model::{
     SpecError,
-    crd::sinks::{KollectSnapshotSinkSpec, ProvisioningMode},
+    crd::sinks::{KollectSnapshotSinkSpec, Preview, ProvisioningMode},
     sink::{SinkError, SinkReason},
 };
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, local::LocalFileSystem, path::Path as Location};
 
 use crate::{
     Files,
-    layout::{FileFormat, Settings, blobs::Blobs, keeper::Keeper},
+    layout::{self, FileFormat, Settings, blobs::Blobs, keeper::Keeper},
+    preview::provisioned,
 };
 
 /// Where the directory is, whether it may be created, and what its files look like.
@@ -69,6 +70,12 @@ impl Config {
 }
 
 impl Config {
+    /// The files.
+    pub(crate) fn preview(&self, cluster: &str) -> Preview {
+        let base = provisioned(self.create, "the directory must be there already");
+        layout::preview::preview(&self.settings, cluster, base)
+    }
+
     /// Refuses paths that the program may not use.
     pub(crate) fn check(&self, files: &Files) -> Result<(), Vec<SpecError>> {
         files.check(&self.path).map_err(|problem| {
@@ -81,6 +88,12 @@ impl Config {
         let place = files.place(&self.path).unwrap_or_else(|_| PathBuf::from(&self.path));
         let place = place.canonicalize().ok().or_else(|| std::path::absolute(&place).ok()).unwrap_or(place);
         format!("dir:{}", place.display())
+    }
+
+    /// The same sink in the directory of a place.
+    pub(crate) fn at(&self, place: &str, files: &Files) -> Option<Self> {
+        let path = files.path_of(place.strip_prefix("dir:")?)?;
+        Some(Self { path, ..self.clone() })
     }
 }
 

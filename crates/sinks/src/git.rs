@@ -15,13 +15,14 @@ use kollect_model::{
     SpecError,
     batch::{Baseline, Batch, InventoryId, Receipt},
     claim::{Claim, Claimant},
-    crd::sinks::{KollectSnapshotSinkSpec, ProvisioningMode, PushPolicy, SinkCommon},
+    crd::sinks::{GitPreview, KollectSnapshotSinkSpec, Preview, ProvisioningMode, PushPolicy, SinkCommon},
     sink::{Sink, SinkError, SinkReason},
 };
 
 use crate::{
     Policy, Secrets,
-    layout::{FileFormat, Settings},
+    layout::{self, FileFormat, Settings},
+    preview::{Sample, TIME, provisioned},
 };
 
 mod branch;
@@ -34,7 +35,7 @@ mod tree;
 
 use branch::{Branch, Key};
 use draw::{Done, Task, Work};
-use message::Messages;
+use message::{About, Messages};
 use remote::{Address, RemoteConfig};
 
 /// A branch, and what its files and commits look like.
@@ -103,6 +104,37 @@ impl Config {
     #[must_use]
     pub fn named(self, name: &str) -> Self {
         Self { name: name.into(), ..self }
+    }
+
+    /// The same repository with the branch of a former place.
+    pub(crate) fn at(&self, place: &str) -> Option<Self> {
+        let branch = place.rsplit_once(' ')?.1.to_owned();
+        Some(Self { remote: self.remote.clone().with_branch(branch), ..self.clone() })
+    }
+
+    /// Files and a commit of a sample.
+    pub(crate) fn preview(&self, cluster: &str) -> Preview {
+        let base = provisioned(self.create, "the branch is not made");
+        let preview = layout::preview::preview(&self.settings, cluster, base);
+        let sample = Sample::new(cluster, false);
+        let batch = sample.batch();
+        let about = About {
+            inventory: batch.inventory,
+            sink: &self.name,
+            generation: batch.generation,
+            items: batch.delta.len(),
+            checksum: &"0".repeat(64),
+            exported_at: TIME,
+            path: &self.settings.document_path(batch.inventory, batch.generation),
+            changes: &message::changes(batch.delta, |_| None, |_| None),
+        };
+        let text = self.messages.text(&about);
+        let (subject, body) = text.trim_end().split_once("\n\n").unwrap_or((text.trim_end(), ""));
+        let git = GitPreview {
+            sample_commit_subject: Some(subject.to_owned()),
+            sample_commit_body: (!body.is_empty()).then(|| body.to_owned()),
+        };
+        Preview { git: Some(git), ..preview }
     }
 
     /// Refuses what the policy does not allow.

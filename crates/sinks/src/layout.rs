@@ -24,6 +24,7 @@ pub(crate) mod foreign;
 pub mod keeper;
 pub(crate) mod manifest;
 pub(crate) mod paths;
+pub(crate) mod preview;
 
 use paths::Template;
 

@@ -32,6 +32,7 @@ pub mod nats;
 mod policy;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+mod preview;
 mod secrets;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
@@ -144,6 +145,27 @@ impl Plan {
             #[cfg(feature = "nats")]
             Self::Nats(config) => config.place(),
         }
+    }
+}
+
+impl Plan {
+    /// The same sink at a place where it led before, if what it may use now leads there as well: another
+    /// table of the same database, another file, another subject of the same servers.
+    pub fn at(&self, destination: &str, policy: &Policy) -> Option<Self> {
+        let plan = match self {
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite(config) => Self::Sqlite(config.at(destination, &policy.files)?),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(config) => Self::Postgres(config.at(destination)?),
+            #[cfg(feature = "filesystem")]
+            Self::Filesystem(config) => Self::Filesystem(config.at(destination, &policy.files)?),
+            #[cfg(feature = "git")]
+            Self::Git(config) => Self::Git(config.at(destination)?),
+            #[cfg(feature = "nats")]
+            Self::Nats(config) => Self::Nats(config.at(destination)?),
+        };
+        // Nothing is cleaned but what was meant.
+        (plan.destination(policy) == destination).then_some(plan)
     }
 }
 
@@ -312,5 +334,33 @@ mod tests {
         ] {
             assert_eq!(destination_name(text), name);
         }
+    }
+
+    #[cfg(all(feature = "postgres", feature = "sqlite", feature = "filesystem"))]
+    #[test]
+    fn a_plan_leads_to_places_that_its_access_reaches_and_to_no_others() {
+        let policy = Policy::default();
+        let plan = |text: &str| plan_destination(text).unwrap();
+        for (now, before, reached) in [
+            ("postgres://me@db/shop?table=new", "postgres://you@DB:5432/shop?table=old", true),
+            ("postgres://me@db/shop?table=new", "postgres://me@db/shop?table=a&schema=b", true),
+            ("postgres://me@db/shop?table=new", "postgres://me@db/shop2?table=old", false),
+            ("postgres://me@db/shop?table=new", "postgres://me@db2/shop?table=old", false),
+            ("postgres://me@db/shop?table=new", "sqlite:/nowhere/old.db", false),
+            ("sqlite:/nowhere/new.db", "sqlite:/nowhere/old.db", true),
+            ("dir:/nowhere/new", "dir:/nowhere/old", true),
+            ("dir:/nowhere/new", "sqlite:/nowhere/old", false),
+        ] {
+            let place = plan(before).destination(&policy);
+            let found = plan(now).at(&place, &policy).map(|plan| plan.destination(&policy));
+            assert_eq!(found, reached.then_some(place), "from {now} to {before}");
+        }
+        // Below a root, nothing leads out of it.
+        let root = tempfile::tempdir().unwrap();
+        let below = Policy { files: Files::Below(root.path().to_owned()), ..Policy::default() };
+        let inside = plan("sqlite:old.db").destination(&below);
+        let now = plan("sqlite:new.db");
+        assert_eq!(now.at(&inside, &below).map(|plan| plan.destination(&below)), Some(inside));
+        assert_eq!(now.at("sqlite:/etc/old.db", &below), None);
     }
 }

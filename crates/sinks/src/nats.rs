@@ -12,12 +12,13 @@ use std::{fmt, time::Duration};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kollect_model::{
     SpecError,
-    crd::sinks::{EventMode, KollectEventSinkSpec, ProvisioningMode},
+    crd::sinks::{EventMode, KollectEventSinkSpec, NatsPreview, Preview, ProvisioningMode},
     sink::{Sink, SinkError, SinkReason},
 };
 
 use crate::{
     Network, Secrets,
+    preview::{Sample, provisioned},
     tls::{certificates, identity},
 };
 
@@ -172,12 +173,37 @@ impl Config {
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
 
+    /// A message.
+    pub(crate) fn preview(&self, cluster: &str) -> Preview {
+        let sample = Sample::new(cluster, false);
+        let sent = match self.mode {
+            EventMode::Rows => rows::sample(&self.subject, &sample.batch()),
+            EventMode::Snapshot => snapshot::sample(&self.subject, &sample.batch()),
+        };
+        let (subject, body) = sent.unzip();
+        let nats = NatsPreview {
+            stream: Some(self.stream.clone()),
+            subject,
+            sample_message: body.map(|body| String::from_utf8_lossy(&body).into_owned()),
+        };
+        let base = provisioned(self.create, "the stream must be there already, with this subject");
+        Preview { nats: Some(nats), ..base }
+    }
+
     /// Which subjects on which servers, whoever writes them.
     pub(crate) fn place(&self) -> String {
         let mut servers: Vec<String> =
             self.servers.iter().map(|server| server.to_string().to_lowercase()).collect();
         servers.sort();
         format!("nats://{} {} {}", servers.join(","), self.stream, self.subject)
+    }
+
+    /// The same sink with the stream and the subject of a place on the same servers.
+    pub(crate) fn at(&self, place: &str) -> Option<Self> {
+        let own = self.place();
+        let (servers, _) = own.split_once(' ')?;
+        let (stream, subject) = place.strip_prefix(servers)?.strip_prefix(' ')?.split_once(' ')?;
+        Some(Self { stream: stream.to_owned(), subject: subject.to_owned(), ..self.clone() })
     }
 
     /// The plan with another time for removals to stay in the stream; whole seconds, at least one.

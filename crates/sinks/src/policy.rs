@@ -69,6 +69,18 @@ impl Files {
         }
         Ok(place)
     }
+
+    /// The path that leads to a place.
+    pub(crate) fn path_of(&self, place: &str) -> Option<String> {
+        match self {
+            Self::Anywhere => Some(place.to_owned()),
+            Self::Below(directory) => {
+                let path = Path::new(place).strip_prefix(real(directory).ok()?).ok()?;
+                path.to_str().map(ToOwned::to_owned)
+            }
+            Self::Refused => None,
+        }
+    }
 }
 
 /// A path without symbolic links, as far as it exists. A link to nowhere is an error: whoever writes there

@@ -16,13 +16,13 @@ use kollect_model::{
     SpecError,
     batch::{Baseline, Batch, InventoryId, Receipt},
     claim::{Claim, Claimant, Holder, Writer},
-    crd::sinks::{KollectDatabaseSinkSpec, ProvisioningMode},
+    crd::sinks::{KollectDatabaseSinkSpec, Preview, ProvisioningMode, TablePreview},
     row::{Row, RowKey, TargetId},
     sink::{Sink, SinkError, SinkReason},
 };
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, params};
 
-use crate::Files;
+use crate::{Files, preview::provisioned};
 
 /// Version of the tables, kept in the file's `user_version`.
 const SCHEMA_VERSION: i64 = 3;
@@ -145,11 +145,23 @@ impl Config {
             .map_err(|problem| vec![SpecError::new("spec.sqlite.path", &self.path.as_str().into(), problem)])
     }
 
+    /// The tables.
+    pub(crate) fn preview(&self) -> Preview {
+        let sqlite = Some(TablePreview { expected_ddl: Some(SCHEMA.trim().to_owned()) });
+        Preview { sqlite, ..provisioned(self.create, "the file must have these tables already") }
+    }
+
     /// Which file this is, whatever its name.
     pub(crate) fn place(&self, files: &Files) -> String {
         let place = files.place(&self.path).unwrap_or_else(|_| PathBuf::from(&self.path));
         let place = place.canonicalize().ok().or_else(|| std::path::absolute(&place).ok()).unwrap_or(place);
         format!("sqlite:{}", place.display())
+    }
+
+    /// The same sink in the file of a place.
+    pub(crate) fn at(&self, place: &str, files: &Files) -> Option<Self> {
+        let path = files.path_of(place.strip_prefix("sqlite:")?)?;
+        Some(Self { path, ..self.clone() })
     }
 }
 

@@ -29,4 +29,4 @@ pub use nats::Nats;
 pub use ports::free_port;
 pub use postgres::Postgres;
 pub use programs::Programs;
-pub use proxy::Proxy;
+pub use proxy::{Moment, Past, Proxy};

@@ -9,6 +9,7 @@
 //! kubectl keeps its token to itself on plain HTTP, so through the proxy it is anonymous. The Rust
 //! client sends it.
 
+mod lag;
 mod lines;
 mod request;
 mod rules;
@@ -16,7 +17,7 @@ mod upstream;
 
 use std::fmt;
 use std::fs;
-use std::io::{self, BufReader, Write as _};
+use std::io::{self, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,9 +27,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::{ControlPlane, Error, Scratch};
+pub use lag::Past;
 use lines::{Line, Lines};
 use request::Request;
-use rules::Rules;
+pub use rules::Moment;
+use rules::{Accident, Answer, Fate, Rules};
 use upstream::Upstream;
 
 /// Before the next try when a connection could not be accepted, for want of file handles perhaps.
@@ -103,6 +106,17 @@ impl Proxy {
         self.shared.lines.stall(on);
     }
 
+    /// Holds back requests whose request line satisfies `when`, as [`Self::stall`] does with all of them,
+    /// until [`Self::release`]. Those that came before are not held.
+    pub fn hold(&self, when: impl Fn(&str) -> bool + Send + Sync + 'static) {
+        self.shared.lines.hold(Box::new(when));
+    }
+
+    /// Lets all requests that are held go on.
+    pub fn release(&self) {
+        self.shared.lines.release();
+    }
+
     /// Answers the next `times` requests whose request line satisfies `when`, instead of forwarding
     /// them. A request line is like `GET /apis/apps/v1/deployments?watch=true HTTP/1.1`. Of several
     /// answers that would do, the one that was ordered first is given. The length of the body needs no
@@ -115,7 +129,27 @@ impl Proxy {
         headers: &[(&str, &str)],
         body: &str,
     ) {
-        self.shared.rules.add(times, Box::new(when), request::response(status, headers, body));
+        let answer = Answer::Say(request::response(status, headers, body));
+        self.shared.rules.add(times, Box::new(when), answer);
+    }
+
+    /// Lets the next `times` requests whose request line satisfies `when` wait for an answer that never
+    /// comes; [`Proxy::cut`] ends that.
+    pub fn ignore(&self, times: usize, when: impl Fn(&str) -> bool + Send + Sync + 'static) {
+        self.shared.rules.add(times, Box::new(when), Answer::Nothing);
+    }
+
+    /// Lets an accident happen to one request: the `number`th, from 1, of those from now on whose request
+    /// line satisfies `when`. Then the connection is closed without an answer. `happen` is called at
+    /// that moment, and has returned before the connection is closed: it may end the client.
+    pub fn trap(
+        &self,
+        number: usize,
+        when: impl Fn(&str) -> bool + Send + Sync + 'static,
+        moment: Moment,
+        happen: impl FnOnce() + Send + 'static,
+    ) {
+        self.shared.rules.set_trap(number, Box::new(when), Accident { moment, happen: Box::new(happen) });
     }
 
     /// The request lines of all requests so far, in the order in which they arrived.
@@ -169,25 +203,39 @@ impl Shared {
 
     fn serve(&self, line: &Line<'_>) -> io::Result<()> {
         let request = Request::read(&mut BufReader::new(line.client()))?;
-        let answer = self.rules.answer(&request.line);
+        let fate = self.rules.meet(&request.line);
+        line.hold_if_meant(&request.line);
         thread::scope(|scope| {
             scope.spawn(|| line.until_client_leaves());
-            let outcome = match answer {
-                Some(answer) => line.client().write_all(&answer),
-                None => self.relay(line, &request),
+            let outcome = match fate {
+                Fate::Answered(Answer::Say(answer)) => line.client().write_all(&answer),
+                // The scope waits for the client.
+                Fate::Answered(Answer::Nothing) => return Ok(()),
+                Fate::Passes => self.relay(line, &request, &mut line.client()),
+                Fate::Meets(accident) => self.suffer(line, &request, accident),
             };
             line.finish();
             outcome
         })
     }
 
-    fn relay(&self, line: &Line<'_>, request: &Request) -> io::Result<()> {
+    fn suffer(&self, line: &Line<'_>, request: &Request, accident: Accident) -> io::Result<()> {
+        let served = match accident.moment {
+            Moment::BeforeServer => Ok(()),
+            Moment::AfterServer => self.relay(line, request, &mut io::sink()),
+        };
+        (accident.happen)();
+        served
+    }
+
+    /// Writes what the API server answers to `client`.
+    fn relay(&self, line: &Line<'_>, request: &Request, client: &mut impl Write) -> io::Result<()> {
         line.count_as_relayed();
         let mut server = self.upstream.connect(line)?;
         server.write_all(&request.bytes)?;
         server.flush()?;
         // Writes what one read has returned before it reads again.
-        io::copy(&mut server, &mut line.client()).map(drop)
+        io::copy(&mut server, client).map(drop)
     }
 }
 

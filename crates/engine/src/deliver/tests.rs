@@ -27,8 +27,8 @@ impl World {
         let deliveries = Deliveries::new(rows, move |name, told| {
             let word = match told {
                 Told::Compared(_) => "compared",
-                Told::Cleaned { moved: false } => "cleaned",
-                Told::Cleaned { moved: true } => "moved",
+                Told::Cleaned { moved: false, .. } => "cleaned",
+                Told::Cleaned { moved: true, .. } => "moved",
                 Told::NotCleaned { .. } => "not cleaned",
                 Told::Failed { .. } => "failed",
                 _ => return,
@@ -179,16 +179,24 @@ async fn cleaning_outlives_failures_until_somebody_gives_up() {
         held.faults = vec![Fault::Before; 1000];
         held.rows.insert(row("Pod", 1, 1).key, row("Pod", 1, 1).digest);
     });
-    world.deliveries.clean(&"one".into(), wanted.clone());
+    world.deliveries.clean(&"one".into(), wanted.clone(), false);
     time::sleep(Duration::from_mins(1)).await;
     assert!(world.deliveries.is_cleaning(&"one".into()));
     sink.with(|held| held.faults.clear());
     time::sleep(Duration::from_hours(1)).await;
     assert_eq!((held(&sink), world.deliveries.is_cleaning(&"one".into())), (0, false));
+    // Left behind by a move: told apart from the end of the binding.
+    assert_eq!(world.told().last().unwrap(), "one cleaned");
+    sink.with(|held| held.rows.insert(row("Pod", 1, 1).key, row("Pod", 1, 1).digest));
+    world.deliveries.clean(&"one".into(), wanted.clone(), true);
+    assert!(world.deliveries.is_cleaning_place("a", &wanted.binding.inventory));
+    assert!(!world.deliveries.is_cleaning_place("b", &wanted.binding.inventory));
+    time::sleep(Duration::from_mins(1)).await;
+    assert_eq!((held(&sink), world.told().pop().unwrap().as_str()), (0, "one moved"));
     // What is written under another name is nobody's leftover.
     world.want("two", "a", &sink);
     world.set().await;
-    world.deliveries.clean(&"one".into(), wanted);
+    world.deliveries.clean(&"one".into(), wanted, false);
     time::sleep(Duration::from_mins(1)).await;
     assert_eq!(held(&sink), 1);
 }

@@ -7,6 +7,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use futures::FutureExt;
 use kollect_model::{
     batch::PART_BYTES,
     crd::shapes::Gvk,
@@ -202,6 +203,7 @@ pub(crate) fn binding(sink: &Memory) -> Binding {
         targets: vec![target()],
         cadence: Cadence { min_change: Duration::ZERO, audit: Some(Duration::from_mins(10)) },
         rest: Sight::Everything,
+        scope: Sight::Everything,
         choice: Choice::default(),
         part_bytes: PART_BYTES,
         last_checksum: LastChecksum::default(),
@@ -767,4 +769,26 @@ async fn w49_one_digest_whatever_the_order() {
     assert_eq!(digest(&one), digest(&other));
     one.writer.remove_target(&target());
     assert_eq!(digest(&one), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rows_of_a_kind_that_is_being_listed_wake_nobody_until_all_of_them_are_there() {
+    let world = World::new(Duration::ZERO);
+    world.see("Pod", Sight::Everything);
+    let mut changes = world.rows.changes(&[target()]);
+    let woken = |changes: &Changes| changes.ready().now_or_never().is_some();
+    let wakes = (0..1000).filter(|uid| {
+        world.put("Node", *uid, 1);
+        woken(&changes)
+    });
+    assert_eq!(wakes.count(), 0);
+    assert!(changes.is_empty(), "there is nothing to write yet");
+    world.put("Pod", 0, 1);
+    assert!(woken(&changes), "others need not wait");
+    assert_eq!(changes.take().len(), 1);
+    assert!(!woken(&changes));
+    world.see("Node", Sight::Everything);
+    assert!(woken(&changes));
+    assert_eq!(changes.take().len(), 1000);
+    assert!(changes.is_empty());
 }

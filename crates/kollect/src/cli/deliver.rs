@@ -153,6 +153,7 @@ pub(crate) fn follow(
                 targets: inventory.targets.clone(),
                 cadence,
                 rest: rest.clone(),
+                scope: rest.clone(),
                 choice: choice.clone(),
                 part_bytes,
                 last_checksum: LastChecksum::default(),

@@ -20,14 +20,13 @@ use kollect_model::{
     row::{Row, RowKey, TargetId},
 };
 use serde::Serialize;
-use serde_json::Value;
 use tokio::time;
 
 use super::{
     deliver::{self, Bound, Out, unwritten},
     input::{Input, Problems, asked_to_stop, finish, refuse, start},
     manifests::Work,
-    print, progress,
+    progress,
 };
 
 /// Arguments of `kollect watch`.
@@ -307,7 +306,7 @@ impl Places {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::value::to_raw_value;
+    use serde_json::{Value, value::to_raw_value};
 
     use super::*;
 

@@ -2,7 +2,8 @@
 //! the API server has forgotten where that was.
 //!
 //! kube's own watcher begins with whatever a cache happens to hold, which may be older than what was
-//! seen before and would look like deletions.
+//! seen before and would look like deletions. A list that is older than what this process has seen of
+//! the kind is not used, whoever sent it, until it is certain that the cluster itself went back.
 
 use std::{sync::Arc, time::Duration};
 
@@ -84,8 +85,17 @@ pub(super) async fn follow(shared: Arc<Shared>, query: Query, events: mpsc::Send
         }
     };
     let version = String::new();
-    let mut follower =
-        Follower { shared, query, endpoint, events, version, listed: false, cut_lists: 0, blind: false };
+    let mut follower = Follower {
+        shared,
+        query,
+        endpoint,
+        events,
+        version,
+        listed: false,
+        cut_lists: 0,
+        blind: false,
+        behind: None,
+    };
     follower.run().await;
 }
 
@@ -101,6 +111,8 @@ struct Follower {
     /// Streamed lists that ended too early, one after the other.
     cut_lists: u32,
     blind: bool,
+    /// Since when lists have been older than what was seen before.
+    behind: Option<time::Instant>,
 }
 
 impl Follower {
@@ -169,7 +181,8 @@ impl Follower {
             return Ok(true);
         }
         let permit = self.shared.lists.clone().acquire_owned().await;
-        let streamed = self.cut_lists < MOST_CUT_LISTS;
+        // A streamed list says how old it is at its end, one in pages before it begins.
+        let streamed = self.cut_lists < MOST_CUT_LISTS && self.shared.seen(&self.query.gvk) == 0;
         if self.query.follow && streamed && !self.shared.refuses_watch_lists(&self.query.gvk.group) {
             self.cut_lists += 1;
             match self.watch_list(permit.ok()).await {
@@ -199,13 +212,17 @@ impl Follower {
         self.cut_lists = 0;
         let number = version.parse().unwrap_or(0);
         self.version = version;
+        self.shared.saw(&self.query.gvk, number);
         self.send(Event::Synced { version: number }).await
     }
 
     /// A list in pages, one in flight: memory does not grow with the list.
     async fn list_pages(&mut self) -> Outcome<()> {
+        // What others see while the list runs does not make it old.
+        let seen = self.shared.seen(&self.query.gvk);
         let mut page = self.endpoint.page(None).await?;
         let version = page.metadata.resource_version.clone();
+        self.refuse_old_list(&version, seen)?;
         if version.is_empty() && self.query.follow {
             return Err(Refusal::failed("the list has no resourceVersion, and cannot be followed").into());
         }
@@ -223,6 +240,24 @@ impl Follower {
             page = self.endpoint.page(Some(&token)).await?;
         }
         Ok(self.synced(version).await?)
+    }
+
+    /// An API server that lags behind must not turn back time. One that stays behind is right: its cluster
+    /// was restored from a backup.
+    fn refuse_old_list(&mut self, version: &str, seen: u64) -> Result<(), Refusal> {
+        let number: u64 = version.parse().unwrap_or(0);
+        if number == 0 || number >= seen {
+            self.behind = None;
+            return Ok(());
+        }
+        let since = *self.behind.get_or_insert_with(time::Instant::now);
+        if since.elapsed() >= self.shared.timing.restored {
+            self.behind = None;
+            self.shared.went_back(&self.query.gvk, number);
+            return Ok(());
+        }
+        let message = format!("the list is of version {number}, and {seen} was seen before");
+        Err(Refusal::failed(message))
     }
 
     async fn apply(&mut self, raw: Box<RawValue>) -> Outcome<()> {
@@ -291,6 +326,7 @@ impl Follower {
                     } else if !listing {
                         let version = resource_version.parse().unwrap_or(0);
                         self.version = resource_version;
+                        self.shared.saw(&self.query.gvk, version);
                         self.send(Event::Progress { version }).await?;
                     }
                 }
@@ -311,6 +347,7 @@ impl Follower {
         let object = Object::parse(raw.to_owned(), &self.query.gvk).map_err(unreadable)?;
         if !listing && object.metadata.version != 0 {
             self.version = object.metadata.version.to_string();
+            self.shared.saw(&self.query.gvk, object.metadata.version);
         }
         let event = if kind == "DELETED" { Event::Delete(object.metadata) } else { Event::Apply(object) };
         Ok(self.send(event).await?)
@@ -333,6 +370,8 @@ pub(super) struct Timing {
     pub(super) silence: Duration,
     /// How long a kind must be missing until it is certain that it does not exist.
     pub(super) certain: Duration,
+    /// How long lists must be too old until it is certain that the cluster was restored from a backup.
+    pub(super) restored: Duration,
 }
 
 impl Default for Timing {
@@ -343,6 +382,7 @@ impl Default for Timing {
             watch: Duration::from_mins(5),
             silence: Duration::from_secs(90),
             certain: Duration::from_secs(30),
+            restored: Duration::from_mins(2),
         }
     }
 }

@@ -23,7 +23,7 @@ use kollect_model::{
     },
     row::TargetId,
 };
-use kollect_testbed::{ControlPlane, Proxy, Rule};
+use kollect_testbed::{ControlPlane, Past, Proxy, Rule};
 use serde_json::{Value, json};
 use tokio::time::{self, Instant};
 
@@ -39,6 +39,7 @@ fn impatient() -> Timing {
         watch: Duration::from_secs(4),
         silence: Duration::from_secs(3),
         certain: Duration::from_secs(1),
+        restored: Duration::from_secs(6),
     }
 }
 
@@ -292,6 +293,39 @@ async fn a_broken_network_loses_nothing() {
     put(plane, &namespace, "c3", "after");
     live.catches_up(plane).await;
     assert!(live.removed().len() == 1, "only what was deleted is gone");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_that_is_older_than_what_was_seen_changes_nothing_unless_the_cluster_went_back() {
+    let plane = ControlPlane::shared();
+    let proxy = Proxy::start(plane).unwrap();
+    let (namespace, selector) = labelled(plane, "behind");
+    (0..4).for_each(|number| put(plane, &namespace, &format!("c{number}"), "1"));
+    let kubeconfig = proxy.kubeconfig(plane.kubeconfig()).unwrap();
+    let mut live = Live::start(&kubeconfig, vec![target("a", &config_maps(), &selector)]).await;
+    live.catches_up(plane).await;
+    let old = Past::of(plane, "/api/v1/configmaps").unwrap();
+    delete(plane, &namespace, "c1");
+    put(plane, &namespace, "c2", "2");
+    put(plane, &namespace, "c9", "1");
+    live.catches_up(plane).await;
+    live.changes.take();
+
+    proxy.lag(&old, 4);
+    eventually("the lag is told", || format!("{:?}", live.places("ConfigMap")).contains("was seen before"))
+        .await;
+    put(plane, &namespace, "c3", "3");
+    live.catches_up(plane).await;
+    let changed: Vec<String> = live.changes.take().iter().map(|change| format!("{change:?}")).collect();
+    assert_eq!(changed.len(), 1, "what was deleted, changed and created stays so: {changed:?}");
+
+    // A server that stays behind tells the truth: there is no other.
+    let from_there = format!("/configmaps?watch=true&resourceVersion={}&", old.version());
+    let watched = || proxy.requests().iter().filter(|line| line.contains(&from_there)).count();
+    let before = watched();
+    proxy.lag(&old, 1000);
+    eventually("a watch from there", || watched() > before).await;
+    live.catches_up(plane).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -96,6 +96,9 @@ pub(crate) struct Args {
     /// The series of a profile are summed up at most so often.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     collect_metrics_sample_interval: Duration,
+    /// How long a deleted inventory waits for sinks that cannot be cleaned.
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration)]
+    pub(crate) cleanup_timeout: Duration,
     /// Seconds that running writes get to finish.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub(crate) shutdown_grace_period: u64,

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Bound,
     sync::Arc,
 };
 
@@ -9,19 +10,25 @@ use async_trait::async_trait;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kollect_engine::{
     deliver::{BindingName, Deliveries, Wanted},
-    export::{Binding, LastChecksum, Open},
+    export::{Binding, Choice, LastChecksum, Open},
     schedule::Breaker,
     select::Namespaces,
     store::Sight,
 };
 use kollect_model::{
     claim::{Claimant, TakeOver, Writer},
+    crd::inventory::{ExportPlace, SinkExport},
     sink::{Sink, SinkError},
 };
 use kollect_sinks::{Plan, Policy, Sinks};
 
-use super::{metrics::Meter, progress::Board, reconcile::inventory_kind};
-use crate::world::{BoundSink, Family, InventoryName, Name, Resolved, ResolvedInventory, Rules};
+use super::{
+    finalize::is_protected, metrics::Meter, objects::Known, progress::Board, reconcile::inventory_kind,
+};
+use crate::{
+    reason::Reason,
+    world::{BoundSink, Family, InventoryName, Name, Resolved, ResolvedInventory, Rules},
+};
 
 /// Annotation: the sinks of the inventory are compared when it changes.
 pub(crate) const REQUESTED_AT: &str = "kollect.dev/requestedAt";
@@ -36,7 +43,8 @@ pub(crate) struct Bindings {
     board: Board,
     /// Id of this cluster.
     cluster: String,
-    rest: Sight,
+    /// All that the operator looks at.
+    scope: Sight,
     /// What is known about namespaces.
     pub(crate) namespaces: Option<Arc<Namespaces>>,
     /// The last definition of each binding that could be opened.
@@ -47,6 +55,8 @@ pub(crate) struct Bindings {
 
 struct Good {
     plan: Plan,
+    place: ExportPlace,
+    moves: u64,
     wanted: Wanted,
 }
 
@@ -89,52 +99,45 @@ impl Bindings {
         rules: Arc<Rules>,
         board: Board,
         cluster: String,
-        rest: Sight,
+        scope: Sight,
     ) -> Self {
         let (good, breakers) = (BTreeMap::new(), BTreeMap::new());
-        Self { sinks, meter, rules, board, cluster, rest, namespaces: None, good, breakers }
+        Self { sinks, meter, rules, board, cluster, scope, namespaces: None, good, breakers }
     }
 
     /// All that the operator looks at.
-    pub(crate) fn rest(&self) -> &Sight {
-        &self.rest
+    pub(crate) fn scope(&self) -> &Sight {
+        &self.scope
     }
 
-    /// Hands over what is wanted now. `metadata` finds the object of an inventory.
-    pub(crate) fn deliver<'a>(
-        &mut self,
-        resolved: &Resolved,
-        metadata: impl Fn(&InventoryName) -> Option<&'a ObjectMeta>,
-        last_checksum: impl Fn(&InventoryName, &str) -> Option<String>,
-        deliveries: &mut Deliveries,
-    ) {
+    /// Hands over what is wanted now.
+    pub(crate) fn deliver(&mut self, known: &Known, resolved: &Resolved, deliveries: &mut Deliveries) {
         let mut wanted = BTreeMap::new();
         let mut used = BTreeSet::new();
         for (name, inventory) in &resolved.inventories {
-            let Some(metadata) = metadata(name).filter(|metadata| metadata.deletion_timestamp.is_none())
-            else {
+            let Some((metadata, exports)) = known.inventory(name) else { continue };
+            if metadata.deletion_timestamp.is_some() {
                 continue;
-            };
-            for sink in &inventory.sinks {
-                used.insert((sink.family, sink.key.clone()));
-                let binding = binding_name(name, &sink.name);
-                let checksum = || last_checksum(name, &sink.name);
-                self.want(&binding, name, metadata, inventory, sink, checksum);
             }
             // What is wrong stops writing, and leaves what is there.
             let usable = inventory.faults.is_empty() && !inventory.suspended;
-            let prefix = binding_prefix(name);
-            let listed = |binding: &BindingName| {
-                !inventory.faults.is_empty()
-                    || inventory.sinks.iter().any(|sink| *binding_name(name, &sink.name) == **binding)
-            };
-            for (binding, good) in self.good.iter().filter(|(binding, _)| binding.starts_with(&prefix)) {
-                if listed(binding) {
-                    let plan =
-                        inventory.sinks.iter().find(|sink| *binding_name(name, &sink.name) == **binding);
-                    let open = plan.is_some_and(|sink| sink.plan.is_ok());
-                    let suspended = !usable || !open;
-                    wanted.insert(binding.clone(), Wanted { suspended, ..good.wanted.clone() });
+            for sink in &inventory.sinks {
+                used.insert((sink.family, sink.key.clone()));
+                let binding = binding_name(name, &sink.name);
+                let export = exports.iter().find(|export| export.name == sink.name);
+                export.into_iter().for_each(|export| self.board.remember(&binding, export));
+                self.want(name, metadata, inventory, sink, export);
+                if let Some(good) = self.good.get(&binding) {
+                    let suspended = !usable || sink.plan.is_err();
+                    wanted.insert(binding, Wanted { suspended, ..good.wanted.clone() });
+                }
+            }
+            if !inventory.faults.is_empty() {
+                // Which sinks it names cannot be told.
+                let prefix = binding_prefix(name);
+                let own = self.good.range::<str, _>((Bound::Included(&*prefix), Bound::Unbounded));
+                for (binding, good) in own.take_while(|(binding, _)| binding.starts_with(&prefix)) {
+                    wanted.insert(binding.clone(), Wanted { suspended: true, ..good.wanted.clone() });
                 }
             }
         }
@@ -146,57 +149,88 @@ impl Bindings {
     /// Keeps the definition of a binding, the same value as before if nothing has changed.
     fn want(
         &mut self,
-        binding: &BindingName,
         name: &InventoryName,
         metadata: &ObjectMeta,
         inventory: &ResolvedInventory,
         sink: &BoundSink,
-        last_checksum: impl Fn() -> Option<String>,
+        export: Option<&SinkExport>,
     ) {
-        let (Ok(plan), Some(choice)) = (&sink.plan, inventory.rows.among(self.namespaces.as_deref())) else {
+        let choice = inventory.rows.among(self.namespaces.as_deref());
+        let (Ok(Some(plan)), Some(place), Some(choice)) = (&*sink.plan, &sink.place, choice) else { return };
+        let binding = binding_name(name, &sink.name);
+        let known = self.good.get(&binding);
+        // Before the first row is written the inventory cannot vanish, and its status says where rows are:
+        // whoever comes after this process finds them. Until then it is written where it was.
+        let findable = is_protected(inventory_kind(name), metadata)
+            && export.is_some_and(|export| export.place.as_ref() == Some(place));
+        if known.is_none_or(|known| known.place != *place) && !findable {
             return;
-        };
-        let policy = self.rules.sink_policy(&sink.key.0);
-        let breaker = self.breakers.entry((sink.family, sink.key.clone())).or_default().clone();
-        let known = self.good.get(binding);
-        let opener: Arc<dyn Open> = match known.filter(|known| known.plan == *plan) {
+        }
+        // The old place and the new one may be one under two names: whatever was cleaned is compared again,
+        // with a claim of its own.
+        let moves = self.board.look(&binding, |progress| progress.moves).unwrap_or(0);
+        let opener = match known.filter(|known| known.plan == *plan && known.moves == moves) {
             Some(known) => known.wanted.binding.sink.clone(),
-            None => Arc::new(Planned {
-                sinks: self.sinks.clone(),
-                plan: plan.clone(),
-                policy: policy.clone(),
-                meter: self.meter.clone(),
-                counted: Some(inventory_kind(name)),
-            }),
+            None => self.opener(name, sink, plan.clone()),
         };
-        let annotation = |key: &str| metadata.annotations.as_ref().and_then(|all| all.get(key)).cloned();
-        let take_over = annotation(TAKE_OVER).map_or(TakeOver::Never, TakeOver::From);
+        let breaker = self.breakers.entry((sink.family, sink.key.clone())).or_default().clone();
         let candidate = Binding {
-            inventory: name.in_cluster(&sink.cluster),
-            generation: metadata.generation.unwrap_or(0),
-            claimant: Claimant { owner: Some(self.cluster.clone()), writer: Writer::Operator, take_over },
             targets: inventory.targets.clone(),
-            cadence: sink.cadence,
-            rest: self.rest.clone(),
             choice,
-            part_bytes: sink.part_bytes,
             last_checksum: known.map_or_else(
-                || LastChecksum::new(last_checksum()),
+                || LastChecksum::new(export.and_then(|export| export.last_checksum.clone())),
                 |known| known.wanted.binding.last_checksum.clone(),
             ),
-            requested: annotation(REQUESTED_AT),
-            sink: opener,
+            requested: annotation(metadata, REQUESTED_AT),
             breaker,
+            ..self.binding(name, metadata, sink, place, opener)
         };
-        let destination = plan.destination(&policy).into();
-        let same = |known: &&Good| {
-            same(&known.wanted.binding, &candidate) && known.wanted.destination == destination
-        };
-        if known.as_ref().is_none_or(|known| !same(known)) {
-            // It has not been seen that the sink holds what this one wants.
-            self.board.doubt(binding);
+        let same = |known: &Good| same(&known.wanted.binding, &candidate) && known.place == *place;
+        if !known.is_some_and(same) {
+            self.board.doubt(&binding, place);
+            let destination = place.destination.as_str().into();
             let wanted = Wanted { binding: Arc::new(candidate), destination, suspended: false };
-            self.good.insert(binding.clone(), Good { plan: plan.clone(), wanted });
+            let (plan, place) = (plan.clone(), place.clone());
+            self.good.insert(binding, Good { plan, place, moves, wanted });
+        }
+    }
+
+    fn opener(&self, name: &InventoryName, sink: &BoundSink, plan: Plan) -> Arc<dyn Open> {
+        Arc::new(Planned {
+            sinks: self.sinks.clone(),
+            plan,
+            policy: self.rules.sink_policy(&sink.key.0),
+            meter: self.meter.clone(),
+            counted: Some(inventory_kind(name)),
+        })
+    }
+
+    /// A binding without targets.
+    fn binding(
+        &self,
+        name: &InventoryName,
+        metadata: &ObjectMeta,
+        sink: &BoundSink,
+        place: &ExportPlace,
+        opener: Arc<dyn Open>,
+    ) -> Binding {
+        let take_over = annotation(metadata, TAKE_OVER).map_or(TakeOver::Never, TakeOver::From);
+        Binding {
+            inventory: name.in_cluster(&place.cluster),
+            generation: metadata.generation.unwrap_or(0),
+            claimant: Claimant { owner: Some(self.cluster.clone()), writer: Writer::Operator, take_over },
+            targets: Vec::new(),
+            cadence: sink.cadence,
+            // All targets of an inventory are known, wherever the operator looks for what they select: rows
+            // of others, and of kinds that they have left, do not belong there.
+            rest: Sight::Everything,
+            scope: self.scope.clone(),
+            choice: Choice::default(),
+            part_bytes: sink.part_bytes,
+            last_checksum: LastChecksum::default(),
+            requested: None,
+            sink: opener,
+            breaker: Arc::default(),
         }
     }
 
@@ -206,25 +240,72 @@ impl Bindings {
         self.breakers.clear();
     }
 
-    /// Cleans a sink that an inventory no longer names, unless that is being done. Answers whether anybody
-    /// knows how.
+    /// Whether nobody knows how to get to a place of a sink that leads somewhere else now.
+    pub(crate) fn is_lost(
+        &self,
+        name: &InventoryName,
+        sink: &BoundSink,
+        place: &ExportPlace,
+        deliveries: &Deliveries,
+    ) -> bool {
+        let policy = self.rules.sink_policy(&sink.key.0);
+        let leads_there = |plan: &Plan| plan.at(&place.destination, &policy).is_some();
+        !deliveries.is_cleaning_place(&place.destination, &name.in_cluster(&place.cluster))
+            && matches!(&*sink.plan, Ok(Some(plan)) if !leads_there(plan))
+    }
+
+    /// Sees to it that a place where an inventory was written is cleaned. `moved`: its sink is still
+    /// named, and leads somewhere else.
     pub(crate) fn clean(
         &mut self,
         name: &InventoryName,
         metadata: &ObjectMeta,
         sink: &BoundSink,
+        place: &ExportPlace,
+        moved: bool,
         deliveries: &mut Deliveries,
-    ) -> bool {
-        let binding = binding_name(name, &sink.name);
-        if deliveries.is_cleaning(&binding) || deliveries.is_running(&binding) {
-            return true;
+    ) -> Cleaning {
+        if deliveries.is_cleaning_place(&place.destination, &name.in_cluster(&place.cluster)) {
+            return Cleaning::Underway;
         }
-        self.want(&binding, name, metadata, &ResolvedInventory::default(), sink, || None);
-        let good = self.good.remove(&binding);
-        let known = good.is_some();
-        good.into_iter().for_each(|good| deliveries.clean(&binding, good.wanted));
-        known
+        let plan = match &*sink.plan {
+            Ok(Some(plan)) => plan.at(&place.destination, &self.rules.sink_policy(&sink.key.0)),
+            Err(faults) if faults.iter().any(|fault| fault.reason == Reason::SinkNotFound) => None,
+            Ok(None) | Err(_) => return Cleaning::Waiting,
+        };
+        let Some(plan) = plan else { return Cleaning::Impossible };
+        let opener = self.opener(name, sink, plan);
+        let binding = Arc::new(self.binding(name, metadata, sink, place, opener));
+        let destination = place.destination.as_str().into();
+        let wanted = Wanted { binding, destination, suspended: false };
+        deliveries.clean(&binding_name(name, &sink.name), wanted, moved);
+        Cleaning::Underway
     }
+}
+
+/// What can be done about a place that shall be cleaned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cleaning {
+    Underway,
+    /// The sink cannot be used now, and may be mended.
+    Waiting,
+    /// Nobody knows how to get there: the sink is gone, or leads to another server now.
+    Impossible,
+}
+
+fn annotation(metadata: &ObjectMeta, key: &str) -> Option<String> {
+    metadata.annotations.as_ref().and_then(|all| all.get(key)).cloned()
+}
+
+/// The places that hold rows, as a line of a status tells. What was written before places were told is
+/// where its sink leads now, as far as anybody knows.
+pub(crate) fn places(export: &SinkExport, sink: Option<&BoundSink>) -> Vec<ExportPlace> {
+    let untold = || {
+        export.last_export_time.as_ref()?;
+        let unknown = || ExportPlace { destination: "an unknown place".into(), cluster: String::new() };
+        Some(sink.and_then(|sink| sink.place.clone()).unwrap_or_else(unknown))
+    };
+    export.place.clone().or_else(untold).into_iter().chain(export.left.iter().cloned()).collect()
 }
 
 /// Whether nothing has changed that a binding would notice.
@@ -234,7 +315,6 @@ fn same(a: &Binding, b: &Binding) -> bool {
         && a.claimant == b.claimant
         && a.targets == b.targets
         && a.cadence == b.cadence
-        && a.rest == b.rest
         && a.choice == b.choice
         && a.part_bytes == b.part_bytes
         && a.requested == b.requested

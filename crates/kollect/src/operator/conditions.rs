@@ -3,6 +3,8 @@
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kollect_model::crd::shapes::{Condition, ConditionStatus};
 
+use crate::reason::Reason;
+
 /// The conditions of a status that is being made. Those that are not set are gone afterwards.
 pub(crate) struct Conditions<'a> {
     before: &'a [Condition],
@@ -21,7 +23,7 @@ impl<'a> Conditions<'a> {
     }
 
     /// Sets a condition.
-    pub(crate) fn set(&mut self, type_: &str, holds: bool, reason: &str, message: impl Into<String>) {
+    pub(crate) fn set(&mut self, type_: &str, holds: bool, reason: Reason, message: impl Into<String>) {
         let status = if holds { ConditionStatus::True } else { ConditionStatus::False };
         let before = self.before.iter().find(|before| before.type_ == type_ && before.status == status);
         let last_transition_time =
@@ -30,7 +32,7 @@ impl<'a> Conditions<'a> {
         self.set.push(Condition {
             type_: type_.to_owned(),
             status,
-            reason: reason.to_owned(),
+            reason: reason.as_str().to_owned(),
             message: message.chars().take(LONGEST_MESSAGE).collect(),
             last_transition_time,
             observed_generation: self.generation,
@@ -38,19 +40,19 @@ impl<'a> Conditions<'a> {
     }
 
     /// The object is as it should be.
-    pub(crate) fn ready(&mut self, reason: &str, message: impl Into<String>) {
+    pub(crate) fn ready(&mut self, reason: Reason, message: impl Into<String>) {
         self.set("Ready", true, reason, message);
     }
 
     /// Something is on its way.
-    pub(crate) fn progressing(&mut self, reason: &str, message: impl Into<String>) {
+    pub(crate) fn progressing(&mut self, reason: Reason, message: impl Into<String>) {
         let message = message.into();
         self.set("Ready", false, reason, message.clone());
         self.set("Reconciling", true, reason, message);
     }
 
     /// Something is wrong, and Ready says so too. Stalled: nothing will happen until somebody does something.
-    pub(crate) fn degraded(&mut self, reason: &str, message: impl Into<String>, stalled: bool) {
+    pub(crate) fn degraded(&mut self, reason: Reason, message: impl Into<String>, stalled: bool) {
         let message = message.into();
         self.set("Ready", false, reason, message.clone());
         self.set("Degraded", true, reason, message.clone());

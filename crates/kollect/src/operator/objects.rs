@@ -1,7 +1,8 @@
 //! Kollect's own objects in the cluster, followed: what decisions depend on.
 //!
 //! They come through the same [`WatchSource`] as everything that is collected, so that lists, gaps and
-//! permissions are treated alike. What cannot be seen stays as it was.
+//! permissions are treated alike, and no list is older than what was seen before. What cannot be seen
+//! stays as it was.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +17,7 @@ use kollect_model::{
     crd::{
         GROUP, KollectClusterInventory, KollectClusterScope, KollectClusterTarget, KollectConnectionTest,
         KollectDatabaseSink, KollectEventSink, KollectInventory, KollectProfile, KollectScope,
-        KollectSnapshotSink, KollectTarget, VERSION, shapes::Gvk, sinks::SinkStatus,
+        KollectSnapshotSink, KollectTarget, VERSION, inventory::SinkExport, shapes::Gvk, sinks::SinkStatus,
     },
     sink::SinkSpec,
 };
@@ -24,7 +25,7 @@ use serde::de::DeserializeOwned;
 use tokio::{sync::watch, task::JoinHandle, time};
 use tracing::{info, warn};
 
-use crate::world::{Family, Name, World};
+use crate::world::{Family, InventoryName, Name, World};
 
 /// How often a question that was answered with no is asked again.
 const REVIEW: Duration = Duration::from_secs(30);
@@ -38,17 +39,7 @@ pub(crate) struct SinkObject {
 }
 
 /// The objects of one kind.
-#[derive(Clone)]
-struct Kind<T> {
-    objects: BTreeMap<Name, Arc<T>>,
-    versions: BTreeMap<Name, u64>,
-}
-
-impl<T> Default for Kind<T> {
-    fn default() -> Self {
-        Self { objects: BTreeMap::new(), versions: BTreeMap::new() }
-    }
-}
+type Kind<T> = BTreeMap<Name, Arc<T>>;
 
 /// Everything that is known now.
 #[derive(Clone, Default)]
@@ -73,27 +64,40 @@ pub(crate) struct Known {
 
 impl Known {
     pub(crate) fn profiles(&self) -> &BTreeMap<Name, Arc<KollectProfile>> {
-        &self.profiles.objects
+        &self.profiles
     }
 
     pub(crate) fn targets(&self) -> &BTreeMap<Name, Arc<KollectTarget>> {
-        &self.targets.objects
+        &self.targets
     }
 
     pub(crate) fn cluster_targets(&self) -> &BTreeMap<Name, Arc<KollectClusterTarget>> {
-        &self.cluster_targets.objects
+        &self.cluster_targets
     }
 
     pub(crate) fn inventories(&self) -> &BTreeMap<Name, Arc<KollectInventory>> {
-        &self.inventories.objects
+        &self.inventories
     }
 
     pub(crate) fn cluster_inventories(&self) -> &BTreeMap<Name, Arc<KollectClusterInventory>> {
-        &self.cluster_inventories.objects
+        &self.cluster_inventories
+    }
+
+    /// Metadata of an inventory, and what its status says about its sinks.
+    pub(crate) fn inventory(&self, name: &InventoryName) -> Option<(&ObjectMeta, &[SinkExport])> {
+        let key = (name.namespace.clone().unwrap_or_default(), name.name.clone());
+        let (metadata, exports) = if name.namespace.is_some() {
+            let inventory = self.inventories.get(&key)?;
+            (&inventory.metadata, inventory.status.as_ref().map(|status| &status.sink_exports))
+        } else {
+            let inventory = self.cluster_inventories.get(&key)?;
+            (&inventory.metadata, inventory.status.as_ref().map(|status| &status.inventory.sink_exports))
+        };
+        Some((metadata, exports.map_or(&[], Vec::as_slice)))
     }
 
     pub(crate) fn connection_tests(&self) -> &BTreeMap<Name, Arc<KollectConnectionTest>> {
-        &self.connection_tests.objects
+        &self.connection_tests
     }
 
     pub(crate) fn sinks(&self) -> impl Iterator<Item = ((Family, Name), &Arc<SinkObject>)> {
@@ -102,9 +106,9 @@ impl Known {
             (Family::Database, &self.database_sinks),
             (Family::Event, &self.event_sinks),
         ];
-        families.into_iter().flat_map(|(family, kind)| {
-            kind.objects.iter().map(move |(name, sink)| ((family, name.clone()), sink))
-        })
+        families
+            .into_iter()
+            .flat_map(|(family, kind)| kind.iter().map(move |(name, sink)| ((family, name.clone()), sink)))
     }
 
     /// Why objects of a kind that may exist cannot be seen in a namespace, or anywhere.
@@ -122,20 +126,19 @@ impl Known {
             stays(&target.metadata).then(|| (name.clone(), target.clone()))
         };
         World {
-            profiles: self.profiles.objects.clone(),
-            targets: self.targets.objects.iter().filter_map(staying).collect(),
+            profiles: self.profiles.clone(),
+            targets: self.targets.iter().filter_map(staying).collect(),
             cluster_targets: self
                 .cluster_targets
-                .objects
                 .iter()
                 .filter(|(_, target)| stays(&target.metadata))
                 .map(|(name, target)| (name.clone(), target.clone()))
                 .collect(),
-            inventories: self.inventories.objects.clone(),
-            cluster_inventories: self.cluster_inventories.objects.clone(),
+            inventories: self.inventories.clone(),
+            cluster_inventories: self.cluster_inventories.clone(),
             sinks: self.sinks().map(|(key, sink)| (key, sink.spec.clone())).collect(),
-            scopes: self.scopes.objects.clone(),
-            cluster_scopes: self.cluster_scopes.objects.clone(),
+            scopes: self.scopes.clone(),
+            cluster_scopes: self.cluster_scopes.clone(),
             secrets: BTreeMap::new(),
             refused: self.refused.clone(),
         }
@@ -145,7 +148,7 @@ impl Known {
 /// Follows all kinds for as long as it lives.
 pub(crate) struct Objects {
     known: Arc<Mutex<Known>>,
-    changed: watch::Sender<u64>,
+    changed: watch::Sender<()>,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -230,7 +233,7 @@ impl Objects {
     }
 
     /// Changes whenever an object does.
-    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
@@ -290,7 +293,7 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
 struct Follower<K, T> {
     query: Query,
     known: Arc<Mutex<Known>>,
-    changed: watch::Sender<u64>,
+    changed: watch::Sender<()>,
     part: fn(&mut Known) -> &mut Kind<T>,
     make: fn(K) -> T,
     /// Objects that a running list has shown.
@@ -317,7 +320,7 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
                 if let Some(listing) = &mut self.listing {
                     listing.insert(name.clone());
                 }
-                self.apply(name, object.metadata.version, object.raw.get());
+                self.apply(name, object.raw.get());
             }
             Event::Delete(metadata) => {
                 let name = (metadata.namespace.to_string(), metadata.name.to_string());
@@ -337,9 +340,7 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
                 let gvk = self.query.gvk.kind.clone();
                 self.change(|known, part| {
                     known.refused.retain(|(kind, name)| *kind != gvk || shown.contains(name) || !here(name));
-                    let kind = part(known);
-                    kind.objects.retain(|name, _| shown.contains(name) || !here(name));
-                    kind.versions.retain(|name, _| shown.contains(name) || !here(name));
+                    part(known).retain(|name, _| shown.contains(name) || !here(name));
                 });
                 self.seen();
             }
@@ -363,19 +364,13 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
         }
     }
 
-    fn apply(&self, name: Name, version: u64, raw: &str) {
+    fn apply(&self, name: Name, raw: &str) {
         let parsed = parse::<K>(raw).map(self.make);
         let kind = self.query.gvk.kind.clone();
         let wrong = self.change(|known, part| {
-            let own = part(known);
-            // An API server that lags behind must not turn back time.
-            if own.versions.get(&name).is_some_and(|seen| *seen > version) {
-                return None;
-            }
-            own.versions.insert(name.clone(), version);
             match parsed {
                 Ok(object) => {
-                    own.objects.insert(name.clone(), Arc::new(object));
+                    part(known).insert(name.clone(), Arc::new(object));
                     known.refused.remove(&(kind, name.clone()));
                     None
                 }
@@ -405,7 +400,7 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
 
     fn change<R>(&self, change: impl FnOnce(&mut Known, fn(&mut Known) -> &mut Kind<T>) -> R) -> R {
         let result = change(&mut lock(&self.known), self.part);
-        self.changed.send_modify(|version| *version += 1);
+        self.changed.send_replace(());
         result
     }
 }
@@ -417,11 +412,4 @@ fn parse<K: DeserializeOwned>(raw: &str) -> Result<K, serde_json::Error> {
         object.as_object_mut().and_then(|object| object.remove("status")).ok_or(error)?;
         serde_json::from_value(object)
     })
-}
-
-impl<T> Kind<T> {
-    fn remove(&mut self, name: &Name) {
-        self.objects.remove(name);
-        self.versions.remove(name);
-    }
 }

@@ -38,7 +38,7 @@ pub(crate) enum Probed {
 #[derive(Default)]
 pub(crate) struct Probes {
     verdicts: Arc<Mutex<BTreeMap<Probed, Verdict>>>,
-    changed: watch::Sender<u64>,
+    changed: watch::Sender<()>,
     tasks: BTreeMap<Probed, (Arc<Planned>, JoinHandle<()>)>,
 }
 
@@ -50,7 +50,7 @@ impl Drop for Probes {
 
 impl Probes {
     /// Changes whenever a probe has ended.
-    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
@@ -92,7 +92,7 @@ async fn probe(
     probed: Probed,
     planned: Arc<Planned>,
     verdicts: Arc<Mutex<BTreeMap<Probed, Verdict>>>,
-    changed: watch::Sender<u64>,
+    changed: watch::Sender<()>,
 ) {
     let mut backoff = Backoff::default();
     loop {
@@ -112,7 +112,7 @@ async fn probe(
             _ => true,
         };
         if news {
-            changed.send_modify(|version| *version += 1);
+            changed.send_replace(());
         }
         if matches!(probed, Probed::Test(..)) {
             return;

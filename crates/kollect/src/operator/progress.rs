@@ -12,6 +12,7 @@ use kollect_engine::{
 };
 use kollect_model::{
     batch::{Delta, Receipt},
+    crd::inventory::{ExportPlace, SinkExport},
     row::RowKey,
     sink::ErrorClass,
 };
@@ -41,8 +42,14 @@ pub(crate) struct Progress {
     /// Why nothing is sent although nothing failed.
     pub(crate) held_back: Option<String>,
     pub(crate) held_back_since: Option<SystemTime>,
-    /// Nothing of the inventory is left in the sink.
-    pub(crate) cleaned: bool,
+    /// Places that nothing is left to do about: they are clean, or nobody can clean them.
+    done_with: BTreeSet<ExportPlace>,
+    /// How many places were cleaned after it had moved away.
+    pub(crate) moves: u64,
+    /// Places that hold rows, and where the sink does not lead any more.
+    pub(crate) lost: BTreeSet<ExportPlace>,
+    /// The sink is no longer named, and nothing is left to do about any of its places.
+    pub(crate) cleared: bool,
 }
 
 /// A failure.
@@ -58,8 +65,8 @@ pub(crate) struct Failure {
 #[derive(Clone, Default)]
 pub(crate) struct Board {
     bindings: Arc<Mutex<BTreeMap<BindingName, Progress>>>,
-    changed: watch::Sender<u64>,
-    counted: watch::Sender<u64>,
+    changed: watch::Sender<()>,
+    counted: watch::Sender<()>,
 }
 
 impl Board {
@@ -68,12 +75,12 @@ impl Board {
     }
 
     /// Changes whenever something was heard other than that rows were written, as before.
-    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
     /// Changes whenever rows were written, as before: nothing but counts and times has changed.
-    pub(crate) fn counts(&self) -> watch::Receiver<u64> {
+    pub(crate) fn counts(&self) -> watch::Receiver<()> {
         self.counted.subscribe()
     }
 
@@ -93,33 +100,58 @@ impl Board {
     }
 
     /// Takes over what a status knows of a binding that has not done anything yet.
-    pub(crate) fn remember(
-        &self,
-        name: &BindingName,
-        last_export: Option<SystemTime>,
-        rows: Option<i64>,
-        checksum: Option<String>,
-    ) {
-        let mut bindings = self.lock();
-        if !bindings.contains_key(name) {
-            let progress = Progress { last_export, rows, checksum, ..Progress::default() };
-            bindings.insert(name.clone(), progress);
-        }
+    pub(crate) fn remember(&self, name: &BindingName, export: &SinkExport) {
+        self.lock().entry(name.clone()).or_insert_with(|| Progress {
+            last_export: export.last_export_time.as_ref().map(|time| time.0.into()),
+            rows: export.rows,
+            checksum: export.last_checksum.clone(),
+            ..Progress::default()
+        });
     }
 
-    /// It has not been seen that a sink holds what its binding wants now.
-    pub(crate) fn doubt(&self, name: &BindingName) {
+    /// A binding wants something else now, or begins: it has not been seen that its place holds that.
+    pub(crate) fn doubt(&self, name: &BindingName, place: &ExportPlace) {
         if let Some(progress) = self.lock().get_mut(name) {
-            progress.confirmed = false;
+            (progress.confirmed, progress.cleared) = (false, false);
+            progress.done_with.remove(place);
         }
     }
 
-    /// Nobody knows how to clean what a binding wrote.
-    pub(crate) fn give_up(&self, name: &BindingName) {
+    /// Nobody can clean what a binding wrote to a place.
+    pub(crate) fn give_up(&self, name: &BindingName, place: &ExportPlace) {
+        warn!(binding = %name, %place, "rows were left behind");
+        self.lock().entry(name.clone()).or_default().done_with.insert(place.clone());
+    }
+
+    /// Whether nothing is left to do about a place of a binding.
+    pub(crate) fn is_done_with(&self, name: &BindingName, place: &ExportPlace) -> bool {
+        self.look(name, |progress| progress.done_with.contains(place)).unwrap_or(false)
+    }
+
+    /// Only these places that a sink has left are still spoken of, and nobody gets to the `lost` ones. Others
+    /// are forgotten: rows may come there again.
+    pub(crate) fn speak_of(&self, name: &BindingName, places: &[ExportPlace], lost: BTreeSet<ExportPlace>) {
+        if let Some(progress) = self.lock().get_mut(name) {
+            progress.done_with.retain(|place| places.contains(place));
+            progress.lost = lost;
+        }
+    }
+
+    /// Forgets what is clean: another process may have led meanwhile, and written there.
+    pub(crate) fn forget_places(&self) {
+        for progress in self.lock().values_mut() {
+            progress.done_with.clear();
+            progress.cleared = false;
+        }
+    }
+
+    /// Nothing is left to do about any place of a binding that nobody wants.
+    pub(crate) fn clear(&self, name: &BindingName) {
         let mut bindings = self.lock();
-        let progress = bindings.entry(name.clone()).or_default();
-        if !std::mem::replace(&mut progress.cleaned, true) {
-            warn!(binding = %name, "rows were left behind: the sink that holds them is gone");
+        let cleared = &mut bindings.entry(name.clone()).or_default().cleared;
+        if !std::mem::replace(cleared, true) {
+            drop(bindings);
+            self.changed.send_replace(());
         }
     }
 
@@ -129,6 +161,14 @@ impl Board {
         let progress = bindings.entry(name.clone()).or_default();
         let now = SystemTime::now();
         let worked = progress.works();
+        let warnings = match told {
+            Told::Compared(outcome) => &*outcome.receipt.warnings,
+            Told::Written(_, receipt) => &*receipt.warnings,
+            _ => &[],
+        };
+        for message in warnings {
+            warn!(binding = %name, message, "written with a warning");
+        }
         match told {
             Told::Compared(outcome) => progress.compared(outcome, now, name),
             Told::Written(delta, receipt) => progress.written(delta, receipt, now, name),
@@ -157,11 +197,15 @@ impl Board {
                 progress.held_back = Some((*coverage).to_owned());
                 progress.held_back_since.get_or_insert(now);
             }
-            Told::Cleaned { moved } => {
-                info!(binding = %name, moved, "cleaned");
+            Told::Cleaned { destination, inventory, moved } => {
+                info!(binding = %name, destination, moved, "cleaned");
                 if !moved {
-                    *progress = Progress { cleaned: true, ..Progress::default() };
+                    let done_with = std::mem::take(&mut progress.done_with);
+                    *progress = Progress { done_with, ..Progress::default() };
                 }
+                progress.moves += u64::from(*moved);
+                let (destination, cluster) = ((*destination).to_owned(), inventory.cluster.clone());
+                progress.done_with.insert(ExportPlace { destination, cluster });
             }
             Told::NotCleaned { error, moved, .. } => {
                 warn!(binding = %name, moved, message = crate::causes::told_once(*error), "cannot clean");
@@ -170,7 +214,7 @@ impl Board {
         let as_before = worked && progress.works() && matches!(told, Told::Written(..) | Told::Compared(_));
         drop(bindings);
         let heard = if as_before { &self.counted } else { &self.changed };
-        heard.send_modify(|version| *version += 1);
+        heard.send_replace(());
     }
 }
 
@@ -181,8 +225,8 @@ fn count(rows: usize) -> i64 {
 impl Progress {
     /// Whether there is nothing to tell but how much was written.
     fn works(&self) -> bool {
-        let Self { confirmed, refused, failure, held_back, cleaned, .. } = self;
-        *confirmed && refused.is_empty() && failure.is_none() && held_back.is_none() && !cleaned
+        let Self { confirmed, refused, failure, held_back, .. } = self;
+        *confirmed && refused.is_empty() && failure.is_none() && held_back.is_none()
     }
 
     fn compared(&mut self, outcome: &Outcome, now: SystemTime, name: &BindingName) {
@@ -214,7 +258,7 @@ impl Progress {
             info!(binding = %name, "writes again");
         }
         self.last_export = Some(now);
-        (self.confirmed, self.cleaned) = (true, false);
+        self.confirmed = true;
         (self.held_back, self.held_back_since) = (None, None);
         let refused = delta.rows().filter(|row| receipt.refused.iter().any(|r| r.key == row.key)).count();
         self.written += delta.len().saturating_sub(refused) as u64;

@@ -1,6 +1,9 @@
 //! The loop: whenever something has changed, look at everything, hand over what is wanted, say what is true.
 
 mod connection;
+mod left;
+mod preview;
+mod tell;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,24 +11,15 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 use kollect_engine::{
     collect::{Collector, Target},
-    deliver::{BindingName, Deliveries},
+    deliver::Deliveries,
     store::{Sight, StoreReader},
     watch::WatchSource,
 };
-use kollect_model::{
-    crd::{
-        inventory::{ClusterInventoryStatus, InventoryStatus, SinkExport},
-        sinks::SinkStatus,
-    },
-    row::TargetId,
-};
+use kollect_model::row::TargetId;
 use kollect_sinks::Sinks;
 use kube::Client;
-use serde::Serialize;
-use serde_json::{Value, json};
 use tokio::{
     sync::watch,
     time::{self, Instant},
@@ -33,25 +27,24 @@ use tokio::{
 use tracing::warn;
 
 use connection::{test_connection, tested_sink};
+use left::left_sink;
 
 use super::{
-    bindings::{Bindings, Planned, binding_name, binding_prefix},
-    conditions::Conditions,
+    bindings::{Bindings, Planned, binding_prefix},
     finalize::{self, Deleted},
     health::Health,
     leader::{self, Leadership},
     metrics::{Metrics, Picture},
-    objects::{Known, Objects, SinkObject},
+    objects::{Known, Objects},
     probe::{Probed, Probes},
     progress::Board,
     secrets::Secrets,
     shards::Shards,
-    status::{self, View},
-    write::{Change, Desired, StatusWriter},
+    write::StatusWriter,
 };
 use crate::{
     cluster::ClusterSource,
-    world::{Compiled, Fault, InventoryName, Name, Resolved, Rules, World},
+    world::{Compiled, Family, InventoryName, Name, Resolved, Rules, World},
 };
 
 /// Changes that come together are looked at together.
@@ -88,36 +81,39 @@ pub(crate) struct Operator {
     health: Health,
     shards: Shards,
     metrics: Metrics,
+    /// How long deleted inventories wait for sinks that cannot be cleaned.
+    cleanup_timeout: Duration,
 }
 
 /// What the operator is made from.
 pub(crate) struct Setup {
     pub(crate) source: Arc<ClusterSource>,
-    pub(crate) watch_source: Arc<dyn WatchSource>,
     pub(crate) rules: Arc<Rules>,
     pub(crate) collector: Collector,
     pub(crate) rows: StoreReader,
-    pub(crate) rest: Sight,
     pub(crate) within: Option<BTreeSet<Arc<str>>>,
     pub(crate) board: Board,
     pub(crate) metrics: Metrics,
+    pub(crate) cleanup_timeout: Duration,
 }
 
 impl Operator {
     pub(crate) fn new(setup: Setup, leadership: watch::Receiver<Leadership>, health: Health) -> Self {
-        let Setup { source, watch_source, rules, collector, rows, rest, within, board, metrics } = setup;
+        let Setup { source, rules, collector, rows, within, board, metrics, cleanup_timeout } = setup;
         let client = source.client();
+        let watches: Arc<dyn WatchSource> = source.clone();
         let sinks = Sinks::default();
+        let scope = within.clone().map_or(Sight::Everything, Sight::Within);
         Self {
-            objects: Arc::new(Objects::follow(&watch_source, within.as_ref())),
-            secrets: Secrets::new(client.clone(), watch_source),
+            objects: Arc::new(Objects::follow(&watches, within.as_ref())),
+            secrets: Secrets::new(client.clone(), watches),
             bindings: Bindings::new(
                 sinks.clone(),
                 metrics.meter.clone(),
                 rules.clone(),
                 board.clone(),
                 source.id.clone(),
-                rest,
+                scope,
             ),
             writer: StatusWriter::new(client.clone(), metrics.meter.clone()),
             source,
@@ -137,6 +133,7 @@ impl Operator {
             health,
             shards: Shards::default(),
             metrics,
+            cleanup_timeout,
         }
     }
 
@@ -221,6 +218,7 @@ impl Operator {
             warn!("no longer leading: nothing is written");
         }
         self.bindings.clear();
+        self.board.forget_places();
         self.probes.set(BTreeMap::new());
     }
 
@@ -243,36 +241,17 @@ impl Operator {
     async fn turn(&mut self, leading: bool) {
         let known = self.objects.known();
         let mut world = known.world();
-        let wanted = self.wanted_secrets(&world);
-        self.secrets.set(&wanted);
+        self.secrets.set(&world.wanted_secrets(&self.rules));
         world.secrets = self.secrets.known();
         let resolved = world.resolve(&self.rules, &mut self.compiled);
         self.collect(&resolved);
         self.metrics.show(Picture::of(&world, &resolved));
-        // Secrets that are being looked up shall not be told to be missing.
-        if !leading || !self.secrets.knows_all(&wanted) {
+        if !leading {
             return;
         }
         self.deliver(&known, &world, &resolved).await;
-        self.probe(&known, &world);
-        self.due = self.tell(&known, &world, &resolved).await;
-    }
-
-    /// The Secrets that sinks may read.
-    fn wanted_secrets(&self, world: &World) -> BTreeSet<Name> {
-        let mut wanted = BTreeSet::new();
-        for ((_, (own, _)), spec) in &world.sinks {
-            for (_, reference) in spec.secret_refs() {
-                let namespace = reference.namespace.clone().unwrap_or_else(|| own.clone());
-                let pair = (own.clone(), namespace.clone());
-                let allowed = namespace == *own
-                    || self.rules.secret_namespaces.as_ref().is_none_or(|pairs| pairs.contains(&pair));
-                if allowed {
-                    wanted.insert((namespace, reference.name.clone()));
-                }
-            }
-        }
-        wanted
+        self.probe(&known, &resolved);
+        self.due = self.tell(&known, &resolved).await;
     }
 
     fn collect(&mut self, resolved: &Resolved) {
@@ -294,88 +273,54 @@ impl Operator {
         }
     }
 
-    /// References that were removed while nobody looked are known from the status.
-    fn clean_left(&mut self, known: &Known, world: &World, resolved: &Resolved) {
-        let Some(deliveries) = &mut self.deliveries else { return };
-        for (name, inventory) in &resolved.inventories {
-            let Some(metadata) = metadata(known, name).filter(|m| m.deletion_timestamp.is_none()) else {
-                continue;
-            };
-            for export in exports(known, name) {
-                let binding = binding_name(name, &export.name);
-                let named = inventory.sinks.iter().any(|sink| sink.name == export.name);
-                if named || !inventory.faults.is_empty() || self.board.of(&binding).cleaned {
-                    continue;
-                }
-                let namespace = export.namespace.as_deref().or(name.namespace.as_deref()).unwrap_or_default();
-                match world.left_sink(&export.name, namespace, &self.rules) {
-                    Some(sink) => drop(self.bindings.clean(name, metadata, &sink, deliveries)),
-                    None if deliveries.is_cleaning(&binding) => {}
-                    None => self.board.give_up(&binding),
-                }
-            }
-        }
-    }
-
     async fn deliver(&mut self, known: &Known, world: &World, resolved: &Resolved) {
         let (rows, board) = (self.rows.clone(), self.board.clone());
         let deliveries = self
             .deliveries
             .get_or_insert_with(|| Deliveries::new(rows, move |name, told| board.hear(name, &told)));
-        let metadata = |name: &InventoryName| metadata(known, name);
-        let exports = |name: &InventoryName, sink: &str| {
-            exports(known, name).iter().find(|export| export.name == sink).cloned()
-        };
-        for (name, inventory) in &resolved.inventories {
-            for sink in &inventory.sinks {
-                let binding = binding_name(name, &sink.name);
-                if let Some(export) = exports(name, &sink.name) {
-                    let at = export.last_export_time.map(|time| time.0.into());
-                    self.board.remember(&binding, at, export.rows, export.last_checksum);
-                }
-            }
-        }
-        let checksum = |name: &InventoryName, sink: &str| exports(name, sink)?.last_checksum;
         self.bindings.namespaces.clone_from(&self.collector.namespaces().borrow());
-        self.bindings.deliver(resolved, metadata, checksum, deliveries);
-        self.clean_left(known, world, resolved);
+        self.bindings.deliver(known, resolved, deliveries);
+        let mut steps = self.clean_left(known, world, resolved);
         let Some(deliveries) = &mut self.deliveries else { return };
         for (name, inventory) in &resolved.inventories {
-            let Some(metadata) = metadata(name) else { continue };
+            let Some((metadata, exports)) = known.inventory(name) else { continue };
             let kind = inventory_kind(name);
-            if metadata.deletion_timestamp.is_none() {
-                if !inventory.sinks.is_empty() && !name.is_reserved() {
-                    finalize::protect(&self.client, kind, metadata).await;
-                }
-                continue;
+            if metadata.deletion_timestamp.is_some() {
+                // What never could be written, because its name is another's, is not there.
+                let exports = if name.is_reserved() { &[][..] } else { exports };
+                let sink = |export| left_sink(world, &self.rules, resolved, name, export);
+                let written = exports.iter().map(|export| (export, sink(export))).collect();
+                let deleted = Deleted { kind, name, metadata, written, patience: self.cleanup_timeout };
+                steps.extend(deleted.finish(&mut self.bindings, &self.board, deliveries));
+            } else if !inventory.sinks.is_empty() && !name.is_reserved() {
+                steps.extend(finalize::protect(kind, metadata));
             }
-            let deleted = Deleted { kind, name, metadata, resolved: inventory };
-            deleted.finish(&self.client, &mut self.bindings, &self.board, deliveries).await;
         }
-        for target in known.targets().values().filter(|target| target.metadata.deletion_timestamp.is_some()) {
-            finalize::release(&self.client, "KollectTarget", &target.metadata).await;
-        }
-        let deleted = |metadata: &ObjectMeta| metadata.deletion_timestamp.is_some();
-        for target in known.cluster_targets().values().filter(|target| deleted(&target.metadata)) {
-            finalize::release(&self.client, "KollectClusterTarget", &target.metadata).await;
-        }
+        let targets = known.targets().values().map(|target| ("KollectTarget", &target.metadata));
+        let cluster_targets = known.cluster_targets().values();
+        let cluster_targets = cluster_targets.map(|target| ("KollectClusterTarget", &target.metadata));
+        let deleted =
+            targets.chain(cluster_targets).filter(|(_, metadata)| metadata.deletion_timestamp.is_some());
+        steps.extend(deleted.filter_map(|(kind, metadata)| finalize::release(kind, metadata)));
+        finalize::take(&self.client, steps).await;
         let names: BTreeSet<String> = resolved.inventories.keys().map(binding_prefix).collect();
-        let kept = |binding: &BindingName| names.iter().any(|name| binding.starts_with(name.as_str()));
-        self.board.retain(kept);
+        // A binding's name begins with that of its inventory, up to the only space.
+        self.board
+            .retain(|binding| binding.split_inclusive(' ').next().is_some_and(|own| names.contains(own)));
     }
 
-    fn probe(&mut self, known: &Known, world: &World) {
+    fn probe(&mut self, known: &Known, resolved: &Resolved) {
         let mut wanted = BTreeMap::new();
-        let planned = |spec: &kollect_model::sink::SinkSpec, namespace: &str| {
-            let plan = world.plan_sink(spec, namespace, &self.rules).ok()?;
-            let policy = self.rules.sink_policy(namespace);
+        let planned = |key: &(Family, Name)| {
+            let plan = (**resolved.sinks.get(key)?).clone().ok()??;
+            let policy = self.rules.sink_policy(&key.1.0);
             let meter = self.metrics.meter.clone();
             Some(Planned { sinks: self.sinks.clone(), plan, policy, meter, counted: None })
         };
-        for ((family, name), sink) in known.sinks() {
+        for (key, sink) in known.sinks() {
             let asked = sink.spec.common().connection_test.unwrap_or(true) || test_connection(&sink.metadata);
-            if let Some(planned) = asked.then(|| planned(&sink.spec, &name.0)).flatten() {
-                wanted.insert(Probed::Sink(family, name.clone()), planned);
+            if let Some(planned) = asked.then(|| planned(&key)).flatten() {
+                wanted.insert(Probed::Sink(key.0, key.1), planned);
             }
         }
         for (name, test) in known.connection_tests() {
@@ -385,224 +330,15 @@ impl Operator {
                 .as_ref()
                 .is_some_and(|status| status.completed && status.observed_generation == Some(generation));
             let Some((family, sink)) = tested_sink(test).filter(|_| !done) else { continue };
-            let key = (name.0.clone(), sink);
-            let spec = world.sinks.get(&(family, key.clone()));
-            if let Some(planned) = spec.and_then(|spec| planned(spec, &name.0)) {
+            if let Some(planned) = planned(&(family, (name.0.clone(), sink))) {
                 wanted.insert(Probed::Test(name.clone(), generation), planned);
             }
         }
         self.probes.set(wanted);
     }
-
-    /// Writes what has changed about the objects. Answers when to look again.
-    async fn tell(&mut self, known: &Known, world: &World, resolved: &Resolved) -> Option<Instant> {
-        let view = View {
-            rows: &self.rows,
-            coverage: self.collector.coverage().read(),
-            namespaces: self.collector.namespaces().borrow().clone(),
-            board: &self.board,
-            rest: self.bindings.rest(),
-            now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
-        };
-        let mut desired = Vec::new();
-        profiles(known, resolved, view.now, &mut desired);
-        targets(known, resolved, &view, &mut desired);
-        inventories(known, resolved, &view, &mut self.shards, &mut desired);
-        self.sinks(known, world, view.now, &mut desired);
-        let tests = self.connection_tests(known, world, view.now, &mut desired);
-        let written = self.writer.write(desired).await;
-        self.acknowledge_tests(known).await;
-        self.own_tests(known).await;
-        self.delete_expired(tests.expired).await;
-        [written, tests.due].into_iter().flatten().min()
-    }
-
-    fn sinks(&self, known: &Known, world: &World, now: Timestamp, desired: &mut Vec<Desired>) {
-        for ((family, name), sink) in known.sinks() {
-            let faults = world.plan_sink(&sink.spec, &name.0, &self.rules).err();
-            let verdict = self.probes.verdict(&Probed::Sink(family, name.clone()));
-            let after = sink_status(sink, faults.as_deref(), verdict, now);
-            push(desired, family.kind(), &name, &sink.metadata, &sink.status, &after, |status| {
-                status.conditions.clone()
-            });
-        }
-    }
-}
-
-fn metadata<'a>(known: &'a Known, name: &InventoryName) -> Option<&'a ObjectMeta> {
-    match &name.namespace {
-        Some(namespace) => {
-            let key = (namespace.clone(), name.name.clone());
-            known.inventories().get(&key).map(|inventory| &inventory.metadata)
-        }
-        None => {
-            let key = (String::new(), name.name.clone());
-            known.cluster_inventories().get(&key).map(|inventory| &inventory.metadata)
-        }
-    }
-}
-
-/// What the status of an inventory says about its sinks.
-fn exports<'a>(known: &'a Known, name: &InventoryName) -> &'a [SinkExport] {
-    let exports = match &name.namespace {
-        Some(namespace) => {
-            let inventory = known.inventories().get(&(namespace.clone(), name.name.clone()));
-            inventory.and_then(|i| i.status.as_ref()).map(|status| &status.sink_exports)
-        }
-        None => {
-            let inventory = known.cluster_inventories().get(&(String::new(), name.name.clone()));
-            inventory.and_then(|i| i.status.as_ref()).map(|status| &status.inventory.sink_exports)
-        }
-    };
-    exports.map_or(&[], Vec::as_slice)
 }
 
 /// The kind of an inventory.
 pub(crate) fn inventory_kind(name: &InventoryName) -> &'static str {
     if name.namespace.is_some() { "KollectInventory" } else { "KollectClusterInventory" }
-}
-
-fn push<S: Serialize + PartialEq>(
-    desired: &mut Vec<Desired>,
-    kind: &'static str,
-    name: &Name,
-    metadata: &ObjectMeta,
-    before: &S,
-    after: &S,
-    conditions: impl Fn(&S) -> Vec<kollect_model::crd::shapes::Condition>,
-) {
-    if metadata.deletion_timestamp.is_some() {
-        return;
-    }
-    let value = |status: &S| -> Value { json!(status) };
-    // Most objects are as they should be: only the others are worth their text, which decides.
-    let differs = before != after && value(before) != value(after);
-    let change = differs.then(|| Change {
-        metadata: metadata.clone(),
-        after: value(after),
-        conditions_before: conditions(before),
-        conditions_after: conditions(after),
-    });
-    desired.push(Desired { kind, name: name.clone(), change });
-}
-
-fn profiles(known: &Known, resolved: &Resolved, now: Timestamp, desired: &mut Vec<Desired>) {
-    for (name, profile) in known.profiles() {
-        let Some(compiled) = resolved.profiles.get(name) else { continue };
-        let local = known
-            .targets()
-            .iter()
-            .filter(|((namespace, _), target)| *namespace == name.0 && target.spec.profile_ref == name.1);
-        let cluster = known.cluster_targets().values().filter(|target| {
-            let reference = &target.spec.profile_ref;
-            (&reference.namespace, &reference.name) == (&name.0, &name.1)
-        });
-        let users = local.count() + cluster.count();
-        let before = profile.status.clone().unwrap_or_default();
-        let errors = compiled.as_ref().err().map(Vec::as_slice);
-        let after = status::profile(&profile.metadata, &before.conditions, errors, users, now);
-        push(desired, "KollectProfile", name, &profile.metadata, &before, &after, |s| s.conditions.clone());
-    }
-}
-
-fn targets(known: &Known, resolved: &Resolved, view: &View<'_>, desired: &mut Vec<Desired>) {
-    for ((namespace, name), target) in known.targets() {
-        let id = TargetId { namespace: Some(namespace.as_str().into()), name: name.as_str().into() };
-        let Some(outcome) = resolved.targets.get(&id) else { continue };
-        let before = target.status.clone().unwrap_or_default();
-        let rules = target.spec.filter.resource_rules.len();
-        let after = view.target(&target.metadata, &before, &id, outcome, rules);
-        let key = (namespace.clone(), name.clone());
-        push(desired, "KollectTarget", &key, &target.metadata, &before, &after, |s| s.conditions.clone());
-    }
-    for ((_, name), target) in known.cluster_targets() {
-        let id = TargetId { namespace: None, name: name.as_str().into() };
-        let Some(outcome) = resolved.targets.get(&id) else { continue };
-        let before = target.status.clone().unwrap_or_default();
-        let rules = target.spec.filter.resource_rules.len();
-        let after = view.target(&target.metadata, &before, &id, outcome, rules);
-        let key = (String::new(), name.clone());
-        push(desired, "KollectClusterTarget", &key, &target.metadata, &before, &after, |s| {
-            s.conditions.clone()
-        });
-    }
-}
-
-fn inventories(
-    known: &Known,
-    resolved: &Resolved,
-    view: &View<'_>,
-    shards: &mut Shards,
-    desired: &mut Vec<Desired>,
-) {
-    shards.retain(|name| resolved.inventories.contains_key(name));
-    for (name, outcome) in &resolved.inventories {
-        let key = (name.namespace.clone().unwrap_or_default(), name.name.clone());
-        if let Some(inventory) = name.namespace.as_ref().and_then(|_| known.inventories().get(&key)) {
-            let before = inventory.status.clone().unwrap_or_default();
-            let after = view.inventory(&inventory.metadata, &before, name, outcome);
-            push(desired, "KollectInventory", &key, &inventory.metadata, &before, &after, |s| {
-                s.conditions.clone()
-            });
-        } else if let Some(inventory) = known.cluster_inventories().get(&key) {
-            let before = inventory.status.clone().unwrap_or_default();
-            let own = view.inventory(&inventory.metadata, &before.inventory, name, outcome);
-            let choice = outcome.rows.among(view.namespaces.as_deref());
-            let namespace_shards =
-                choice.map(|choice| shards.of(name, view.rows, &outcome.targets, choice)).unwrap_or_default();
-            let rows = namespace_shards.iter().filter_map(|shard| shard.item_count).sum();
-            let after = ClusterInventoryStatus {
-                inventory: InventoryStatus { item_count: Some(rows), ..own },
-                target_count: outcome.targets.len().try_into().ok(),
-                namespace_shard_count: namespace_shards.len().try_into().ok(),
-                namespace_shards,
-            };
-            push(desired, "KollectClusterInventory", &key, &inventory.metadata, &before, &after, |s| {
-                s.inventory.conditions.clone()
-            });
-        }
-    }
-}
-
-fn sink_status(
-    sink: &SinkObject,
-    faults: Option<&[Fault]>,
-    verdict: Option<Result<Duration, String>>,
-    now: Timestamp,
-) -> SinkStatus {
-    let SinkStatus { observed_generation, conditions, .. } = &sink.status;
-    let unheard = faults.is_none() && verdict.is_none();
-    let tested = sink.spec.common().connection_test != Some(false);
-    if unheard && tested && status::stands(&sink.metadata, *observed_generation, conditions) {
-        return sink.status.clone();
-    }
-    let mut conditions = Conditions::after(&sink.status.conditions, sink.metadata.generation, now);
-    if sink.spec.common().tls.as_ref().is_some_and(|tls| tls.insecure_skip_verify) {
-        conditions.set("TLSInsecure", true, "InsecureSkipVerify", "any server is trusted");
-    }
-    match (faults, verdict) {
-        (Some(faults), _) => {
-            let reason = faults.first().map_or("InvalidSpec", |fault| fault.reason);
-            let message = faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-            conditions.set("ConnectionVerified", false, reason, message.clone());
-            conditions.degraded(reason, message, true);
-        }
-        (None, Some(Ok(_))) => {
-            conditions.set("ConnectionVerified", true, "ConnectionOK", "the sink answers");
-            conditions.ready("ConnectionOK", "the sink answers");
-        }
-        (None, Some(Err(message))) => {
-            conditions.set("ConnectionVerified", false, "ConnectionTestFailed", message.clone());
-            conditions.degraded("ConnectionTestFailed", message, false);
-        }
-        (None, None) if sink.spec.common().connection_test == Some(false) => {
-            conditions.ready("NotTested", "connectionTest is false");
-        }
-        (None, None) => conditions.progressing("Probing", "the first probe is running"),
-    }
-    SinkStatus {
-        conditions: conditions.done(),
-        observed_generation: sink.metadata.generation,
-        preview: sink.status.preview.clone(),
-    }
 }

@@ -25,7 +25,7 @@ pub(crate) struct Secrets {
     client: Client,
     source: Arc<dyn WatchSource>,
     known: Arc<Mutex<BTreeMap<Name, Secret>>>,
-    changed: watch::Sender<u64>,
+    changed: watch::Sender<()>,
     tasks: BTreeMap<Name, JoinHandle<()>>,
 }
 
@@ -42,19 +42,13 @@ impl Secrets {
     }
 
     /// Changes whenever a Secret does.
-    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
-    /// What is known about the Secrets that are wanted; those that are being looked up are missing.
+    /// What is known about the Secrets that are wanted.
     pub(crate) fn known(&self) -> BTreeMap<Name, Secret> {
         lock(&self.known).clone()
-    }
-
-    /// Whether something is known about each of them.
-    pub(crate) fn knows_all(&self, names: &BTreeSet<Name>) -> bool {
-        let known = lock(&self.known);
-        names.iter().all(|name| known.contains_key(name))
     }
 
     /// Follows exactly these from now on.
@@ -65,6 +59,7 @@ impl Secrets {
         }
         for name in wanted {
             if !self.tasks.contains_key(name) {
+                lock(&self.known).insert(name.clone(), Secret::Awaited);
                 let follower = Follower {
                     name: name.clone(),
                     client: self.client.clone(),
@@ -85,7 +80,7 @@ struct Follower {
     name: Name,
     client: Client,
     known: Arc<Mutex<BTreeMap<Name, Secret>>>,
-    changed: watch::Sender<u64>,
+    changed: watch::Sender<()>,
 }
 
 impl Follower {
@@ -147,12 +142,13 @@ impl Follower {
     fn put(&self, secret: Secret) {
         let before = lock(&self.known).insert(self.name.clone(), secret.clone());
         if before != Some(secret) {
-            self.changed.send_modify(|version| *version += 1);
+            self.changed.send_replace(());
         }
     }
 
     fn put_first(&self, secret: Secret) {
-        if !lock(&self.known).contains_key(&self.name) {
+        let awaited = lock(&self.known).get(&self.name) == Some(&Secret::Awaited);
+        if awaited {
             self.put(secret);
         }
     }

@@ -3,6 +3,8 @@
 //! Ready is False whenever Degraded is True. A condition that is not set is gone. Counts are what is
 //! true now; times move with what they describe.
 
+mod places;
+
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use k8s_openapi::{
@@ -28,7 +30,10 @@ use kollect_model::{
 };
 
 use super::{bindings::binding_name, conditions::Conditions, progress::Board};
-use crate::world::{BoundSink, Fault, InventoryName, ResolvedInventory, ResolvedTarget};
+use crate::{
+    reason::Reason,
+    world::{BoundSink, Fault, InventoryName, ResolvedInventory, ResolvedTarget},
+};
 
 /// What statuses are made from, besides the objects.
 pub(crate) struct View<'a> {
@@ -37,7 +42,7 @@ pub(crate) struct View<'a> {
     pub(crate) namespaces: Option<Arc<Namespaces>>,
     pub(crate) board: &'a Board,
     /// All that the operator looks at.
-    pub(crate) rest: &'a Sight,
+    pub(crate) scope: &'a Sight,
     pub(crate) now: Timestamp,
 }
 
@@ -72,9 +77,9 @@ pub(crate) fn profile(
     match errors {
         None => {
             let noun = if users == 1 { "target uses" } else { "targets use" };
-            conditions.ready("Compiled", format!("all expressions compile; {users} {noun} it"));
+            conditions.ready(Reason::Compiled, format!("all expressions compile; {users} {noun} it"));
         }
-        Some(errors) => conditions.degraded("InvalidSpec", told(errors), true),
+        Some(errors) => conditions.degraded(Reason::InvalidSpec, told(errors), true),
     }
     ProfileStatus { conditions: conditions.done(), observed_generation: metadata.generation }
 }
@@ -141,12 +146,15 @@ impl View<'_> {
             return;
         }
         if resolved.suspended {
-            conditions.degraded("Suspended", "spec.suspend is set: nothing is collected, rows stay", true);
+            conditions.degraded(
+                Reason::Suspended,
+                "spec.suspend is set: nothing is collected, rows stay",
+                true,
+            );
             return;
         }
-        if !resolved.clipped.is_empty() {
-            let reason = resolved.clipped.first().map_or("ScopeClipped", |fault| fault.reason);
-            conditions.set("ScopeClipped", true, reason, told(&resolved.clipped));
+        if let Some(first) = resolved.clipped.first() {
+            conditions.set("ScopeClipped", true, first.reason, told(&resolved.clipped));
         }
         let sights = self.rows.sights(std::slice::from_ref(id));
         let blind: Vec<String> = coverage
@@ -160,35 +168,41 @@ impl View<'_> {
                 Some(format!("{}{namespaces}: {why}", place.gvk))
             })
             .collect();
+        let unseen = if coverage.iter().any(|place| place.blind.as_deref() == Some(FORBIDDEN)) {
+            Reason::ScopeForbidden
+        } else {
+            Reason::NotSeen
+        };
         if !blind.is_empty() {
-            let reason = if coverage.iter().any(|place| place.blind.as_deref() == Some(FORBIDDEN)) {
-                "ScopeForbidden"
-            } else {
-                "NotSeen"
-            };
-            conditions.set("Blind", true, reason, blind.join("; "));
+            conditions.set("Blind", true, unseen, blind.join("; "));
         }
         let pending = sights.is_empty() || sights.values().any(|sight| *sight == Sight::Pending);
-        let nothing_seen = !sights.is_empty() && sights.values().all(|sight| *sight == Sight::Partial);
+        let undecided = !sights.is_empty() && sights.values().all(|sight| *sight == Sight::Partial);
+        let nothing_seen = !blind.is_empty() && coverage.iter().all(|place| place.blind.is_some());
         if pending {
-            conditions.progressing("Listing", "the first list is running");
-        } else if nothing_seen && blind.is_empty() && self.namespaces.as_ref().is_some_and(|n| !n.complete) {
-            conditions.set("Blind", true, "ScopeForbidden", UNDECIDED);
-            conditions.degraded("ScopeForbidden", UNDECIDED, false);
-        } else if nothing_seen && !blind.is_empty() {
+            conditions.progressing(Reason::Listing, "the first list is running");
+        } else if undecided && blind.is_empty() && self.namespaces.as_ref().is_some_and(|n| !n.complete) {
+            conditions.set("Blind", true, Reason::ScopeForbidden, UNDECIDED);
+            conditions.degraded(Reason::ScopeForbidden, UNDECIDED, false);
+        } else if nothing_seen {
             let forbidden = coverage.iter().all(|place| place.blind.as_deref() == Some(FORBIDDEN));
-            let reason = if forbidden { "ScopeForbidden" } else { "InformerRegistrationFailed" };
+            let reason = if forbidden { Reason::ScopeForbidden } else { Reason::InformerRegistrationFailed };
             conditions.degraded(reason, blind.join("; "), false);
         } else if failures > 0 {
             let noun = if failures == 1 { "object cannot" } else { "objects cannot" };
             let why = failure.unwrap_or_default();
-            conditions.degraded("ExtractionFailed", format!("{failures} {noun} be read: {why}"), false);
+            conditions.degraded(Reason::ExtractionFailed, format!("{failures} {noun} be read: {why}"), false);
         } else {
-            conditions.ready("Collecting", format!("collecting {rows} rows"));
+            conditions.ready(Reason::Collecting, format!("collecting {rows} rows"));
             if blind.is_empty() {
-                conditions.set("Synced", true, "Collecting", "everything that is selected has been seen");
+                conditions.set(
+                    "Synced",
+                    true,
+                    Reason::Collecting,
+                    "everything that is selected has been seen",
+                );
             } else {
-                conditions.set("Synced", false, "ScopeForbidden", blind.join("; "));
+                conditions.set("Synced", false, unseen, blind.join("; "));
             }
         }
     }
@@ -261,27 +275,33 @@ impl View<'_> {
             && resolved.sinks.iter().any(unheard)
             && !resolved.sinks.iter().any(failing);
         if waiting && stands(metadata, before.observed_generation, &before.conditions) {
-            return before.clone();
+            return self.with_places(before, name, resolved);
         }
-        let mut exports: Vec<SinkExport> = resolved
-            .sinks
-            .iter()
-            .map(|sink| self.sink_export(metadata, before, name, resolved, sink))
-            .collect();
+        let same = before.observed_generation == metadata.generation && !resolved.suspended;
+        let export = |sink: &BoundSink| {
+            let line = before.sink_exports.iter().find(|export| export.name == sink.name);
+            // A sink that held the rows is not in doubt because another one fails.
+            match line.filter(|line| same && unheard(sink) && is_synced(line)) {
+                Some(line) => self.with_place(line, name, sink),
+                None => self.sink_export(metadata, before, name, resolved, sink),
+            }
+        };
+        let mut exports: Vec<SinkExport> = resolved.sinks.iter().map(export).collect();
         let left = before.sink_exports.iter().filter(|export| {
             !resolved.sinks.iter().any(|sink| sink.name == export.name)
-                && !self.board.of(&binding_name(name, &export.name)).cleaned
+                && !self.board.of(&binding_name(name, &export.name)).cleared
         });
         let left: Vec<SinkExport> = left.map(|export| self.left_export(metadata, export)).collect();
         let mut conditions = Conditions::after(&before.conditions, metadata.generation, self.now);
         self.judge_inventory(name, resolved, &exports, &mut conditions);
+        self.judge_places(name, &exports, &mut conditions);
         let rows: usize = resolved.targets.iter().map(|target| self.rows.count(target)).sum();
         let synced = exports.iter().all(is_synced) && !exports.is_empty();
         let revision = i64::try_from(self.rows.revision(&resolved.targets)).ok();
         let last_export_time = exports.iter().filter_map(|export| export.last_export_time.clone()).max();
         // As many as the schema allows.
         exports.extend(left);
-        exports.truncate(MAX_SINK_REFS);
+        exports.truncate(2 * MAX_SINK_REFS);
         InventoryStatus {
             conditions: conditions.done(),
             observed_generation: metadata.generation,
@@ -290,18 +310,6 @@ impl View<'_> {
             last_export_time,
             sink_exports: exports,
         }
-    }
-
-    /// A sink that is no longer named, and still holds rows.
-    fn left_export(&self, metadata: &ObjectMeta, export: &SinkExport) -> SinkExport {
-        let mut conditions = Conditions::after(&export.conditions, metadata.generation, self.now);
-        conditions.set(
-            "Synced",
-            false,
-            "Cleaning",
-            "the sink is no longer named; its rows are being removed",
-        );
-        SinkExport { conditions: conditions.done(), ..export.clone() }
     }
 
     fn judge_inventory(
@@ -317,23 +325,27 @@ impl View<'_> {
             return;
         }
         if resolved.suspended {
-            conditions.degraded("Suspended", "spec.suspend is set: nothing is written, rows stay", true);
+            conditions.degraded(
+                Reason::Suspended,
+                "spec.suspend is set: nothing is written, rows stay",
+                true,
+            );
             return;
         }
         if let Some(first) = resolved.missing.first() {
             conditions.set("TargetsMissing", true, first.reason, told(&resolved.missing));
         }
         let sights = self.rows.sights(&resolved.targets);
-        let blind = kollect_engine::export::coverage(&sights, self.rest);
+        let blind = kollect_engine::export::coverage(&sights, self.scope);
         if blind != "complete" && !sights.values().any(|sight| *sight == Sight::Pending) {
-            conditions.set("Blind", true, "NotSeen", blind.clone());
+            conditions.set("Blind", true, Reason::NotSeen, blind.clone());
         }
         let faults: Vec<&Fault> =
-            resolved.sinks.iter().filter_map(|sink| sink.plan.as_ref().err()).flatten().collect();
+            resolved.sinks.iter().filter_map(|sink| sink.plan.as_ref().as_ref().err()).flatten().collect();
         if exports.is_empty() {
-            conditions.ready("NoExport", "no sink is referenced");
-            conditions.set("Synced", true, "NoExport", "no sink is referenced");
-            conditions.set("SinkReachable", true, "NoSinksConfigured", "no sink is referenced");
+            conditions.ready(Reason::NoExport, "no sink is referenced");
+            conditions.set("Synced", true, Reason::NoExport, "no sink is referenced");
+            conditions.set("SinkReachable", true, Reason::NoSinksConfigured, "no sink is referenced");
             return;
         }
         let failed: Vec<String> = exports
@@ -347,30 +359,35 @@ impl View<'_> {
             conditions.set(
                 "SinkReachable",
                 true,
-                "SinksReachable",
+                Reason::SinksReachable,
                 format!("{synced} of {} sinks", exports.len()),
             );
         } else {
-            conditions.set("SinkReachable", false, "ExportFailed", failed.join("; "));
+            conditions.set("SinkReachable", false, Reason::ExportFailed, failed.join("; "));
         }
         let all = exports.len();
         if synced == all {
-            conditions.ready("Exported", format!("{all} of {all} sinks hold the rows"));
-            conditions.set("Synced", true, "Exported", format!("{all} of {all} sinks hold the rows"));
+            conditions.ready(Reason::Exported, format!("{all} of {all} sinks hold the rows"));
+            conditions.set("Synced", true, Reason::Exported, format!("{all} of {all} sinks hold the rows"));
         } else if failed.is_empty() && faults.is_empty() {
-            conditions.progressing("Progressing", format!("{synced} of {all} sinks hold the rows"));
-            conditions.set("Synced", false, "Progressing", format!("{synced} of {all} sinks hold the rows"));
+            conditions.progressing(Reason::Progressing, format!("{synced} of {all} sinks hold the rows"));
+            conditions.set(
+                "Synced",
+                false,
+                Reason::Progressing,
+                format!("{synced} of {all} sinks hold the rows"),
+            );
         } else if synced > 0 {
             let why =
                 failed.iter().cloned().chain(faults.iter().map(ToString::to_string)).collect::<Vec<_>>();
-            conditions.ready("PartiallySynced", format!("{synced} of {all} sinks hold the rows"));
-            conditions.set("Synced", false, "PartiallySynced", why.join("; "));
+            conditions.ready(Reason::PartiallySynced, format!("{synced} of {all} sinks hold the rows"));
+            conditions.set("Synced", false, Reason::PartiallySynced, why.join("; "));
         } else {
             let terminal = self.all_terminal(name, resolved);
             let (reason, message) = match faults.first() {
                 Some(first) => (first.reason, told(&faults)),
-                None if terminal => ("ExportTerminal", failed.join("; ")),
-                None => ("Progressing", failed.join("; ")),
+                None if terminal => (Reason::ExportTerminal, failed.join("; ")),
+                None => (Reason::Progressing, failed.join("; ")),
             };
             conditions.degraded(reason, message.clone(), terminal || !faults.is_empty());
             conditions.set("Synced", false, reason, message);
@@ -398,31 +415,36 @@ impl View<'_> {
         let before = known.map_or(&no_conditions, |known| &known.conditions);
         let mut conditions = Conditions::after(before, metadata.generation, self.now);
         let mut last_error = None;
-        match (&sink.plan, &progress.failure) {
+        match (&*sink.plan, &progress.failure) {
             (Err(faults), _) => {
-                let reason = faults.first().map_or("SinkNotFound", |fault| fault.reason);
+                let reason = faults.first().map_or(Reason::SinkNotFound, |fault| fault.reason);
                 conditions.set("Synced", false, reason, told(faults));
                 last_error = Some(told(faults));
             }
             (Ok(_), Some(failure)) => {
-                let reason =
-                    if failure.class == ErrorClass::Transient { "ExportFailed" } else { "ExportTerminal" };
+                let reason = if failure.class == ErrorClass::Transient {
+                    Reason::ExportFailed
+                } else {
+                    Reason::ExportTerminal
+                };
                 conditions.set("Synced", false, reason, failure.message.clone());
                 last_error = Some(failure.message.clone());
             }
             (Ok(_), None) if resolved.suspended => {
-                conditions.set("Synced", false, "Suspended", "nothing is written");
+                conditions.set("Synced", false, Reason::Suspended, "nothing is written");
             }
             (Ok(_), None) if !progress.refused.is_empty() => {
-                conditions.set("Synced", false, "RowsRefused", told(&progress.refused));
+                conditions.set("Synced", false, Reason::RowsRefused, told(&progress.refused));
                 last_error = Some(told(&progress.refused));
             }
             (Ok(_), None) => match (&progress.held_back, progress.last_export) {
-                (Some(why), _) => conditions.set("Synced", false, "HeldBack", why.clone()),
+                (Some(why), _) => conditions.set("Synced", false, Reason::HeldBack, why.clone()),
                 (None, Some(_)) if progress.confirmed => {
-                    conditions.set("Synced", true, "Exported", "the sink holds the rows");
+                    conditions.set("Synced", true, Reason::Exported, "the sink holds the rows");
                 }
-                (None, _) => conditions.set("Synced", false, "Progressing", "the sink is being compared"),
+                (None, _) => {
+                    conditions.set("Synced", false, Reason::Progressing, "the sink is being compared");
+                }
             },
         }
         let digest = || format!("{:032x}", self.rows.digest(&resolved.targets));
@@ -431,10 +453,13 @@ impl View<'_> {
         } else {
             known.and_then(|known| known.last_checksum.clone())
         };
+        let (place, left) = self.places(name, sink, known);
         let lag = progress.failure.as_ref().and_then(|failure| failure.since.elapsed().ok());
         SinkExport {
             name: sink.name.clone(),
             namespace: name.namespace.is_none().then(|| sink.key.0.clone()),
+            place,
+            left,
             last_export_time: progress.last_export.and_then(time),
             last_checksum: checksum,
             rows: progress.rows,

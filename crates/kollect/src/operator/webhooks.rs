@@ -17,7 +17,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::post,
 };
-use http::{StatusCode, Uri, header::CONTENT_TYPE};
+use http::{StatusCode, Uri, Version, header::CONTENT_TYPE};
 use judge::Judge;
 use kollect_model::{
     crd::{GROUP, VERSION},
@@ -136,7 +136,10 @@ impl Admission {
         };
         schema::kinds().values().fold(Router::new().fallback(unknown), |router, kind| {
             let admission = self.clone();
-            let answer = move |body: Bytes| async move { admission.answer(kind, &body).await };
+            let answer = move |version: Version, body: Bytes| async move {
+                debug!(kind = kind.name, ?version, "asked");
+                admission.answer(kind, &body).await
+            };
             router.route(&path(&kind.name), post(answer))
         })
     }

@@ -8,7 +8,10 @@ use std::{
 use futures::{StreamExt, stream};
 use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kollect_model::{
-    crd::{GROUP, VERSION, shapes::Condition},
+    crd::{
+        GROUP, VERSION,
+        shapes::{Condition, ConditionStatus},
+    },
     sink::ErrorClass,
 };
 use kube::{
@@ -16,6 +19,7 @@ use kube::{
     api::{DynamicObject, Patch, PatchParams, PostParams},
     core::{ApiResource, GroupVersionKind},
 };
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
@@ -36,6 +40,41 @@ pub(crate) struct Desired {
     pub(crate) change: Option<Change>,
 }
 
+impl Desired {
+    /// What an object says, and what it should say; nothing if it is being deleted.
+    pub(crate) fn new<S: Serialize + PartialEq>(
+        kind: &'static str,
+        name: &Name,
+        metadata: &ObjectMeta,
+        before: &S,
+        after: &S,
+    ) -> Option<Self> {
+        if metadata.deletion_timestamp.is_some() {
+            return None;
+        }
+        // Most objects are as they should be: only the others are worth their text, which decides.
+        let texts = (before != after).then(|| (json!(before), json!(after)));
+        let change = texts.filter(|(before, after)| before != after).map(|(before, after)| Change {
+            metadata: metadata.clone(),
+            conditions_before: conditions(&before),
+            conditions_after: conditions(&after),
+            after,
+            at_once: false,
+        });
+        Some(Self { kind, name: name.clone(), change })
+    }
+
+    /// Somebody waits for what is told.
+    pub(crate) fn hurry(mut self) -> Self {
+        self.change.iter_mut().for_each(|change| change.at_once = true);
+        self
+    }
+}
+
+fn conditions(status: &Value) -> Vec<Condition> {
+    status.get("conditions").and_then(|all| Vec::deserialize(all).ok()).unwrap_or_default()
+}
+
 /// What differs from what an object says now.
 pub(crate) struct Change {
     pub(crate) metadata: ObjectMeta,
@@ -43,6 +82,8 @@ pub(crate) struct Change {
     pub(crate) after: Value,
     pub(crate) conditions_before: Vec<Condition>,
     pub(crate) conditions_after: Vec<Condition>,
+    /// Somebody waits for it.
+    pub(crate) at_once: bool,
 }
 
 /// Writes statuses.
@@ -91,7 +132,8 @@ impl StatusWriter {
         let mut ready = Vec::new();
         for Desired { kind, name, change } in desired {
             let Some(change) = change else { continue };
-            let changed = !transitions(&change.conditions_before, &change.conditions_after).is_empty()
+            let changed = change.at_once
+                || !transitions(&change.conditions_before, &change.conditions_after).is_empty()
                 || change.conditions_before.len() != change.conditions_after.len();
             let key = (kind, name);
             match self.written.get(&key).map(|last| *last + PACE) {
@@ -167,14 +209,11 @@ async fn tell(client: &Client, kind: &'static str, (namespace, name): &Name, cha
         let Condition { type_, status, reason, message, .. } = condition;
         info!(kind, namespace, name, condition = type_, status = ?status, reason, message, "condition changed");
         let good = match type_.as_str() {
-            "Ready" => format!("{status:?}") == "True",
-            "Degraded" | "Blind" => false,
+            "Ready" if *status == ConditionStatus::True => true,
+            "Degraded" | "Blind" | "LeftBehind" => false,
+            // Degraded or Reconciling says why something is not ready.
             _ => continue,
         };
-        if type_ == "Ready" && !good {
-            // Degraded or Reconciling says why.
-            continue;
-        }
         let event = record(kind, metadata, if good { "Normal" } else { "Warning" }, reason, message);
         // An event that cannot be written is no reason to stop.
         if let Err(error) = create_event(client, namespace, event).await {

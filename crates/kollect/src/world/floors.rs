@@ -12,14 +12,11 @@ use kollect_model::{
     sink::SinkSpec,
 };
 
-use super::{Ceilings, Fault, InventoryName, World};
-
-/// The reason of all of them.
-const DENIED: &str = "ScopeIntervalDenied";
+use super::{Ceilings, InventoryName, World};
 
 impl World {
     /// Intervals of an inventory and its references that are below the floor of its scopes.
-    pub(crate) fn inventory_below_floor(&self, name: &InventoryName) -> Vec<Fault> {
+    pub(crate) fn inventory_below_floor(&self, name: &InventoryName) -> Vec<SpecError> {
         let key = (name.namespace.clone().unwrap_or_default(), name.name.clone());
         match &name.namespace {
             Some(namespace) => self.inventories.get(&key).map_or_else(Vec::new, |inventory| {
@@ -36,37 +33,42 @@ impl World {
     }
 
     /// The interval of a sink, if it is below the floor of its namespace.
-    pub(crate) fn sink_below_floor(&self, spec: &SinkSpec, namespace: &str) -> Vec<Fault> {
+    pub(crate) fn sink_below_floor(&self, spec: &SinkSpec, namespace: &str) -> Vec<SpecError> {
         let asked = spec.common().export_min_interval;
         let wrong = asked.and_then(|asked| self.scopes_of(namespace).above("spec.exportMinInterval", asked));
         wrong.into_iter().collect()
     }
 }
 
-fn below(ceilings: &Ceilings<'_>, own: GoDuration, lists: [&SinkRefs; 3], namespaced: bool) -> Vec<Fault> {
-    let mut faults = Vec::new();
+fn below(
+    ceilings: &Ceilings<'_>,
+    own: GoDuration,
+    lists: [&SinkRefs; 3],
+    namespaced: bool,
+) -> Vec<SpecError> {
+    let mut errors = Vec::new();
     // The schema fills it in: nobody can tell whether somebody asked for the default.
     if own != KollectInventorySpec::default().export_min_interval {
-        faults.extend(ceilings.above("spec.exportMinInterval", own));
+        errors.extend(ceilings.above("spec.exportMinInterval", own));
     }
     let fields = ["spec.snapshotSinkRefs", "spec.databaseSinkRefs", "spec.eventSinkRefs"];
     for (field, list) in fields.into_iter().zip(lists) {
         for (index, sink_ref) in list.decode(field, namespaced).0 {
             let Some(asked) = sink_ref.export_min_interval else { continue };
-            faults.extend(ceilings.above(&format!("{field}[{index}].exportMinInterval"), asked));
+            errors.extend(ceilings.above(&format!("{field}[{index}].exportMinInterval"), asked));
         }
     }
-    faults
+    errors
 }
 
 impl Ceilings<'_> {
     /// The scope whose floor is above an interval.
-    fn above(&self, field: &str, asked: GoDuration) -> Option<Fault> {
+    fn above(&self, field: &str, asked: GoDuration) -> Option<SpecError> {
         let floor = |floor: Option<GoDuration>| floor.map_or(Duration::ZERO, |floor| floor.0);
         let (who, ceiling) =
             self.scopes.iter().max_by_key(|(_, ceiling)| floor(ceiling.min_export_interval))?;
         let least = ceiling.min_export_interval.filter(|least| asked.0 < least.0)?;
         let problem = format!("{who} asks for at least {least}");
-        Some(Fault::new(DENIED, SpecError::new(field, &asked.to_string().into(), problem)))
+        Some(SpecError::new(field, &asked.to_string().into(), problem))
     }
 }

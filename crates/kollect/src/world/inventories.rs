@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    sync::Arc,
     time::Duration,
 };
 
@@ -15,15 +16,16 @@ use kollect_model::{
     SpecError,
     batch::{CLUSTER_NAMESPACE, InventoryId, PART_BYTES},
     crd::{
-        inventory::{Dedupe, MAX_SINK_REFS, SinkRef, SinkRefs},
-        shapes::{LabelSelector, SecretReference},
+        inventory::{Dedupe, ExportPlace, MAX_SINK_REFS, SinkRef, SinkRefs},
+        shapes::LabelSelector,
     },
     row::TargetId,
-    sink::SinkSpec,
 };
-use kollect_sinks::{Plan, Secrets};
 
-use super::{Ceilings, Family, Fault, INVALID_SPEC, Name, ResolvedTarget, Rules, Secret, World, dangling};
+use super::{
+    Ceilings, Family, Fault, Name, ResolvedTarget, Rules, SinkPlan, World, dangling, sinks::SinkPlans,
+};
+use crate::reason::Reason;
 
 /// An inventory of either kind.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -114,7 +116,9 @@ pub(crate) struct BoundSink {
     /// Largest part of a document.
     pub(crate) part_bytes: usize,
     /// How to open it, or why it cannot be used.
-    pub(crate) plan: Result<Plan, Vec<Fault>>,
+    pub(crate) plan: Arc<SinkPlan>,
+    /// Where it leads, if that can be told.
+    pub(crate) place: Option<ExportPlace>,
 }
 
 /// How long documents wait for further changes, so that a roll-out is one of them.
@@ -141,8 +145,9 @@ struct Asked<'a> {
 impl World {
     pub(super) fn resolve_inventories(
         &self,
-        rules: &Rules,
         targets: &BTreeMap<TargetId, ResolvedTarget>,
+        sinks: &SinkPlans,
+        rules: &Rules,
     ) -> BTreeMap<InventoryName, ResolvedInventory> {
         let mut resolved = BTreeMap::new();
         for ((namespace, name), inventory) in &self.inventories {
@@ -162,11 +167,11 @@ impl World {
                 suspended: spec.suspend,
                 ceilings: self.scopes_of(namespace),
             };
-            let (name, mut inventory) = self.resolve_inventory(asked, rules, targets);
+            let (name, mut inventory) = self.resolve_inventory(asked, targets, sinks, rules);
             if namespace == CLUSTER_NAMESPACE {
                 let problem = "sinks keep cluster inventories under this name; use another namespace";
                 let error = SpecError::new("metadata.namespace", &namespace.as_str().into(), problem);
-                inventory.faults.push(Fault::new(INVALID_SPEC, error));
+                inventory.faults.push(Fault::new(Reason::InvalidSpec, error));
             }
             resolved.insert(name, inventory);
         }
@@ -187,7 +192,7 @@ impl World {
                 suspended: spec.suspend,
                 ceilings: self.cluster_scopes(),
             };
-            let (name, mut inventory) = self.resolve_inventory(asked, rules, targets);
+            let (name, mut inventory) = self.resolve_inventory(asked, targets, sinks, rules);
             inventory.rows = RowsWanted {
                 namespaces: spec.namespaces.clone(),
                 selector: spec.namespace_selector.clone(),
@@ -201,18 +206,19 @@ impl World {
     fn resolve_inventory(
         &self,
         asked: Asked<'_>,
-        rules: &Rules,
         targets: &BTreeMap<TargetId, ResolvedTarget>,
+        sinks: &SinkPlans,
+        rules: &Rules,
     ) -> (InventoryName, ResolvedInventory) {
         let mut resolved = ResolvedInventory { suspended: asked.suspended, ..ResolvedInventory::default() };
         asked.choose(targets, &self.refused, &mut resolved);
         resolved.notes.extend(asked.max_export_bytes.map(|_| PARTS.to_owned()));
-        self.bind(&asked, rules, &mut resolved);
+        self.bind(&asked, sinks, rules, &mut resolved);
         (asked.name, resolved)
     }
 
     /// The sinks of the three lists, and what is wrong with them.
-    fn bind(&self, asked: &Asked<'_>, rules: &Rules, resolved: &mut ResolvedInventory) {
+    fn bind(&self, asked: &Asked<'_>, sinks: &SinkPlans, rules: &Rules, resolved: &mut ResolvedInventory) {
         let families = [
             (Family::Snapshot, "spec.snapshotSinkRefs"),
             (Family::Database, "spec.databaseSinkRefs"),
@@ -220,7 +226,7 @@ impl World {
         ];
         for ((family, field), list) in families.into_iter().zip(asked.lists) {
             let (refs, wrong) = list.decode(field, asked.name.namespace.is_some());
-            resolved.faults.extend(wrong.into_iter().map(|error| Fault::new(INVALID_SPEC, error)));
+            resolved.faults.extend(wrong.into_iter().map(|error| Fault::new(Reason::InvalidSpec, error)));
             for (index, sink_ref) in refs {
                 let namespace = sink_ref.namespace.as_deref().unwrap_or(asked.sink_namespace);
                 let key = (namespace.to_owned(), sink_ref.name.clone());
@@ -229,28 +235,29 @@ impl World {
                 let plan = match denied {
                     Some((reason, problem)) => {
                         let error = SpecError::new(&field, &sink_ref.name.as_str().into(), problem);
-                        Err(vec![Fault::new(reason, error)])
+                        Arc::new(Err(vec![Fault::new(reason, error)]))
                     }
-                    None => self.plan(family, &key, &field, rules),
+                    None => self.plan(sinks, family, &key, &field),
                 };
-                resolved.sinks.push(self.bound(asked, family, key, &sink_ref, plan));
+                resolved.sinks.push(self.bound(asked, rules, family, key, &sink_ref, plan));
             }
         }
         let total: usize = asked.lists.iter().map(|list| list.0.len()).sum();
         if total > MAX_SINK_REFS {
             let problem = format!("has more than {MAX_SINK_REFS} sink references");
             let error = SpecError::new("spec", &total.into(), problem);
-            resolved.faults.push(Fault::new(INVALID_SPEC, error));
+            resolved.faults.push(Fault::new(Reason::InvalidSpec, error));
         }
     }
 
     fn bound(
         &self,
         asked: &Asked<'_>,
+        rules: &Rules,
         family: Family,
         key: Name,
         sink_ref: &SinkRef,
-        plan: Result<Plan, Vec<Fault>>,
+        plan: Arc<SinkPlan>,
     ) -> BoundSink {
         let spec = self.sinks.get(&(family, key.clone()));
         let level = |export_min, min_change, audit| Intervals { export_min, min_change, audit };
@@ -264,42 +271,17 @@ impl World {
         let floor = floors.map(|floor| floor.0).max();
         let min_change = if family == Family::Snapshot { DOCUMENTS } else { Duration::ZERO };
         let part_bytes = sink_ref.max_export_bytes.or(asked.max_export_bytes);
+        let cluster = spec.and_then(|spec| spec.common().cluster.clone()).unwrap_or_default();
         BoundSink {
             name: format!("{family}/{}", key.1),
             family,
-            cluster: spec.and_then(|spec| spec.common().cluster.clone()).unwrap_or_default(),
+            place: place(&plan, &key.0, &cluster, rules),
+            cluster,
             key,
             cadence: Cadence::of([reference, own, asked.intervals], floor, min_change),
             part_bytes: part_bytes.and_then(|bytes| bytes.try_into().ok()).unwrap_or(PART_BYTES),
             plan,
         }
-    }
-
-    /// A sink that an inventory has written to and no longer names, if it still exists.
-    pub(crate) fn left_sink(&self, written: &str, namespace: &str, rules: &Rules) -> Option<BoundSink> {
-        let (family, name) = written.split_once('/')?;
-        let families = [Family::Snapshot, Family::Database, Family::Event];
-        let family = families.into_iter().find(|known| known.to_string() == family)?;
-        let key = (namespace.to_owned(), name.to_owned());
-        let spec = self.sinks.get(&(family, key.clone()))?;
-        Some(BoundSink {
-            name: written.to_owned(),
-            family,
-            cluster: spec.common().cluster.clone().unwrap_or_default(),
-            cadence: Cadence::of([Intervals::default(); 3], None, Duration::ZERO),
-            part_bytes: PART_BYTES,
-            plan: self.plan_sink(spec, namespace, rules),
-            key,
-        })
-    }
-
-    /// How to open a sink, as far as objects tell; `field` is what names it.
-    fn plan(&self, family: Family, key: &Name, field: &str, rules: &Rules) -> Result<Plan, Vec<Fault>> {
-        let Some(spec) = self.sinks.get(&(family, key.clone())) else {
-            let missing = self.missing_sink(family, key, field);
-            return Err(missing.into_iter().map(|error| Fault::new("SinkNotFound", error)).collect());
-        };
-        self.plan_sink(spec, &key.0, rules)
     }
 
     /// What to say about a sink that does not exist; nothing if it does, even if it is wrong.
@@ -309,83 +291,47 @@ impl World {
         (!known).then(|| dangling(field, name, &format!("{family} sink {name}"), namespace))
     }
 
-    /// How to open a sink with this spec.
-    pub(crate) fn plan_sink(
+    /// How to open a sink, as far as objects tell; `field` is what names it.
+    fn plan(&self, sinks: &SinkPlans, family: Family, key: &Name, field: &str) -> Arc<SinkPlan> {
+        sinks.get(&(family, key.clone())).cloned().unwrap_or_else(|| {
+            let missing = self.missing_sink(family, key, field);
+            let fault = missing.map(|error| Fault::new(Reason::SinkNotFound, error));
+            Arc::new(Err(fault.into_iter().collect()))
+        })
+    }
+
+    /// A sink that an inventory has written to, whoever names it now.
+    pub(crate) fn left_sink(
         &self,
-        spec: &SinkSpec,
+        written: &str,
         namespace: &str,
         rules: &Rules,
-    ) -> Result<Plan, Vec<Fault>> {
-        let plan = plan_without_secrets(spec, namespace, rules)?;
-        let secrets = self.secrets_of(spec, namespace, rules)?;
-        let plan = plan.with_secrets(&secrets).map_err(|errors| {
-            errors.into_iter().map(|error| Fault::new("SecretResolveFailed", error)).collect::<Vec<_>>()
-        })?;
-        plan.check(&rules.sink_policy(namespace)).map_err(invalid)?;
-        Ok(plan)
-    }
-
-    /// What the Secrets of a sink hold, if all of them can be read.
-    fn secrets_of(&self, spec: &SinkSpec, own: &str, rules: &Rules) -> Result<Secrets, Vec<Fault>> {
-        let (mut secrets, mut faults) = (Secrets::default(), Vec::new());
-        for (field, SecretReference { name, namespace }) in spec.secret_refs() {
-            let namespace = namespace.as_deref().unwrap_or(own);
-            if let Some(error) = foreign_secret(field, own, namespace, rules) {
-                faults.push(Fault::new("SecretResolveFailed", error));
-                continue;
-            }
-            let key = (namespace.to_owned(), name.clone());
-            match self.secrets.get(&key) {
-                Some(Secret::Known(contents)) => secrets.insert(field, (**contents).clone()),
-                Some(Secret::Unreadable(why)) => {
-                    let error = SpecError::new(field, &name.as_str().into(), why.clone());
-                    faults.push(Fault::new("SecretResolveFailed", error));
-                }
-                // It is there, and what is wrong with it has been said.
-                None if self.is_refused("Secret", &key) => {}
-                None => {
-                    let error = dangling(field, name, &format!("Secret {name}"), namespace);
-                    faults.push(Fault::new("SecretResolveFailed", error));
-                }
-            }
-        }
-        if faults.is_empty() { Ok(secrets) } else { Err(faults) }
+        sinks: &SinkPlans,
+    ) -> Option<BoundSink> {
+        let (family, name) = written.split_once('/')?;
+        let families = [Family::Snapshot, Family::Database, Family::Event];
+        let family = families.into_iter().find(|known| known.to_string() == family)?;
+        let key = (namespace.to_owned(), name.to_owned());
+        let plan = self.plan(sinks, family, &key, "status.sinkExports");
+        let spec = self.sinks.get(&(family, key.clone()));
+        let cluster = spec.and_then(|spec| spec.common().cluster.clone()).unwrap_or_default();
+        Some(BoundSink {
+            name: written.to_owned(),
+            family,
+            place: place(&plan, namespace, &cluster, rules),
+            cluster,
+            cadence: Cadence::of([Intervals::default(); 3], None, Duration::ZERO),
+            part_bytes: PART_BYTES,
+            plan,
+            key,
+        })
     }
 }
 
-fn invalid(errors: Vec<SpecError>) -> Vec<Fault> {
-    errors.into_iter().map(|error| Fault::new(INVALID_SPEC, error)).collect()
-}
-
-fn plan_without_secrets(spec: &SinkSpec, namespace: &str, rules: &Rules) -> Result<Plan, Vec<Fault>> {
-    let plan = kollect_sinks::plan(spec).map_err(invalid)?;
-    plan.check(&rules.sink_policy(namespace)).map_err(invalid)?;
-    Ok(plan)
-}
-
-/// What is wrong with a sink, whatever its Secrets hold.
-pub(crate) fn check_sink(spec: &SinkSpec, own: &str, rules: &Rules) -> Vec<Fault> {
-    let mut faults = plan_without_secrets(spec, own, rules).err().unwrap_or_default();
-    let foreign = spec.secret_refs().into_iter().filter_map(|(field, reference)| {
-        foreign_secret(field, own, reference.namespace.as_deref().unwrap_or(own), rules)
-    });
-    faults.extend(foreign.map(|error| Fault::new(INVALID_SPEC, error)));
-    faults
-}
-
-/// Why a sink of namespace `own` may not read Secrets of `namespace`.
-fn foreign_secret(field: &str, own: &str, namespace: &str, rules: &Rules) -> Option<SpecError> {
-    let pair = (own.to_owned(), namespace.to_owned());
-    let allowed =
-        namespace == own || rules.secret_namespaces.as_ref().is_none_or(|allowed| allowed.contains(&pair));
-    if allowed {
-        return None;
-    }
-    let problem = format!(
-        "a sink reads Secrets of its own namespace; the operator's --allow-secret-namespaces \
-         {own}={namespace} would allow this one"
-    );
-    Some(SpecError::new(format!("{field}.namespace"), &namespace.into(), problem))
+/// Where a sink of a namespace leads.
+fn place(plan: &SinkPlan, namespace: &str, cluster: &str, rules: &Rules) -> Option<ExportPlace> {
+    let destination = plan.as_ref().ok()?.as_ref()?.destination(&rules.sink_policy(namespace));
+    Some(ExportPlace { destination, cluster: cluster.to_owned() })
 }
 
 impl Asked<'_> {
@@ -396,14 +342,14 @@ impl Asked<'_> {
         refused: &BTreeSet<(String, Name)>,
         resolved: &mut ResolvedInventory,
     ) {
-        let namespace = self.name.namespace.as_deref();
+        let namespace: Option<Arc<str>> = self.name.namespace.as_deref().map(Into::into);
+        let named = |name: &str| TargetId { namespace: namespace.clone(), name: name.into() };
         let kind = if namespace.is_some() { "KollectTarget" } else { "KollectClusterTarget" };
-        let here = || targets.iter().filter(|(id, _)| id.namespace.as_deref() == namespace);
         for (index, name) in self.refs.iter().enumerate() {
-            if !here().any(|(id, _)| *id.name == **name) {
+            if !targets.contains_key(&named(name)) {
                 let field = format!("spec.targetRefs[{index}]");
                 let error = dangling(&field, name, &format!("{kind} {name}"), "");
-                resolved.missing.push(Fault::new("TargetNotFound", error));
+                resolved.missing.push(Fault::new(Reason::TargetNotFound, error));
             }
         }
         let wanted = |(id, target): &(&TargetId, &ResolvedTarget)| {
@@ -411,11 +357,12 @@ impl Asked<'_> {
                 && self.selector.is_none_or(|selector| selector.matches(&target.labels))
                 && !target.denied
         };
-        resolved.targets = here().filter(wanted).map(|(id, _)| id.clone()).collect();
+        let here = targets.range(named("")..).take_while(|(id, _)| id.namespace == namespace);
+        resolved.targets = here.filter(wanted).map(|(id, _)| id.clone()).collect();
         // Nobody knows what those that cannot be read select: their rows stay.
         for (_, (place, name)) in refused.iter().filter(|(refused, _)| refused == kind) {
-            let id = TargetId { namespace: namespace.map(Into::into), name: name.as_str().into() };
-            if namespace.unwrap_or_default() == place && !targets.contains_key(&id) {
+            let id = named(name);
+            if namespace.as_deref().unwrap_or_default() == place && !targets.contains_key(&id) {
                 resolved.targets.push(id);
             }
         }
@@ -424,7 +371,7 @@ impl Asked<'_> {
 
 impl Ceilings<'_> {
     /// Why a sink may not be used.
-    fn denies_sink(&self, family: Family, sink: &SinkRef, namespace: &str) -> Option<(&'static str, String)> {
+    fn denies_sink(&self, family: Family, sink: &SinkRef, namespace: &str) -> Option<(Reason, String)> {
         for (who, ceiling) in &self.scopes {
             let allowed = match family {
                 Family::Snapshot => &ceiling.snapshot_sink_refs,
@@ -432,10 +379,10 @@ impl Ceilings<'_> {
                 Family::Event => &ceiling.event_sink_refs,
             };
             if !allowed.is_empty() && !allowed.contains(&sink.name) {
-                return Some(("ScopeSinkDenied", format!("{who} does not allow this sink")));
+                return Some((Reason::ScopeSinkDenied, format!("{who} does not allow this sink")));
             }
         }
         let who = self.denies_static(namespace)?;
-        Some(("SinkNamespaceDenied", format!("{who} does not allow sinks of namespace {namespace}")))
+        Some((Reason::SinkNamespaceDenied, format!("{who} does not allow sinks of namespace {namespace}")))
     }
 }

@@ -10,7 +10,9 @@ use kollect_model::{
 };
 use kube::ResourceExt;
 
-use super::{AskedSpec, CachedTarget, Ceilings, Compiled, Fault, INVALID_SPEC, Name, Rules, World, dangling};
+use crate::reason::Reason;
+
+use super::{AskedSpec, CachedTarget, Ceilings, Compiled, Fault, Name, Rules, World, dangling};
 
 /// What a target means.
 pub(crate) struct ResolvedTarget {
@@ -101,13 +103,13 @@ impl World {
             None if self.is_refused("KollectProfile", &asked.profile) => {}
             None => {
                 let error = dangling("spec.profileRef", name, &format!("KollectProfile {name}"), namespace);
-                resolved.faults.push(Fault::new("ProfileNotFound", error));
+                resolved.faults.push(Fault::new(Reason::ProfileNotFound, error));
             }
             Some(Err(errors)) => {
                 let first = errors.first().map_or_else(String::new, |error| format!(": {error}"));
                 let problem = format!("KollectProfile {name} is wrong{first}");
                 let error = SpecError::new("spec.profileRef", &name.as_str().into(), problem);
-                resolved.faults.push(Fault::new("ProfileInvalid", error));
+                resolved.faults.push(Fault::new(Reason::ProfileInvalid, error));
             }
             Some(Ok(_)) => {}
         }
@@ -118,7 +120,9 @@ impl World {
             Ok(_) if asked.suspended => {}
             Ok(target) => resolved.target = Some(target),
             Err(errors) => {
-                resolved.faults.extend(errors.into_iter().map(|error| Fault::new(INVALID_SPEC, error)));
+                resolved
+                    .faults
+                    .extend(errors.into_iter().map(|error| Fault::new(Reason::InvalidSpec, error)));
             }
         }
         resolved
@@ -132,7 +136,7 @@ impl World {
         // Any kind: rules name their own.
         let kind = Gvk { group: String::new(), version: "v1".into(), kind: "ConfigMap".into() };
         let errors = select(&asked.spec, &kind, &[], rules).err().unwrap_or_default();
-        errors.into_iter().map(|error| Fault::new(INVALID_SPEC, error)).collect()
+        errors.into_iter().map(|error| Fault::new(Reason::InvalidSpec, error)).collect()
     }
 }
 
@@ -159,7 +163,7 @@ impl Asked<'_> {
             let scope = self.ceilings.scopes.iter().find(|(_, ceiling)| !ceiling.allows_kind(gvk));
             if let Some((who, _)) = scope {
                 let error = SpecError::absent("spec.profileRef", format!("{who} does not allow kind {gvk}"));
-                denied.push(Fault::new("ScopeGVKDenied", error));
+                denied.push(Fault::new(Reason::ScopeGVKDenied, error));
             }
         }
         if denied.len() == kinds.len() && !kinds.is_empty() {
@@ -171,7 +175,7 @@ impl Asked<'_> {
             let problem = format!("{who} does not allow profiles of namespace {}", self.profile.0);
             let error = SpecError::absent("spec.profileRef.namespace", problem);
             resolved.denied = true;
-            resolved.faults.push(Fault::new("ScopeNamespaceDenied", error));
+            resolved.faults.push(Fault::new(Reason::ScopeNamespaceDenied, error));
         }
         for (index, name) in self.included.iter().enumerate() {
             let scope = self.ceilings.scopes.iter().find(|(_, ceiling)| !ceiling.allows_namespace(name));
@@ -179,7 +183,7 @@ impl Asked<'_> {
                 let field = format!("spec.includedNamespaces[{index}]");
                 let problem = format!("{who} does not allow this namespace");
                 let error = SpecError::new(field, &name.as_str().into(), problem);
-                resolved.clipped.push(Fault::new("ScopeNamespaceDenied", error));
+                resolved.clipped.push(Fault::new(Reason::ScopeNamespaceDenied, error));
             }
         }
     }

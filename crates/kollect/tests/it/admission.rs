@@ -1,7 +1,10 @@
 //! Admission on an API server of its own: what kubectl is told, and that nothing gets stuck.
 
 use std::{
+    collections::BTreeSet,
     fs,
+    io::ErrorKind,
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -410,6 +413,55 @@ fn a_standby_answers_too_and_certificates_are_replaced_while_it_does() {
     stage.configure_as("successor.io", port, &successor);
     stage.answers("successor.io");
     assert!(holder(&stage).starts_with("leader"), "nobody was restarted");
+}
+
+#[test]
+fn samples_pass_and_http_2_is_spoken_where_it_is_enabled() {
+    let mut stage = Stage::new();
+    let files = stage.dir.path().join("files");
+    let port = stage.start("one", &["--enable-http2", "--file-sink-root", files.to_str().unwrap()]);
+    stage.configure(port);
+    stage.answers("kb.io");
+    let log = fs::read_to_string(&stage.operators[0].log).unwrap();
+    assert!(log.contains("HTTP/2.0") && !log.contains("HTTP/1.1"), "the API server prefers it: {log}");
+    let samples = root().join("config/samples");
+    stage.plane.kubectl(&["apply", "-f", samples.join("namespace.yaml").to_str().unwrap()]).unwrap();
+    let told = stage.run(&["apply", "-k", samples.to_str().unwrap()]);
+    let expected = [
+        // They come in the order of their kinds.
+        ("Warning: ", "add it or correct the name"),
+        ("Warning: ", "a filter always gives a list"),
+        ("Warning: ", "spec.serialization.format is absent"),
+        ("Error from server (Invalid): ", "is not available in this build"),
+    ];
+    let mut created = BTreeSet::new();
+    for line in told.text.lines().filter(|line| *line != "namespace/team-a unchanged") {
+        match line.split_once(".kollect.dev/").filter(|_| line.ends_with(" created")) {
+            Some((kind, _)) => drop(created.insert(kind.to_owned())),
+            None => assert!(
+                expected.iter().any(|(start, words)| line.starts_with(start) && line.contains(words)),
+                "{line}"
+            ),
+        }
+    }
+    assert_eq!(created.len(), 11, "one object of every kind: {created:?}");
+}
+
+#[test]
+fn tenants_have_no_webhooks_and_need_no_certificate() {
+    let mut stage = Stage::new();
+    for file in ["tls.crt", "tls.key"] {
+        fs::remove_file(stage.dir.path().join(file)).unwrap();
+    }
+    let port = stage.start("tenant", &["--tenant-mode", "--watch-namespaces", "shop"]);
+    stage.kubectl(&["create"], &wrong_profile()).allowed(&[]);
+    eventually("its status says what is wrong", || {
+        let reason = "jsonpath={.status.conditions[?(@.type=='Degraded')].reason}";
+        let told = stage.run(&["get", "kollectprofile/wrong", "-n", "shop", "-o", reason]);
+        (told.text == "InvalidSpec").then_some(()).ok_or(told.text)
+    });
+    let error = TcpStream::connect(("127.0.0.1", port)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
 }
 
 #[test]

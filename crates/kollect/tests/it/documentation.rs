@@ -114,6 +114,41 @@ fn the_demo_shows_the_changed_row() {
     assert_eq!(shown(&["deployments", "True", "Exported", "8"]), 1, "{screen}");
 }
 
+/// The text of all Rust files below a directory.
+fn sources(directory: &Path, text: &mut String) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, text);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            text.push_str(&fs::read_to_string(path).unwrap());
+        }
+    }
+}
+
+#[test]
+fn every_fault_has_a_test_that_exists_or_a_reason() {
+    let page = fs::read_to_string(root().join("docs/faults.md")).unwrap();
+    let mut code = String::new();
+    sources(&root().join("crates"), &mut code);
+    let mut faults = Vec::new();
+    for line in page.lines().filter(|line| line.starts_with("| W") || line.starts_with("| ⚠")) {
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [number, _, _, shown] = cells[..] else { unreachable!("four cells: {line}") };
+        let tests: Vec<&str> = shown.split('`').skip(1).step_by(2).collect();
+        assert!(!tests.is_empty() || shown.starts_with("Cannot occur: "), "{line}");
+        for test in &tests {
+            assert!(code.contains(&format!("fn {test}(")), "{number}: there is no test {test}");
+        }
+        let named = |test: &&str| test.split('_').any(|word| word == number.to_lowercase());
+        assert!(number.starts_with('⚠') || tests.iter().any(named), "no test carries the number: {line}");
+        faults.push(number.to_owned());
+    }
+    let wanted = [6, 13, 14, 23, 24, 36, 39, 40, 44, 54, 60, 61, 62, 66].map(|number| format!("W{number}"));
+    let wanted: Vec<String> = wanted.into_iter().chain((1..=31).map(|number| format!("⚠{number}"))).collect();
+    assert_eq!(faults, wanted);
+}
+
 #[test]
 fn every_flag_of_the_operator_is_documented() {
     let page = fs::read_to_string(root().join("docs/operator.md")).unwrap();

@@ -90,6 +90,12 @@ impl World {
         });
     }
 
+    /// Makes sure that the operator has no more rights than it needs.
+    fn may_not(&self, question: &[&str]) {
+        let answer = self.plane.kubectl(&[&["auth", "can-i", "--as", &self.account()], question].concat());
+        assert!(answer.is_err(), "{question:?} is allowed");
+    }
+
     /// The arguments of the Deployment, as a kubelet would hand them over.
     fn arguments(&self) -> Vec<String> {
         let get = ["get", "deployment", "kollect", "-n", self.namespace, "-o", "json"];
@@ -236,6 +242,12 @@ fn the_default_install_collects_the_samples_and_asks_for_nothing_forbidden() {
     world.may(&["list", "certificates.cert-manager.io", "-A"]);
     world.may(&["list", "kollecttargets.kollect.dev", "-A"]);
     world.may(&["create", "leases.coordination.k8s.io", "-n", "kollect-system"]);
+    // ⚠26: what is collected is read, and nothing of it is written.
+    for verb in ["create", "update", "patch", "delete"] {
+        for resource in ["deployments.apps", "services", "secrets", "namespaces"] {
+            world.may_not(&[verb, resource, "-A"]);
+        }
+    }
 
     world.start();
     let sql = "SELECT target_name || ' ' || count(*) FROM inventory WHERE inventory_name = 'team-a' \

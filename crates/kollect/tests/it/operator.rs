@@ -1,7 +1,17 @@
 //! `kollect operator` beside a real control plane, with real sinks. Each test has a namespace of its own
 //! and an operator that looks at nothing else.
 
+mod behind;
+mod crashes;
+mod faults;
+mod finalizers;
+mod leaving;
 mod metrics;
+mod namespaces;
+mod preview;
+mod reasons;
+mod secrets;
+mod unseen;
 
 use std::{
     path::PathBuf,
@@ -9,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use kollect_testbed::{ControlPlane, Postgres, Proxy};
+use kollect_testbed::{ControlPlane, Postgres, Proxy, Rule};
 use serde_json::{Value, json};
 
 use crate::program::{eventually, root};
@@ -54,8 +64,8 @@ struct World {
     plane: &'static ControlPlane,
     postgres: &'static Postgres,
     namespace: String,
-    /// Whether the operator looks everywhere.
-    unrestricted: bool,
+    /// Where the operator looks; empty: everywhere.
+    watched: String,
     /// Of the operator; else that of the control plane.
     kubeconfig: Option<PathBuf>,
     /// Ends before its log is gone.
@@ -72,7 +82,8 @@ impl World {
         let postgres = Postgres::shared();
         let namespace = plane.namespace(name).unwrap();
         let dir = tempfile::tempdir().unwrap();
-        Self { plane, postgres, namespace, unrestricted: false, kubeconfig: None, operator: None, dir }
+        let watched = namespace.clone();
+        Self { plane, postgres, namespace, watched, kubeconfig: None, operator: None, dir }
     }
 
     fn start(&mut self, args: &[&str]) {
@@ -81,7 +92,7 @@ impl World {
         let child = Command::new(env!("CARGO_BIN_EXE_kollect"))
             .args(["operator", "--kubeconfig"])
             .arg(self.kubeconfig.as_deref().unwrap_or(self.plane.kubeconfig()))
-            .args(["--watch-namespaces", if self.unrestricted { "" } else { &self.namespace }])
+            .args(["--watch-namespaces", &self.watched])
             .args(["--allow-sink-cidrs", "127.0.0.0/8,::1/128"])
             .args(["--log-level", "kollect=debug", "--health-probe-bind-address", "127.0.0.1:0"])
             .arg("--validating-webhooks-enabled=false")
@@ -124,25 +135,35 @@ impl World {
 
     /// Profile, target, sink with its Secret, inventory.
     fn install(&self) {
-        self.secret(&self.postgres.dsn());
-        self.kollect(
-            "KollectProfile",
-            "maps",
+        self.plane.apply(&self.everything().to_string()).unwrap();
+    }
+
+    fn everything(&self) -> Value {
+        let object = |kind: &str, name: &str, spec: Value| {
             json!({
-                "targetGVK": { "version": "v1", "kind": "ConfigMap" },
-                "attributes": [{ "name": "value", "path": "$.data.value" }],
-            }),
-        );
-        self.kollect(
-            "KollectTarget",
-            "maps",
-            json!({
-                "profileRef": "maps", "includedNamespaces": [self.namespace],
-                "labelSelector": { "matchLabels": { "app": "shop" } },
-            }),
-        );
-        self.kollect("KollectDatabaseSink", "portal", self.sink());
-        self.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"] }));
+                "apiVersion": "kollect.dev/v1alpha1", "kind": kind,
+                "metadata": { "name": name, "namespace": self.namespace }, "spec": spec,
+            })
+        };
+        let profile = json!({
+            "targetGVK": { "version": "v1", "kind": "ConfigMap" },
+            "attributes": [{ "name": "value", "path": "$.data.value" }],
+        });
+        let target = json!({
+            "profileRef": "maps", "includedNamespaces": [self.namespace],
+            "labelSelector": { "matchLabels": { "app": "shop" } },
+        });
+        json!({ "apiVersion": "v1", "kind": "List", "items": [
+            {
+                "apiVersion": "v1", "kind": "Secret",
+                "metadata": { "name": "portal", "namespace": self.namespace },
+                "stringData": { "dsn": self.postgres.dsn() },
+            },
+            object("KollectProfile", "maps", profile),
+            object("KollectTarget", "maps", target),
+            object("KollectDatabaseSink", "portal", self.sink()),
+            object("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"] })),
+        ] })
     }
 
     fn sink(&self) -> Value {
@@ -179,6 +200,22 @@ impl World {
             let found = self.condition(what, type_);
             (found == expected).then_some(()).ok_or(found)
         });
+    }
+
+    /// All objects of ours but connection tests.
+    fn objects(&self) -> Vec<Value> {
+        let kinds = "kollectprofiles,kollecttargets,kollectdatabasesinks,kollectinventories";
+        self.get(kinds)["items"].as_array().cloned().unwrap_or_default()
+    }
+
+    /// Those that are not ready.
+    fn unready(objects: &[Value]) -> Vec<String> {
+        let ready = |object: &Value| {
+            let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            conditions.iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+        };
+        let name = |object: &Value| format!("{}/{}", object["kind"], object["metadata"]["name"]);
+        objects.iter().filter(|object| !ready(object)).map(name).collect()
     }
 
     /// The rows of the table: name and value.
@@ -270,7 +307,7 @@ fn w61_a_removed_reference_and_a_deleted_inventory_leave_nothing_behind() {
 }
 
 #[test]
-fn faults_show_with_their_reason_and_mending_them_is_enough() {
+fn w24_w40_faults_show_with_their_reason_and_mending_them_is_enough() {
     let mut world = World::new("mended");
     world.map("a", "1");
     world.kollect(
@@ -301,7 +338,7 @@ fn faults_show_with_their_reason_and_mending_them_is_enough() {
     );
     world.becomes("kollecttarget/maps", "Ready", "True Collecting");
     world.becomes("kollectinventory/all", "Synced", "False Progressing");
-    // W23, W24: the Secret is mended, and nothing is restarted.
+    // W24: the Secret is mended, and nothing is restarted.
     world.secret(&world.postgres.dsn());
     world.holds(&["a=1"]);
     world.becomes("kollectinventory/all", "Ready", "True Exported");
@@ -318,6 +355,7 @@ fn faults_show_with_their_reason_and_mending_them_is_enough() {
     // Suspended: rows stay, whatever happens.
     world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"], "suspend": true }));
     world.becomes("kollectinventory/all", "Degraded", "True Suspended");
+    world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "False Suspended");
     world.map("b", "2");
     eventually("the count", || {
         let status = world.get("kollecttarget/maps")["status"]["collectedCount"].clone();
@@ -463,6 +501,7 @@ fn two_clusters_with_one_name_do_not_share_a_table() {
     world.map("b", "2");
     world.start(&[]);
     world.becomes("kollectinventory/all", "Degraded", "True ExportTerminal");
+    world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "False ExportTerminal");
     assert_eq!(world.rows(), ["a=1"]);
     let message = world.get("kollectinventory/all")["status"]["sinkExports"][0]["lastError"].clone();
     assert!(message.as_str().unwrap().contains("spec.cluster"), "{message}");
@@ -549,7 +588,7 @@ fn w13_w14_w16_w54_cluster_inventories_roll_up_cluster_targets_and_nothing_else(
             "namespaceSelector": { "matchLabels": { "tier": "front" } }, "dedupe": "byResourceUID",
         }),
     );
-    world.unrestricted = true;
+    world.watched.clear();
     world.start(&[]);
     let rows = |inventory: &str| {
         let sql = format!(
@@ -589,6 +628,15 @@ fn w13_w14_w16_w54_cluster_inventories_roll_up_cluster_targets_and_nothing_else(
     becomes("rollup", "maps map-other\nmaps map-shop-a\n");
     plane.kubectl(&["delete", "kollectclustertarget", "maps"]).unwrap();
     becomes("rollup", "twice map-other\ntwice map-shop-a\n");
+    // ⚠27: without a selector all namespaces are meant.
+    let sink = json!([{ "name": "portal", "namespace": world.namespace }]);
+    cluster("KollectClusterInventory", "whole", json!({ "databaseSinkRefs": sink }));
+    becomes("whole", "twice map-other\ntwice map-shop-a\n");
+    cluster("KollectClusterScope", "none", json!({ "allowedStaticRefNamespaces": ["elsewhere"] }));
+    world.becomes("kollectclusterinventory/rollup", "Degraded", "True SinkNamespaceDenied");
+    world.becomes("kollectclustertarget/twice", "Degraded", "True ScopeNamespaceDenied");
+    plane.kubectl(&["delete", "kollectclusterscope", "none"]).unwrap();
+    world.becomes("kollectclusterinventory/rollup", "Ready", "True Exported");
     plane.kubectl(&["delete", "kollectclusterinventory", "rollup", "--timeout=30s"]).unwrap();
     becomes("rollup", "");
 }

@@ -1,6 +1,6 @@
 //! KollectInventory and KollectClusterInventory: whose rows form one snapshot, and where it goes.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::CustomResource;
@@ -240,10 +240,10 @@ pub struct InventoryStatus {
     /// Newest write to any sink.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_export_time: Option<Time>,
-    /// State per sink.
+    /// State per sink, also of those that are no longer named and still hold rows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
-        length(max = 20),
+        length(max = 40),
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
     )]
     pub sink_exports: Vec<SinkExport>,
@@ -294,6 +294,13 @@ pub struct SinkExport {
     /// Namespace of the sink; only on cluster inventories.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
+    /// Where the rows are. It is here before the first of them is written there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub place: Option<ExportPlace>,
+    /// Places that the sink has led to before, and that may still hold rows; the latest 20.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20))]
+    pub left: Vec<ExportPlace>,
     /// Last write that the sink confirmed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_export_time: Option<Time>,
@@ -316,6 +323,24 @@ pub struct SinkExport {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
+}
+
+/// A place that holds rows of an inventory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ExportPlace {
+    /// Server and table, file, directory or subject, without credentials.
+    pub destination: String,
+    /// Name of the cluster in the rows.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub cluster: String,
+}
+
+impl fmt::Display for ExportPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.destination)?;
+        if self.cluster.is_empty() { Ok(()) } else { write!(f, " (cluster {})", self.cluster) }
+    }
 }
 
 /// A reference from an inventory to a sink, decoded.

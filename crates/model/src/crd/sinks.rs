@@ -35,7 +35,7 @@ pub use nats::Nats;
 pub use object_store::{ObjectFormat, ObjectStore};
 pub use postgres::Postgres;
 pub use status::{
-    GitPreview, KafkaPreview, LayoutPreview, MongoDbPreview, PostgresPreview, Preview, SinkStatus,
+    GitPreview, KafkaPreview, LayoutPreview, MongoDbPreview, NatsPreview, Preview, SinkStatus, TablePreview,
 };
 
 /// Snapshots as files: Git, object stores, directories.

@@ -24,7 +24,7 @@ fn committed_definitions_are_the_generated_ones() {
 }
 
 #[test]
-fn q1_every_secret_that_a_sink_reads_is_known() {
+fn q1_w6_every_secret_that_a_sink_reads_is_known() {
     let mongodb = json!({ "type": "mongodb", "mongodb": { "databaseRef": { "name": "m" }, "database": "d", "collection": "c" } });
     let spec = SinkSpec::Database(serde_json::from_value(mongodb).unwrap());
     let names: Vec<_> = spec.secret_refs().into_iter().map(|(field, r)| (field, r.name.as_str())).collect();

@@ -67,6 +67,7 @@ impl Running {
             targets: vec![target()],
             cadence: Cadence::of([Intervals::default(); 3], None, Duration::ZERO),
             rest: Sight::Everything,
+            scope: Sight::Everything,
             choice: kollect_engine::export::Choice::default(),
             part_bytes: PART_BYTES,
             last_checksum: LastChecksum::default(),

@@ -151,6 +151,11 @@ impl RemoteConfig {
         Ok(self)
     }
 
+    /// Another branch of the same repository.
+    pub(super) fn with_branch(self, branch: String) -> Self {
+        Self { branch, ..self }
+    }
+
     /// Refuses places that the program may not use, as far as their names tell.
     pub(super) fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
         let checked = match &self.address {

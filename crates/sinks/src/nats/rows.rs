@@ -25,6 +25,7 @@ use super::{
     stream::{self, Stream},
     subjects::{Subjects, place},
 };
+use crate::preview::TIME;
 
 /// Bytes under way at once.
 const BYTES_UNDER_WAY: usize = 32 << 20;
@@ -244,15 +245,8 @@ impl RowSink {
         let limit = self.stream.max_message.unwrap_or(usize::MAX).min(self.connection.max_payload());
         let mut with_before = true;
         loop {
-            let event = Event {
-                inventory: work.batch.inventory,
-                change,
-                id: &id,
-                time: &work.time,
-                revision: work.batch.revision,
-                with_before,
-            };
-            let body = serde_json::to_vec(&event).map_err(|error| refusal(change, &error.to_string()))?;
+            let body = work.body(change, &id, with_before);
+            let body = body.map_err(|error| refusal(change, &error.to_string()))?;
             let bytes = message::size(&headers) + body.len();
             if bytes <= limit {
                 return Ok((message::message(headers, body.into()), bytes));
@@ -325,6 +319,22 @@ impl Work<'_> {
         let text = format!("{subject} {digest} {replaces} {}", self.record);
         format!("{:032x}", xxh3_128(text.as_bytes()))
     }
+
+    /// What the message of a change says.
+    fn body(&self, change: Change<'_>, id: &str, with_before: bool) -> serde_json::Result<Vec<u8>> {
+        let Batch { inventory, revision, .. } = *self.batch;
+        serde_json::to_vec(&Event { inventory, change, id, time: &self.time, revision, with_before })
+    }
+}
+
+/// Subject and body of the first message of a write to an empty stream.
+pub(super) fn sample(subject: &str, batch: &Batch<'_>) -> Option<(String, Vec<u8>)> {
+    let subjects = Subjects::new(subject, batch.inventory);
+    let work = Work { batch, subjects, record: 1, time: TIME.to_owned() };
+    let change = Change::all(batch.delta).next()?;
+    let subject = work.subjects.row(change.key());
+    let body = work.body(change, &work.id(&subject, change, 0), true).ok()?;
+    Some((subject, body))
 }
 
 fn refusal(change: Change<'_>, why: &str) -> Refusal {

@@ -20,6 +20,7 @@ use serde_json::value::RawValue;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{Config, connect::Connection, failure::Failure, message, stream::Stream};
+use crate::preview::TIME;
 
 /// Of an event, beside its document, the cluster and the namespace: headers and names of fields.
 const AROUND: usize = 1024;
@@ -111,16 +112,7 @@ impl SnapshotSink {
     ) -> Result<u64, Failure> {
         let inventory = batch.inventory;
         let unreadable = |error: &dyn std::fmt::Display| Failure::Other(format!("write the event: {error}"));
-        let payload: &RawValue =
-            serde_json::from_slice(&document.bytes).map_err(|error| unreadable(&error))?;
-        let snapshot = Snapshot {
-            schema_version: envelope::SCHEMA_VERSION,
-            timestamp: now,
-            cluster: &inventory.cluster,
-            namespace: inventory.stored_namespace(),
-            payload,
-        };
-        let body = Bytes::from(serde_json::to_vec(&snapshot).map_err(|error| unreadable(&error))?);
+        let body = Bytes::from(body(inventory, document, now).map_err(|error| unreadable(&error))?);
         // What was there before is part of the id: content that comes back is news. So is the subject: others
         // in the stream have their own events.
         let id = |salt: u64| {
@@ -148,6 +140,26 @@ impl SnapshotSink {
             _ => Ok(stored.sequence),
         }
     }
+}
+
+/// What the event of a document says.
+fn body(inventory: &InventoryId, document: &Document, now: &str) -> serde_json::Result<Vec<u8>> {
+    let payload: &RawValue = serde_json::from_slice(&document.bytes)?;
+    serde_json::to_vec(&Snapshot {
+        schema_version: envelope::SCHEMA_VERSION,
+        timestamp: now,
+        cluster: &inventory.cluster,
+        namespace: inventory.stored_namespace(),
+        payload,
+    })
+}
+
+/// Subject and body of the first event of a write.
+pub(super) fn sample(subject: &str, batch: &Batch<'_>) -> Option<(String, Vec<u8>)> {
+    let Batch { inventory, generation, part_bytes, .. } = *batch;
+    let about = About { generation, cluster: &inventory.cluster, exported_at: TIME, part_bytes };
+    let documents = envelope::documents(batch.delta.rows().map(|row| &**row), &about);
+    Some((subject.to_owned(), body(inventory, documents.first()?, TIME).ok()?))
 }
 
 /// Names a row that no event can hold.

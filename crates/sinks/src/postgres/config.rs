@@ -5,7 +5,7 @@ use std::fmt;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kollect_model::{
     SpecError,
-    crd::sinks::{KollectDatabaseSinkSpec, ProvisioningMode},
+    crd::sinks::{KollectDatabaseSinkSpec, Preview, ProvisioningMode, TablePreview},
 };
 use tokio_postgres::config::Host;
 
@@ -14,7 +14,7 @@ use super::{
     tables::{self, Tables},
     tls,
 };
-use crate::{Network, Secrets};
+use crate::{Network, Secrets, preview::provisioned};
 
 pub(super) const DATABASE_REF: &str = "spec.postgres.databaseRef";
 const DATABASE_KEYS: &[&str] = &["dsn", "url", "connectionString", "DATABASE_URL"];
@@ -131,6 +131,12 @@ impl Config {
         Ok(self)
     }
 
+    /// The tables.
+    pub(crate) fn preview(&self) -> Preview {
+        let postgres = Some(TablePreview { expected_ddl: Some(tables::in_empty_database(&self.tables)) });
+        Preview { postgres, ..provisioned(self.create, "whoever owns the database runs these statements") }
+    }
+
     /// A URL on a command line, with the table and schema as options of their own.
     pub fn destination(url: &str) -> Result<Self, String> {
         let mut server = Dsn::parse(url, &["table", "schema"])?;
@@ -160,11 +166,19 @@ impl Config {
 
     /// Which table this is, whoever writes it and however.
     pub(crate) fn place(&self) -> String {
-        format!(
-            "postgres://{} {}",
-            self.server.as_ref().map(|dsn| dsn.place()).unwrap_or_default(),
-            self.tables
-        )
+        format!("{} {}", self.database(), self.tables)
+    }
+
+    fn database(&self) -> String {
+        format!("postgres://{}", self.server.as_ref().map(|dsn| dsn.place()).unwrap_or_default())
+    }
+
+    /// The same sink with the table of a place in the same database.
+    pub(crate) fn at(&self, place: &str) -> Option<Self> {
+        let names = place.strip_prefix(&self.database())?.strip_prefix(" \"")?.strip_suffix('"')?;
+        let (schema, table) = names.split_once("\".\"")?;
+        let tables = Tables { schema: schema.to_owned(), table: table.to_owned() };
+        Some(Self { tables, ..self.clone() })
     }
 }
 

@@ -139,14 +139,20 @@ pub(super) async fn prepare(client: &mut Client, tables: &Tables, create: bool) 
         return Err(found.refuse(tables, &statements).into());
     }
     let transaction = client.transaction().await?;
-    // Replicas and other inventories start at the same time; the second finds nothing left to do.
-    transaction
-        .execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", &[&format!("kollect {tables}")])
-        .await?;
+    // Replicas and other inventories start at the same time; the second finds nothing left to do. All tables of
+    // a schema share one of owners, so they wait for each other.
+    let lock = format!("kollect {}", tables.bindings());
+    transaction.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", &[&lock]).await?;
     for statement in Found::read(&transaction, tables).await?.statements(tables)? {
         transaction.batch_execute(&statement).await?;
     }
     Ok(transaction.commit().await?)
+}
+
+/// What `ensure` would run in a database that has nothing.
+pub(super) fn in_empty_database(tables: &Tables) -> String {
+    let nothing = Found { schema: tables.schema == "public", rows: None, bindings: None };
+    format!("{};", nothing.statements(tables).unwrap_or_default().join(";\n"))
 }
 
 /// What the database has.

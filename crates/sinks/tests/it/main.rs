@@ -10,4 +10,5 @@ mod nats;
 mod postgres;
 mod postgres_access;
 mod postgres_sessions;
+mod preview;
 mod sqlite;

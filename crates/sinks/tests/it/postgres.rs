@@ -486,3 +486,20 @@ async fn servers_prove_who_they_are() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_of_one_schema_are_created_at_the_same_time() {
+    let server = Postgres::shared();
+    for round in 0..5 {
+        let schema = format!("at_once_{round}");
+        let open = |table: usize| {
+            let url = format!("{}?schema={schema}&table=t{table}", server.dsn());
+            let plan = plan_destination(&url).unwrap();
+            tokio::spawn(async move { open(&plan).await.map(drop) })
+        };
+        let opened: Vec<_> = (0..4).map(open).collect();
+        for opened in opened {
+            opened.await.unwrap().unwrap();
+        }
+    }
+}

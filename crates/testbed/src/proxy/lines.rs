@@ -11,22 +11,26 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::rules::Condition;
+
 const WRITE_LIMIT: Duration = Duration::from_millis(20);
 
 /// All lines of a proxy.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Lines {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
     open: HashMap<u64, Sockets>,
     /// Numbers the lines.
     admitted: u64,
     refused: bool,
     stalled: bool,
+    /// Which requests are held back.
+    held: Option<Condition>,
     stopped: bool,
     /// Writes under way.
     writing: usize,
@@ -37,10 +41,10 @@ struct Sockets {
     client: Arc<TcpStream>,
     server: Option<Arc<TcpStream>>,
     relayed: bool,
+    held: bool,
 }
 
 /// One connection of a client; dropping it closes it.
-#[derive(Debug)]
 pub(super) struct Line<'a> {
     lines: &'a Lines,
     number: u64,
@@ -48,7 +52,6 @@ pub(super) struct Line<'a> {
 }
 
 /// One end of a line. Reads what has arrived; writes only when bytes may pass.
-#[derive(Debug)]
 pub(super) struct Socket<'a> {
     line: &'a Line<'a>,
     stream: Arc<TcpStream>,
@@ -67,7 +70,7 @@ impl Lines {
         }
         state.admitted += 1;
         let number = state.admitted;
-        let sockets = Sockets { client: Arc::clone(&client), server: None, relayed: false };
+        let sockets = Sockets { client: Arc::clone(&client), server: None, relayed: false, held: false };
         state.open.insert(number, sockets);
         Ok(Some(Line { lines: self, number, client }))
     }
@@ -89,6 +92,17 @@ impl Lines {
         self.change(|state| state.stalled = on);
         let under_way = |state: &mut State| state.stalled && state.writing > 0;
         drop(self.changed.wait_while(self.state(), under_way));
+    }
+
+    pub(super) fn hold(&self, when: Condition) {
+        self.change(|state| state.held = Some(when));
+    }
+
+    pub(super) fn release(&self) {
+        self.change(|state| {
+            state.held = None;
+            state.open.values_mut().for_each(|sockets| sockets.held = false);
+        });
     }
 
     pub(super) fn stop(&self) {
@@ -161,6 +175,15 @@ impl Line<'_> {
         }
     }
 
+    /// No byte of a request that is held passes.
+    pub(super) fn hold_if_meant(&self, request: &str) {
+        let mut state = self.lines.state();
+        let held = state.held.as_ref().is_some_and(|when| when(request));
+        if let Some(sockets) = state.open.get_mut(&self.number) {
+            sockets.held = held;
+        }
+    }
+
     /// Returns when the client has closed its connection, and then the line is closed.
     pub(super) fn until_client_leaves(&self) {
         // There is nothing to read: a connection has one request.
@@ -181,7 +204,9 @@ impl Line<'_> {
 
     /// Waits until bytes may pass; fails if the line is closed.
     fn passage(&self) -> io::Result<Passage<'_>> {
-        let held = |state: &mut State| state.stalled && state.open.contains_key(&self.number);
+        let held = |state: &mut State| {
+            state.open.get(&self.number).is_some_and(|sockets| state.stalled || sockets.held)
+        };
         let state = self.lines.changed.wait_while(self.lines.state(), held);
         let mut state = state.unwrap_or_else(PoisonError::into_inner);
         if !state.open.contains_key(&self.number) {

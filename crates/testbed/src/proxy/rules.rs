@@ -1,4 +1,4 @@
-//! Which requests have come, and which of them the proxy answers itself.
+//! Which requests have come, which of them the proxy answers itself, and which meet an accident.
 //!
 //! Called once per request.
 
@@ -6,6 +6,28 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Says whether a request line is meant.
 pub(super) type Condition = Box<dyn Fn(&str) -> bool + Send + Sync>;
+
+/// When the accident of a request happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// The API server never hears of the request.
+    BeforeServer,
+    /// The API server has done what it was asked, and the client never hears of it.
+    AfterServer,
+}
+
+/// Something that happens to one request.
+pub(super) struct Accident {
+    pub(super) moment: Moment,
+    pub(super) happen: Box<dyn FnOnce() + Send>,
+}
+
+/// What becomes of a request.
+pub(super) enum Fate {
+    Passes,
+    Answered(Answer),
+    Meets(Accident),
+}
 
 /// The requests so far and the rules that are not used up.
 #[derive(Default)]
@@ -15,17 +37,33 @@ pub(super) struct Rules(Mutex<State>);
 struct State {
     requests: Vec<String>,
     rules: Vec<Rule>,
+    traps: Vec<Trap>,
+}
+
+struct Trap {
+    /// The request that is meant, counted from now on; never 0.
+    countdown: usize,
+    when: Condition,
+    accident: Accident,
 }
 
 struct Rule {
     /// More than none.
     times: usize,
     when: Condition,
-    answer: Vec<u8>,
+    answer: Answer,
+}
+
+/// What becomes of a request that is not forwarded.
+#[derive(Clone)]
+pub(super) enum Answer {
+    Say(Vec<u8>),
+    /// The client waits until it leaves or is cut off.
+    Nothing,
 }
 
 impl Rules {
-    pub(super) fn add(&self, times: usize, when: Condition, answer: Vec<u8>) {
+    pub(super) fn add(&self, times: usize, when: Condition, answer: Answer) {
         if times > 0 {
             self.state().rules.push(Rule { times, when, answer });
         }
@@ -35,17 +73,29 @@ impl Rules {
         self.state().requests.clone()
     }
 
-    /// Logs a request; returns the answer if it is not to be forwarded.
-    pub(super) fn answer(&self, request: &str) -> Option<Vec<u8>> {
+    pub(super) fn set_trap(&self, number: usize, when: Condition, accident: Accident) {
+        self.state().traps.push(Trap { countdown: number.max(1), when, accident });
+    }
+
+    /// Logs a request, and says what becomes of it.
+    pub(super) fn meet(&self, request: &str) -> Fate {
         let mut state = self.state();
         state.requests.push(request.to_owned());
-        let position = state.rules.iter().position(|rule| (rule.when)(request))?;
+        // All of them count, whichever of them is due.
+        state.traps.iter_mut().filter(|trap| (trap.when)(request)).for_each(|trap| trap.countdown -= 1);
+        let due: Vec<Trap> = state.traps.extract_if(.., |trap| trap.countdown == 0).collect();
+        if let Some(trap) = due.into_iter().next() {
+            return Fate::Meets(trap.accident);
+        }
+        let Some(position) = state.rules.iter().position(|rule| (rule.when)(request)) else {
+            return Fate::Passes;
+        };
         let rule = &mut state.rules[position];
         rule.times -= 1;
         if rule.times > 0 {
-            return Some(rule.answer.clone());
+            return Fate::Answered(rule.answer.clone());
         }
-        Some(state.rules.remove(position).answer)
+        Fate::Answered(state.rules.remove(position).answer)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

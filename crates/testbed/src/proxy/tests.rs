@@ -227,6 +227,19 @@ fn a_stall_holds_everything_back_and_lets_it_go_later() {
 }
 
 #[test]
+fn requests_that_are_held_hold_nobody_else_up() {
+    let (_, proxy) = start();
+    proxy.hold(|line| line.contains("/version"));
+    let mut held = get(&proxy, "/version");
+    assert!(until(|| proxy.requests().len() == 1));
+    assert!(is_default(&rest(&mut get(&proxy, DEFAULT))));
+    assert!(is_silent(&mut held));
+    proxy.release();
+    assert!(rest(&mut held).contains("gitVersion"));
+    assert!(rest(&mut get(&proxy, "/version")).contains("gitVersion"), "and no longer");
+}
+
+#[test]
 fn a_client_that_does_not_read_holds_nobody_up() {
     let (_, proxy) = start();
     // More than fits into the buffers of the system.
@@ -259,6 +272,32 @@ fn answers_are_given_as_often_as_ordered_and_in_that_order() {
     assert!(rest(&mut get(&proxy, WATCH)).starts_with("HTTP/1.1 410 "));
     watch(&proxy, WATCH);
     assert_eq!(proxy.requests().len(), 5, "those that are answered here are logged too");
+}
+
+#[test]
+fn an_accident_happens_to_one_request_before_or_after_it_is_served() {
+    let (plane, proxy) = start();
+    let namespace = plane.namespace("proxy").unwrap();
+    let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
+    let (sender, happened) = std::sync::mpsc::channel();
+    for (number, moment) in [(2, Moment::BeforeServer), (3, Moment::AfterServer)] {
+        let (sender, maps) = (sender.clone(), maps.clone());
+        let meant = move |line: &str| line.starts_with(&format!("POST {maps}"));
+        proxy.trap(number, meant, moment, move || sender.send(moment).unwrap());
+    }
+    let answers = ["a", "b", "c", "d"].map(|name| {
+        let body = json!({ "metadata": { "name": name } }).to_string();
+        let more = format!("Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        assert!(is_default(&rest(&mut get(&proxy, DEFAULT))), "other requests are not meant");
+        let mut client = request(&proxy, &format!("POST {maps}"), &more);
+        let mut text = String::new();
+        client.read_to_string(&mut text).map_or(String::new(), |_| text)
+    });
+    let answered = answers.map(|answer| answer.starts_with("HTTP/1.1 201 "));
+    assert_eq!(answered, [true, false, false, true]);
+    assert_eq!(happened.try_iter().collect::<Vec<_>>(), [Moment::BeforeServer, Moment::AfterServer]);
+    let names = plane.kubectl(&["get", "configmaps", "-n", &namespace, "-o", "name"]).unwrap();
+    assert_eq!(names, "configmap/a\nconfigmap/c\nconfigmap/d\n", "only the first accident kept one away");
 }
 
 #[test]

@@ -3,8 +3,11 @@
 use kollect_model::{batch::CLUSTER_NAMESPACE, row::TargetId};
 
 use super::{BoundSink, Inventory, Manifests, Work};
-use crate::world::{
-    self, Family, Fault, InventoryName, Name, Resolved, ResolvedInventory, ResolvedTarget, RowsWanted,
+use crate::{
+    reason::Reason,
+    world::{
+        self, Family, Fault, InventoryName, Name, Resolved, ResolvedInventory, ResolvedTarget, RowsWanted,
+    },
 };
 
 impl Manifests {
@@ -53,7 +56,7 @@ impl Manifests {
         let name = (id.namespace.as_deref().unwrap_or_default().to_owned(), id.name.to_string());
         let who = self.who(kind, &name);
         // What is wrong with the profile has been said.
-        let faults = target.faults.iter().filter(|fault| fault.reason != "ProfileInvalid");
+        let faults = target.faults.iter().filter(|fault| fault.reason != Reason::ProfileInvalid);
         self.problems.extend(faults.map(|fault| format!("{who}: {fault}")));
         self.notes.extend(target.clipped.iter().map(|fault| format!("{who}: {fault}")));
         if target.suspended && target.faults.is_empty() {
@@ -97,10 +100,14 @@ impl Manifests {
     /// What is wrong with the reference is wrong with the inventory; what is wrong with the sink matters
     /// only to a run that writes.
     fn take_sink(&mut self, who: &str, sink: world::BoundSink) -> BoundSink {
-        let world::BoundSink { name, family, key, cluster, cadence, part_bytes, plan } = sink;
-        let plan = plan.map_err(|faults| {
+        let world::BoundSink { name, family, key, cluster, cadence, part_bytes, plan, .. } = sink;
+        // Manifests hold their Secrets: none is being looked up.
+        let plan = (*plan).clone().and_then(|plan| plan.ok_or_else(Vec::new)).map_err(|faults| {
             let of_reference = |fault: &Fault| {
-                matches!(fault.reason, "SinkNotFound" | "ScopeSinkDenied" | "SinkNamespaceDenied")
+                matches!(
+                    fault.reason,
+                    Reason::SinkNotFound | Reason::ScopeSinkDenied | Reason::SinkNamespaceDenied
+                )
             };
             let (own, others): (Vec<Fault>, Vec<Fault>) = faults.into_iter().partition(of_reference);
             self.problems.extend(own.iter().map(|fault| format!("{who}: {fault}")));

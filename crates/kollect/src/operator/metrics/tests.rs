@@ -13,7 +13,7 @@ use kollect_engine::{
 };
 use kollect_model::{
     batch::{Delta, Receipt},
-    crd::{profile::ProfileMetric, shapes::Gvk},
+    crd::{inventory::SinkExport, profile::ProfileMetric, shapes::Gvk},
     row::{Row, RowKey, TargetId},
     sink::{SinkError, SinkReason},
 };
@@ -147,7 +147,7 @@ fn lag_grows_while_a_sink_fails_and_is_told_by_the_leader_only() {
 #[test]
 fn a_sink_that_was_never_reached_has_a_lag_and_no_rows() {
     let board = Board::default();
-    board.remember(&binding(), None, Some(7), None);
+    board.remember(&binding(), &SinkExport { rows: Some(7), ..SinkExport::default() });
     let picture = Picture { targets: Vec::new(), inventories: vec![inventory(&[])] };
     let look = || Bound::of(&picture, &board, true, SystemTime::now()).pop().unwrap();
     assert_eq!((look().lag, look().rows), (None, None), "a status is no knowledge");

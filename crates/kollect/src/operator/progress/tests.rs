@@ -96,6 +96,6 @@ fn writes_that_change_nothing_but_counts_are_told_apart() {
     assert_eq!(told(Told::HeldBack { coverage: "blind: Pod" }), news);
     assert_eq!(told(Told::Written(&rows, &works)), news, "it is not held back any more");
     assert_eq!(told(Told::Written(&rows, &works)), only_counts);
-    board.doubt(&name);
+    board.doubt(&name, &ExportPlace::default());
     assert_eq!(told(Told::Written(&rows, &works)), news, "it was doubted");
 }

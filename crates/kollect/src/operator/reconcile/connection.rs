@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tracing::info;
 
-use super::{Operator, push};
+use super::Operator;
 use crate::{
     operator::{
         conditions::Conditions,
@@ -23,7 +23,8 @@ use crate::{
         probe::Probed,
         write::{Desired, api},
     },
-    world::{Family, Name, World},
+    reason::Reason,
+    world::{Family, Name, Resolved},
 };
 
 impl Operator {
@@ -31,7 +32,7 @@ impl Operator {
     pub(super) fn connection_tests(
         &self,
         known: &Known,
-        world: &World,
+        resolved: &Resolved,
         now: Timestamp,
         desired: &mut Vec<Desired>,
     ) -> Tests {
@@ -52,7 +53,7 @@ impl Operator {
                 }
                 continue;
             }
-            let outcome = self.test_outcome(world, name, test, generation);
+            let outcome = self.test_outcome(resolved, name, test, generation);
             let Some((reason, outcome)) = outcome else { continue };
             let mut conditions = Conditions::after(&before.conditions, test.metadata.generation, now);
             let (verified, message) = match &outcome {
@@ -60,7 +61,12 @@ impl Operator {
                 Err(message) => (false, message.clone()),
             };
             conditions.set("ConnectionVerified", verified, reason, message.clone());
-            conditions.set("Ready", verified, if verified { "ProbeSucceeded" } else { reason }, message);
+            conditions.set(
+                "Ready",
+                verified,
+                if verified { Reason::ProbeSucceeded } else { reason },
+                message,
+            );
             let after = ConnectionTestStatus {
                 conditions: conditions.done(),
                 observed_generation: test.metadata.generation,
@@ -68,9 +74,7 @@ impl Operator {
                 completed: true,
                 completed_at: Some(Time(now)),
             };
-            push(desired, "KollectConnectionTest", name, &test.metadata, &before, &after, |status| {
-                status.conditions.clone()
-            });
+            desired.extend(Desired::new("KollectConnectionTest", name, &test.metadata, &before, &after));
         }
         tests
     }
@@ -120,26 +124,26 @@ impl Operator {
     /// How a test ended, if it has.
     fn test_outcome(
         &self,
-        world: &World,
+        resolved: &Resolved,
         name: &Name,
         test: &KollectConnectionTest,
         generation: i64,
-    ) -> Option<(&'static str, Result<Duration, String>)> {
+    ) -> Option<(Reason, Result<Duration, String>)> {
         let Some((family, sink)) = tested_sink(test) else {
-            return Some(("InvalidSinkRef", Err("spec.sinkRef names no sink".into())));
+            return Some((Reason::InvalidSpec, Err("spec.sinkRef names no sink".into())));
         };
-        let key = (name.0.clone(), sink);
-        let Some(spec) = world.sinks.get(&(family, key.clone())) else {
-            let problem = format!("no {family} sink {} in namespace {}", key.1, key.0);
-            return Some(("SinkNotFound", Err(problem)));
+        let key = (family, (name.0.clone(), sink));
+        let Some(plan) = resolved.sinks.get(&key) else {
+            let problem = format!("no {family} sink {} in namespace {}", key.1.1, name.0);
+            return Some((Reason::SinkNotFound, Err(problem)));
         };
-        if let Err(faults) = world.plan_sink(spec, &name.0, &self.rules) {
+        if let Err(faults) = &**plan {
             let first = faults.first()?;
             return Some((first.reason, Err(first.to_string())));
         }
         match self.probes.verdict(&Probed::Test(name.clone(), generation))? {
-            Ok(took) => Some(("ConnectionOK", Ok(took))),
-            Err(message) => Some(("ConnectionTestFailed", Err(message))),
+            Ok(took) => Some((Reason::ConnectionOK, Ok(took))),
+            Err(message) => Some((Reason::ConnectionTestFailed, Err(message))),
         }
     }
 
@@ -186,6 +190,11 @@ async fn merge(client: &Client, kind: &str, (namespace, name): &Name, patch: &Va
 
 /// Whether somebody asks for a probe.
 pub(super) fn test_connection(metadata: &ObjectMeta) -> bool {
-    let annotations = metadata.annotations.iter().flatten();
-    annotations.into_iter().any(|(key, value)| key == TEST_CONNECTION && value.eq_ignore_ascii_case("true"))
+    is_asked(metadata, TEST_CONNECTION)
+}
+
+/// Whether an annotation is true.
+pub(super) fn is_asked(metadata: &ObjectMeta, annotation: &str) -> bool {
+    let value = metadata.annotations.as_ref().and_then(|all| all.get(annotation));
+    value.is_some_and(|value| value.trim().eq_ignore_ascii_case("true"))
 }

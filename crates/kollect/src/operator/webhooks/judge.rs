@@ -20,7 +20,10 @@ use super::{
     advice,
     review::{Problem, Question, Verdict},
 };
-use crate::world::{Compiled, Family, Fault, INVALID_SPEC, InventoryName, Name, Rules, World, check_sink};
+use crate::{
+    reason::Reason,
+    world::{Compiled, Family, Fault, InventoryName, Name, Rules, World, check_sink},
+};
 
 /// Judges one object of a kind.
 pub(super) struct Judge<'a> {
@@ -175,12 +178,12 @@ impl<'a> Judge<'a> {
         let resolved = world.resolve(self.rules, &mut Compiled::default()).inventories.remove(id);
         let resolved = resolved.unwrap_or_default();
         let sighted = self.say_if_out_of_sight(namespace);
-        let faults = resolved.faults.into_iter().chain(resolved.missing);
-        self.weigh(faults.chain(world.inventory_below_floor(id)), sighted);
+        self.weigh(resolved.faults.into_iter().chain(resolved.missing), sighted);
+        self.forbid(world.inventory_below_floor(id));
         // What is wrong with a sink itself is told by its own status.
-        let of_reference = |fault: &Fault| fault.reason != INVALID_SPEC;
-        let plans = resolved.sinks.into_iter().filter_map(|sink| sink.plan.err());
-        self.weigh(plans.flatten().filter(of_reference), sighted);
+        let of_reference = |fault: &&Fault| fault.reason != Reason::InvalidSpec;
+        let plans = resolved.sinks.iter().filter_map(|sink| sink.plan.as_ref().as_ref().err());
+        self.weigh(plans.flatten().filter(of_reference).cloned(), sighted);
         self.verdict.warnings.extend(resolved.notes);
     }
 
@@ -188,8 +191,8 @@ impl<'a> Judge<'a> {
         self.say_if_out_of_sight(&name.0);
         self.needs_scopes(&name.0);
         self.verdict.warnings.extend(advice::sink(spec));
-        let floor = self.known.world().sink_below_floor(spec, &name.0);
-        self.weigh(check_sink(spec, &name.0, self.rules).into_iter().chain(floor), true);
+        self.weigh(check_sink(spec, &name.0, self.rules), true);
+        self.forbid(self.known.world().sink_below_floor(spec, &name.0));
     }
 
     fn connection_test(&mut self, name: &Name, test: &KollectConnectionTest) {
@@ -236,15 +239,23 @@ impl<'a> Judge<'a> {
     fn weigh(&mut self, faults: impl IntoIterator<Item = Fault>, sighted: bool) {
         for Fault { reason, error } in faults {
             match reason {
-                "ProfileNotFound" | "ProfileInvalid" | "SinkNotFound" | "TargetNotFound" => {
+                Reason::ProfileNotFound
+                | Reason::ProfileInvalid
+                | Reason::SinkNotFound
+                | Reason::TargetNotFound => {
                     self.verdict.warnings.extend(sighted.then(|| error.to_string()));
                 }
                 // Secrets are not read here.
-                "SecretResolveFailed" => {}
-                INVALID_SPEC => self.refuse(error, false),
+                Reason::SecretResolveFailed => {}
+                Reason::InvalidSpec => self.refuse(error, false),
                 _ => self.refuse(error, true),
             }
         }
+    }
+
+    /// Refuses what scopes do not allow.
+    fn forbid(&mut self, errors: Vec<SpecError>) {
+        errors.into_iter().for_each(|error| self.refuse(error, true));
     }
 
     fn refuse(&mut self, error: SpecError, forbidden: bool) {

@@ -1,14 +1,10 @@
 //! `/metrics` of a running operator: numbers move with what they count.
 
+mod guarded;
+
 use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
-    sync::Arc,
-};
-
-use rcgen::{CertificateParams, KeyPair};
-use rustls::{
-    ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto::ring, pki_types::ServerName,
 };
 
 use super::*;
@@ -212,6 +208,60 @@ fn places_that_cannot_be_seen_are_told_with_the_reason() {
 }
 
 #[test]
+fn law_9_a_right_that_is_taken_away_shows_and_empties_no_sink() {
+    let mut world = World::new("revoked");
+    world.map("a", "1");
+    world.install();
+    let namespace = world.namespace.clone();
+    let all = |group, kinds| Rule::in_namespace(&namespace, group, kinds, &["*"]);
+    let rules = [
+        all("", &["configmaps"]),
+        all("kollect.dev", &["*"]),
+        all("", &["secrets", "events"]),
+        Rule::cluster("", &["namespaces"], &["get", "list", "watch"]),
+    ];
+    let kubeconfig = world.plane.user(&namespace, "watcher", &rules).unwrap();
+    let proxy = Proxy::start(world.plane).unwrap();
+    world.kubeconfig = Some(proxy.kubeconfig(&kubeconfig).unwrap());
+    world.start(&PLAIN);
+    world.holds(&["a=1"]);
+    let place = format!(r#"gvk="v1 ConfigMap",namespace="{namespace}""#);
+    let blind = format!(r#"kollect_coverage_blind{{{place},reason="Forbidden"}}"#);
+    let synced = format!("kollect_watch_synced{{{place}}}");
+    world.counts(&synced, 1.0);
+    assert_eq!(world.number(&blind), None);
+
+    // The API server ends no watch for this; a lost connection is what shows it here.
+    let role = format!("{namespace}-watcher-0");
+    world.plane.kubectl(&["delete", "rolebinding", "-n", &namespace, &role]).unwrap();
+    let account = format!("--as=system:serviceaccount:{namespace}:watcher");
+    eventually("the right is gone", || {
+        let asked = world.plane.kubectl(&["auth", "can-i", "list", "configmaps", "-n", &namespace, &account]);
+        asked.is_err().then_some(()).ok_or(format!("{asked:?}"))
+    });
+    proxy.cut();
+    world.counts(&blind, 1.0);
+    world.counts(&synced, 0.0);
+    world.becomes("kollecttarget/maps", "Blind", "True ScopeForbidden");
+    world.map("b", "2");
+    world.plane.kubectl(&["delete", "configmap", "-n", &namespace, "a"]).unwrap();
+    world.audit(1);
+    assert_eq!(world.rows(), ["a=1"], "what nobody may see is neither written nor removed");
+    // Whoever has never seen it knows no better. It serves on another port, which its log says.
+    world.stop();
+    std::fs::remove_file(world.dir.path().join("operator.log")).unwrap();
+    world.start(&PLAIN);
+    world.counts(&blind, 1.0);
+    world.audit(2);
+    assert_eq!(world.rows(), ["a=1"]);
+
+    world.plane.user(&namespace, "watcher", &rules).unwrap();
+    world.holds(&["b=2"]);
+    world.counts(&synced, 1.0);
+    assert_eq!(world.number(&blind), None);
+}
+
+#[test]
 fn of_two_replicas_one_leads_and_both_count_rows() {
     let mut first = World::new("replicas");
     first.map("a", "1");
@@ -224,7 +274,7 @@ fn of_two_replicas_one_leads_and_both_count_rows() {
         plane: first.plane,
         postgres: first.postgres,
         namespace: namespace.clone(),
-        unrestricted: false,
+        watched: namespace.clone(),
         kubeconfig: None,
         operator: None,
         dir: tempfile::tempdir().unwrap(),
@@ -295,63 +345,6 @@ fn profiles_get_their_series_and_no_more_than_200_combinations() {
     world.plane.kubectl(&["delete", "-n", &world.namespace, "configmap/m0"]).unwrap();
     world.counts(&series("series", "object_count", ""), 202.0);
     world.counts(&series("labeled_series", "by_team", r#",app_team="200""#), 2.0);
-}
-
-#[test]
-fn only_those_who_may_get_them_get_metrics_over_tls() {
-    let mut world = World::new("guarded");
-    let key = KeyPair::generate().unwrap();
-    let certificate = CertificateParams::new(["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
-    let certs = world.dir.path().join("certs");
-    std::fs::create_dir(&certs).unwrap();
-    std::fs::write(certs.join("my.crt"), certificate.pem()).unwrap();
-    std::fs::write(certs.join("my.key"), key.serialize_pem()).unwrap();
-    let path = certs.to_str().unwrap().to_owned();
-    let files = ["--metrics-cert-path", &path, "--metrics-cert-name=my.crt", "--metrics-cert-key=my.key"];
-    world.start(&[&["--metrics-bind-address", "127.0.0.1:0"], &files[..]].concat());
-
-    let mut roots = RootCertStore::empty();
-    roots.add(certificate.der().clone()).unwrap();
-    let client = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
-    let client = client.with_safe_default_protocol_versions().unwrap();
-    let client = Arc::new(client.with_root_certificates(roots).with_no_client_auth());
-    let address = world.metrics_address();
-    let status = |headers: &str| {
-        let name = ServerName::try_from("localhost").unwrap();
-        let connection = ClientConnection::new(client.clone(), name).unwrap();
-        ask(StreamOwned::new(connection, TcpStream::connect(address).unwrap()), headers)
-    };
-    let bearer = |account: &str| {
-        world.plane.user(&world.namespace, account, &[]).unwrap();
-        let token = world.plane.kubectl(&["create", "token", account, "-n", &world.namespace]).unwrap();
-        format!("Authorization: Bearer {}\r\n", token.trim())
-    };
-    let (reader, nobody) = (bearer("reader"), bearer("nobody"));
-    let labels = json!({ "name": format!("{}-metrics", world.namespace) });
-    let account = json!({ "kind": "ServiceAccount", "name": "reader", "namespace": world.namespace });
-    let role = std::fs::read_to_string(root().join("config/rbac/metrics_reader_role.yaml")).unwrap();
-    world.plane.apply(&role).unwrap();
-    let binding = json!({
-        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": labels,
-        "roleRef": {
-            "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "kollect-metrics-reader",
-        },
-        "subjects": [account],
-    });
-    world.plane.apply(&binding.to_string()).unwrap();
-    assert_eq!(status("").0, "401");
-    assert_eq!(status("Authorization: Bearer made-up\r\n").0, "401");
-    assert_eq!(status(&nobody).0, "403");
-    eventually("the right", || {
-        let (status, body) = status(&reader);
-        (status == "200").then(|| drop(Exposition::parse(&body))).ok_or(status)
-    });
-    let mut plain = TcpStream::connect(address).unwrap();
-    // The server may hang up before it has heard all of it.
-    write!(plain, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{reader}\r\n").ok();
-    let mut answer = Vec::new();
-    plain.read_to_end(&mut answer).ok();
-    assert!(!String::from_utf8_lossy(&answer).contains("kollect_"), "nothing without TLS");
 }
 
 #[test]

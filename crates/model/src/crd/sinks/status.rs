@@ -49,13 +49,19 @@ pub struct Preview {
     pub layout: Option<LayoutPreview>,
     /// The table.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub postgres: Option<PostgresPreview>,
+    pub postgres: Option<TablePreview>,
+    /// The table.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sqlite: Option<TablePreview>,
     /// The indexes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mongodb: Option<MongoDbPreview>,
     /// The topic.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kafka: Option<KafkaPreview>,
+    /// A message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nats: Option<NatsPreview>,
     /// What deserves attention.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
@@ -91,12 +97,15 @@ pub struct LayoutPreview {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub sample_paths: Vec<String>,
+    /// What the first of them holds, before compression.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sample_content: Option<String>,
 }
 
 /// The table of an export.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct PostgresPreview {
-    /// Statement that creates it.
+pub struct TablePreview {
+    /// Statements that create it in an empty database.
     #[serde(rename = "expectedDDL", skip_serializing_if = "Option::is_none")]
     pub expected_ddl: Option<String>,
 }
@@ -117,4 +126,19 @@ pub struct KafkaPreview {
     /// Its name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub topic: Option<String>,
+}
+
+/// A message of an export.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NatsPreview {
+    /// The stream that keeps it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stream: Option<String>,
+    /// Where it is sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub subject: Option<String>,
+    /// What it says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sample_message: Option<String>,
 }

@@ -1,0 +1,195 @@
+//! Faults of the Go implementation that only a running operator can show: see docs/faults.md.
+
+use super::*;
+
+impl World {
+    /// What the status of an inventory says about a sink.
+    fn export(&self, inventory: &str, sink: &str) -> Value {
+        let status = self.get(inventory)["status"]["sinkExports"].clone();
+        let lines = status.as_array().cloned().unwrap_or_default();
+        lines.into_iter().find(|line| line["name"] == sink).unwrap_or_default()
+    }
+
+    /// Waits for a condition of a sink of an inventory.
+    pub(super) fn export_becomes(&self, (inventory, sink): (&str, &str), type_: &str, expected: &str) {
+        eventually(&format!("{sink} of {inventory} {type_} {expected}"), || {
+            let line = self.export(inventory, sink);
+            let conditions = line["conditions"].as_array().cloned().unwrap_or_default();
+            let told = conditions.iter().filter(|condition| condition["type"] == type_).any(|condition| {
+                let (status, reason) = (condition["status"].as_str(), condition["reason"].as_str());
+                status.zip(reason).is_some_and(|(status, reason)| format!("{status} {reason}") == expected)
+            });
+            told.then_some(()).ok_or(line.to_string())
+        });
+    }
+
+    /// Waits for an event about an object of the namespace.
+    fn event_comes(&self, expected: &str) {
+        eventually(expected, || {
+            let events = self.get("events")["items"].as_array().cloned().unwrap_or_default();
+            let text = |event: &Value, field: &str| event[field].as_str().unwrap_or_default().to_owned();
+            let told: Vec<String> = events
+                .iter()
+                .map(|event| format!("{} {}", text(event, "type"), text(event, "reason")))
+                .collect();
+            told.iter().any(|told| told == expected).then_some(()).ok_or(format!("{told:?}"))
+        });
+    }
+
+    fn vanishes(&self, what: &str) {
+        eventually(&format!("{what} goes"), || {
+            let gone = self.plane.kubectl(&["get", "-n", &self.namespace, what]);
+            gone.is_err().then_some(()).ok_or("it is still there".into())
+        });
+    }
+
+    /// A second sink beside the first, on a server of its own.
+    fn second_sink(&self, server: &Postgres) {
+        self.apply(json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "second" },
+            "stringData": { "dsn": server.dsn() },
+        }));
+        let mut sink = self.sink();
+        sink["postgres"]["databaseRef"]["name"] = json!("second");
+        self.kollect("KollectDatabaseSink", "second", sink);
+    }
+}
+
+#[test]
+fn w23_a_database_that_comes_late_is_found_without_a_change_of_any_object() {
+    let mut world = World::new("late");
+    let mut postgres = Postgres::start().unwrap();
+    postgres.crash();
+    world.map("a", "1");
+    world.install();
+    world.secret(&postgres.dsn());
+    world.start(&[]);
+    world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "False ConnectionTestFailed");
+    world.becomes("kollectdatabasesink/portal", "Degraded", "True ConnectionTestFailed");
+    world.becomes("kollectinventory/all", "Degraded", "True Progressing");
+    world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "False ExportFailed");
+    // Targets know nothing of sinks.
+    world.becomes("kollecttarget/maps", "Ready", "True Collecting");
+    // It is tried again and again, and that is not written again and again.
+    let began = std::time::Instant::now();
+    let mut versions = std::collections::BTreeSet::new();
+    while began.elapsed() < Duration::from_secs(5) {
+        versions.insert(world.get("kollectdatabasesink/portal")["metadata"]["resourceVersion"].to_string());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(versions.len() <= 2, "written more often than every ten seconds: {versions:?}");
+    let generations = || {
+        let generation = |what: &str| world.get(what)["metadata"]["generation"].clone();
+        (generation("kollectdatabasesink/portal"), generation("kollectinventory/all"))
+    };
+    let before = generations();
+    postgres.resume().unwrap();
+    world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "True ConnectionOK");
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    assert_eq!(postgres.psql(&format!("SELECT name FROM {}", world.table())).unwrap(), "a\n");
+    assert_eq!(generations(), before);
+}
+
+#[test]
+fn w36_w66_an_idle_sink_stays_synced_whatever_happens_to_another() {
+    let mut world = World::new("idle");
+    let mut second = Postgres::start().unwrap();
+    second.crash();
+    world.map("a", "1");
+    world.install();
+    world.second_sink(&second);
+    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal", "second"] }));
+    world.start(&[]);
+    world.becomes("kollectinventory/all", "Ready", "True PartiallySynced");
+    world.becomes("kollectinventory/all", "Synced", "False PartiallySynced");
+    world.becomes("kollectinventory/all", "SinkReachable", "False ExportFailed");
+    world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "True Exported");
+    world.export_becomes(("kollectinventory/all", "database/second"), "Synced", "False ExportFailed");
+    let idle = || {
+        let line = world.export("kollectinventory/all", "database/portal");
+        let synced = &line["conditions"][0];
+        assert_eq!((&synced["type"], &synced["status"]), (&json!("Synced"), &json!("True")), "{line}");
+        assert!(line["lastExportTime"].is_string() && line["lastChecksum"].is_string(), "{line}");
+        line["lastChecksum"].clone()
+    };
+    let checksum = idle();
+    let began = std::time::Instant::now();
+    while began.elapsed() < Duration::from_secs(5) {
+        assert_eq!(idle(), checksum);
+    }
+    world.stop();
+    world.start(&[]);
+    let began = std::time::Instant::now();
+    let idle = || {
+        let line = world.export("kollectinventory/all", "database/portal");
+        assert!(line["lastExportTime"].is_string(), "{line}");
+        (line["lastChecksum"].clone(), line["conditions"][0]["status"].clone())
+    };
+    while began.elapsed() < Duration::from_secs(5) {
+        assert_eq!(idle(), (checksum.clone(), json!("True")), "a restart takes nothing back");
+    }
+
+    // Rows of a sink that is no longer named are removed when that can be done.
+    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"] }));
+    world.export_becomes(("kollectinventory/all", "database/second"), "Synced", "False Cleaning");
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    world.becomes("kollectinventory/all", "SinkReachable", "True SinksReachable");
+    second.resume().unwrap();
+    eventually("the second sink is clean", || {
+        let line = world.export("kollectinventory/all", "database/second");
+        line.is_null().then_some(()).ok_or(line.to_string())
+    });
+}
+
+#[test]
+fn w60_inventories_of_a_namespace_divide_its_targets() {
+    let mut world = World::new("divided");
+    world.map("a", "1");
+    world.map("b", "2");
+    world.install();
+    let target = |name: &str, object: &str| {
+        let spec = json!({
+            "profileRef": "maps", "includedNamespaces": [world.namespace], "names": [object],
+        });
+        world.kollect("KollectTarget", name, spec);
+    };
+    target("only-a", "a");
+    target("only-b", "b");
+    for (inventory, target) in [("first", "only-a"), ("second", "only-b")] {
+        let spec = json!({ "databaseSinkRefs": ["portal"], "targetRefs": [target] });
+        world.kollect("KollectInventory", inventory, spec);
+    }
+    world.delete("kollectinventory/all");
+    world.start(&[]);
+    let sql = format!("SELECT inventory_name || ' ' || name FROM {} ORDER BY 1", world.table());
+    eventually("each has its own", || {
+        let found = world.postgres.psql(&sql).unwrap_or_default();
+        (found == "first a\nsecond b\n").then_some(()).ok_or(found)
+    });
+}
+
+#[test]
+fn a_sink_that_is_gone_holds_up_no_deletion() {
+    let mut world = World::new("gone");
+    world.map("a", "1");
+    world.install();
+    world.start(&[]);
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    // Whoever has written there knows how to clean it.
+    world.delete("kollectdatabasesink/portal");
+    world.becomes("kollectinventory/all", "Degraded", "True SinkNotFound");
+    world.delete("kollectinventory/all");
+    world.vanishes("kollectinventory/all");
+    assert!(world.rows().is_empty());
+
+    // Another one does not, and says what it leaves behind.
+    world.install();
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    world.stop();
+    world.delete("kollectdatabasesink/portal");
+    world.delete("kollectinventory/all");
+    world.start(&[]);
+    world.vanishes("kollectinventory/all");
+    world.event_comes("Warning CleanupTerminal");
+    assert_eq!(world.rows(), ["a=1"]);
+}

@@ -1,0 +1,97 @@
+//! Previews: made without a connection, written once, gone with their annotation.
+
+use std::net::TcpListener;
+
+use super::*;
+
+/// Longer than the operator waits between two writes of one status.
+const WATCHED: Duration = Duration::from_secs(13);
+
+fn annotate(world: &World, sink: &str, value: &str) {
+    let annotation = format!("kollect.dev/preview{value}");
+    world.plane.kubectl(&["annotate", "-n", &world.namespace, sink, &annotation, "--overwrite"]).unwrap();
+}
+
+fn preview(world: &World, sink: &str) -> Value {
+    world.get(sink)["status"]["preview"].clone()
+}
+
+#[test]
+fn w62_a_preview_is_written_once_and_changes_only_with_its_sink() {
+    let mut world = World::new("previewed");
+    // Nobody answers there, and nobody is asked. The Secret of the database does not exist.
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    server.set_nonblocking(true).unwrap();
+    let nats =
+        json!({ "url": format!("nats://{}", server.local_addr().unwrap()), "subject": "kollect.rows" });
+    let tables = [
+        (
+            "kollectsnapshotsink/files",
+            "KollectSnapshotSink",
+            json!({ "type": "filesystem", "filesystem": { "path": "x" } }),
+        ),
+        ("kollectdatabasesink/portal", "KollectDatabaseSink", world.sink()),
+        (
+            "kollectdatabasesink/file",
+            "KollectDatabaseSink",
+            json!({ "type": "sqlite", "sqlite": { "path": "x.db" } }),
+        ),
+        (
+            "kollecteventsink/events",
+            "KollectEventSink",
+            json!({ "type": "nats", "nats": nats, "mode": "rows" }),
+        ),
+    ];
+    for (sink, kind, spec) in &tables {
+        let mut spec = spec.clone();
+        spec["connectionTest"] = json!(false);
+        world.kollect(kind, sink.split_once('/').unwrap().1, spec);
+        annotate(&world, sink, "= True ");
+    }
+    let files = world.dir.path().join("files");
+    world.start(&["--file-sink-root", files.to_str().unwrap()]);
+    let shown = [
+        ("kollectsnapshotsink/files", "/layout/samplePaths/0"),
+        ("kollectdatabasesink/portal", "/postgres/expectedDDL"),
+        ("kollectdatabasesink/file", "/sqlite/expectedDDL"),
+        ("kollecteventsink/events", "/nats/sampleMessage"),
+    ];
+    for (sink, field) in shown {
+        eventually(sink, || {
+            let preview = preview(&world, sink);
+            let made = preview.pointer(field).is_some() && preview["inputSampleSource"] == "synthetic";
+            made.then_some(()).ok_or(preview.to_string())
+        });
+    }
+
+    // A look at what it wrote itself changes nothing: no write, no other time.
+    let versions = || shown.map(|(sink, _)| world.get(sink)["metadata"]["resourceVersion"].clone());
+    let (before, began) = (versions(), std::time::Instant::now());
+    while began.elapsed() < WATCHED {
+        assert_eq!(versions(), before);
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    assert!(server.accept().is_err(), "nobody has connected");
+    assert!(!files.exists(), "and nothing has been created");
+
+    // The content moves with the spec, and the time with the content.
+    let sink = "kollectsnapshotsink/files";
+    let old = preview(&world, sink);
+    assert_eq!(old["objectPath"], "inventory/team-a/api.json", "{old}");
+    let spec = json!({
+        "type": "filesystem", "filesystem": { "path": "x" }, "connectionTest": false,
+        "serialization": { "format": "yaml" },
+    });
+    world.kollect("KollectSnapshotSink", "files", spec);
+    eventually("another format", || {
+        let new = preview(&world, sink);
+        let moved =
+            new["objectPath"] == "inventory/team-a/api.yaml" && new["renderedAt"] != old["renderedAt"];
+        moved.then_some(()).ok_or(new.to_string())
+    });
+    annotate(&world, sink, "-");
+    eventually("it goes with its annotation", || {
+        let preview = preview(&world, sink);
+        preview.is_null().then_some(()).ok_or(preview.to_string())
+    });
+}

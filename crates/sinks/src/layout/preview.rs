@@ -1,0 +1,123 @@
+//! The files of an export that nobody has made, for a status.
+
+use std::collections::BTreeMap;
+
+use kollect_model::crd::sinks::{LayoutContent, LayoutMode, LayoutPreview, Preview};
+use serde_json::json;
+
+use super::{
+    Settings,
+    draft::{Change, Draft},
+};
+use crate::preview::{Sample, TIME};
+
+/// Longer lists help nobody.
+const PATHS: usize = 3;
+
+/// Adds the files of a sample to a preview.
+pub(crate) fn preview(settings: &Settings, cluster: &str, base: Preview) -> Preview {
+    let sample = Sample::new(cluster, settings.content == Some(LayoutContent::Manifest));
+    let batch = sample.batch();
+    let change = |settings: &Settings| -> Change {
+        Draft::new(settings, &batch, None).change(&BTreeMap::new(), BTreeMap::new(), TIME)
+    };
+    let drawn = change(settings);
+    let shape = drawn.manifest.header.shape;
+    let mut paths: Vec<String> = drawn.writes.into_iter().map(|(path, _)| path).collect();
+    // The index comes last; a document is alone.
+    let object_path = if shape.document || shape.index { paths.last().cloned() } else { None };
+    paths.truncate(PATHS);
+    let readable = change(&Settings { gzip: false, ..settings.clone() }).writes;
+    let content = readable.first().map(|(_, bytes)| String::from_utf8_lossy(bytes).into_owned());
+    let chosen = if shape.document { LayoutMode::Document } else { LayoutMode::PerResource };
+    let mut warnings = base.warnings;
+    if settings.mode.is_none() {
+        warnings
+            .push("layout.mode is not set: perResource if every row is a whole object, else document".into());
+    }
+    Preview {
+        serialization_format: word(settings.format),
+        object_path,
+        layout: Some(LayoutPreview {
+            mode: word(settings.mode.unwrap_or(chosen)),
+            content: word(shape.content),
+            prune: Some(true),
+            sample_paths: paths,
+            sample_content: content,
+        }),
+        warnings,
+        ..base
+    }
+}
+
+/// The word of a spec for a value.
+fn word(value: impl serde::Serialize) -> Option<String> {
+    json!(value).as_str().map(ToOwned::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs};
+
+    use kollect_model::{
+        claim::{Claimant, TakeOver, Writer},
+        sink::Sink,
+    };
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{Files, filesystem};
+
+    /// Writes the sample for real, and answers the content of the first file of the preview.
+    async fn written(preview: &Preview, config: filesystem::Config, whole: bool) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::Below(dir.path().to_owned());
+        let sink = filesystem::open(config, &files).await.unwrap();
+        let mut sample = Sample::new("east", whole);
+        let claimant = Claimant { owner: None, writer: Writer::Cli, take_over: TakeOver::Never };
+        sample.claim = sink.claim(&sample.inventory, &claimant).await.unwrap();
+        sink.write(&sample.batch()).await.unwrap();
+        let shown: BTreeSet<&String> = preview.layout.as_ref().unwrap().sample_paths.iter().collect();
+        let root = dir.path().join("out");
+        assert!(shown.iter().all(|path| root.join(path).is_file()), "{shown:?}");
+        assert!(preview.object_path.as_ref().is_none_or(|path| root.join(path).is_file()));
+        fs::read_to_string(root.join(shown.first().unwrap())).unwrap_or_default()
+    }
+
+    #[tokio::test]
+    async fn previews_show_the_files_that_a_write_makes() {
+        let layouts = [
+            (json!({}), Some("inventory/team-a/api.yaml"), "document", 1, false),
+            (json!({ "mode": "perResource", "content": "attributes" }), None, "perResource", 2, false),
+            (json!({ "content": "manifest" }), None, "perResource", 2, true),
+            (json!({ "mode": "split" }), Some("inventory/team-a/api.yaml"), "split", 3, false),
+        ];
+        for (layout, path, mode, count, whole) in layouts {
+            let spec = json!({
+                "type": "filesystem", "filesystem": { "path": "out" }, "layout": layout, "cluster": "east",
+                "serialization": { "format": "yaml" },
+            });
+            let config = filesystem::Config::plan(&serde_json::from_value(spec).unwrap()).unwrap();
+            let preview = config.preview("east");
+            assert_eq!(preview.object_path.as_deref(), path, "{layout}");
+            let shown = preview.layout.clone().unwrap();
+            assert_eq!((shown.mode.as_deref(), shown.sample_paths.len()), (Some(mode), count), "{layout}");
+            assert_eq!(shown.sample_content.unwrap(), written(&preview, config, whole).await, "{layout}");
+        }
+    }
+
+    #[test]
+    fn previews_of_compressed_documents_can_be_read() {
+        let spec = json!({
+            "type": "filesystem", "filesystem": { "path": "out" }, "provisioning": { "mode": "existing" },
+            "serialization": { "format": "json", "compression": "gzip" },
+        });
+        let preview = filesystem::Config::plan(&serde_json::from_value(spec).unwrap()).unwrap().preview("");
+        assert_eq!(preview.object_path.as_deref(), Some("inventory/team-a/api.json.gz"));
+        assert_eq!(preview.provisioning_mode.as_deref(), Some("existing"));
+        assert_eq!(preview.warnings.len(), 2, "the mode is open, and nothing is created");
+        let content = preview.layout.unwrap().sample_content.unwrap();
+        let document: Value = serde_json::from_str(&content).unwrap();
+        assert_eq!(document["itemCount"], 2);
+    }
+}

@@ -1,0 +1,61 @@
+//! An API server that is behind the one that a client saw: it has forgotten where watches were, and lists
+//! what was.
+//!
+//! Called by tests of what clients do with such a list.
+
+use serde_json::{Value, json};
+
+use super::Proxy;
+use crate::{ControlPlane, Error};
+
+/// A list as it was at some time.
+#[derive(Debug)]
+pub struct Past {
+    /// Plural of the kind.
+    resource: String,
+    list: Value,
+}
+
+impl Past {
+    /// What a path such as `/api/v1/configmaps` lists now.
+    pub fn of(plane: &ControlPlane, path: &str) -> Result<Self, Error> {
+        let text = plane.kubectl(&["get", "--raw", path])?;
+        let list = serde_json::from_str(&text);
+        let list = list.map_err(std::io::Error::from).map_err(Error::io(format!("read the list {path}")))?;
+        let resource = path.rsplit('/').next().unwrap_or_default().to_owned();
+        Ok(Self { resource, list })
+    }
+
+    /// Resource version of the list.
+    pub fn version(&self) -> &str {
+        self.list["metadata"]["resourceVersion"].as_str().unwrap_or_default()
+    }
+
+    /// The list as the beginning of a watch.
+    fn stream(&self) -> String {
+        let objects = self.list["items"].as_array().into_iter().flatten();
+        let metadata = json!({
+            "resourceVersion": self.version(),
+            "annotations": { "k8s.io/initial-events-end": "true" },
+        });
+        let end = json!({ "type": "BOOKMARK", "object": { "metadata": metadata } });
+        let lines = objects.map(|object| json!({ "type": "ADDED", "object": object })).chain([end]);
+        lines.map(|line| line.to_string() + "\n").collect()
+    }
+}
+
+impl Proxy {
+    /// The next watch of the kind that would go on is told that its version is forgotten, and the next
+    /// `times` lists are this one. Then all connections are cut.
+    pub fn lag(&self, past: &Past, times: usize) {
+        let about = |what: &'static str| {
+            let path = format!("/{}?", past.resource);
+            move |line: &str| line.contains(&path) && line.contains(what)
+        };
+        let gone = r#"{"kind":"Status","code":410,"reason":"Expired","message":"too old"}"#;
+        self.answer(1, about("resourceVersion="), 410, &[], gone);
+        self.answer(times, about("sendInitialEvents="), 200, &[], &past.stream());
+        self.answer(times, about("limit="), 200, &[], &past.list.to_string());
+        self.cut();
+    }
+}
