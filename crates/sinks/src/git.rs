@@ -34,7 +34,7 @@ mod transport;
 mod tree;
 
 use branch::{Branch, Key};
-use draw::{Done, Task, Work};
+use draw::{Done, Known, Task, Work};
 use message::{About, Messages};
 use remote::{Address, RemoteConfig};
 
@@ -227,7 +227,7 @@ impl GitSink {
             claim: claim.clone(),
             settings: self.settings.clone(),
             messages: self.messages.clone(),
-            known: self.known().get(inventory).copied(),
+            known: self.known().get(inventory).map_or(Known::Nothing, |books| Known::Books(*books)),
             task,
         };
         // After a failure nothing is known.

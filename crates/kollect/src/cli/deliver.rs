@@ -223,9 +223,8 @@ fn counts(delta: &Delta) -> String {
 
 /// Rows that the sink did not take, by name, and what else deserves attention.
 fn attention(receipt: &Receipt) -> String {
-    let told = |word: &str, texts: Vec<&str>| match texts.is_empty() {
-        true => String::new(),
-        false => format!("; {word}: {}", texts.join("; ")),
+    let told = |word: &str, texts: Vec<&str>| {
+        if texts.is_empty() { String::new() } else { format!("; {word}: {}", texts.join("; ")) }
     };
     let refused = receipt.refused.iter().map(|refusal| &*refusal.why).collect();
     told("refused", refused) + &told("warning", receipt.warnings.iter().map(|warning| &**warning).collect())

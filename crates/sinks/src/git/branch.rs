@@ -31,7 +31,7 @@ use crate::{
 /// How often others may be quicker before we give up.
 const ATTEMPTS: u32 = 8;
 /// How long another process may use our mirror.
-const MIRROR_LIMIT: Duration = Duration::from_secs(60);
+const MIRROR_LIMIT: Duration = Duration::from_mins(1);
 
 /// What branches with one writer have in common.
 #[derive(Clone, PartialEq, Eq)]
@@ -208,8 +208,8 @@ impl Branch {
     }
 
     async fn serve(&self, waiting: Vec<Waiting>) {
-        let works: Arc<Vec<Work>> = Arc::new(waiting.iter().map(|one| one.work.clone()).collect());
-        match self.push(works).await {
+        let asked: Arc<Vec<Work>> = Arc::new(waiting.iter().map(|one| one.work.clone()).collect());
+        match self.push(asked).await {
             Ok(Pushed::Done(done)) => {
                 for (one, done) in waiting.into_iter().zip(done) {
                     one.answer.send(done).ok();
@@ -236,22 +236,22 @@ impl Branch {
         }
     }
 
-    async fn push(&self, works: Arc<Vec<Work>>) -> Result<Pushed, SinkError> {
+    async fn push(&self, asked: Arc<Vec<Work>>) -> Result<Pushed, SinkError> {
         let mirror = self.mirror().await?;
         let mut rebuilt = false;
         for attempt in 0..ATTEMPTS {
             let seen = self.look(&mirror).await?;
             let mut refused = HashMap::new();
-            for (index, work) in works.iter().enumerate() {
+            for (index, work) in asked.iter().enumerate() {
                 let found = seen.refs.refs.get(&self.claims(&work.inventory)).copied();
                 let held = self.holder(&mirror, found).await?;
                 if let Err(error) = Holder::admits(held.as_ref(), &work.inventory, &work.claim) {
                     refused.insert(index, error);
                 }
             }
-            let (place, drawn_works, base) = (self.place.clone(), works.clone(), seen.base);
+            let (place, drawing, base) = (self.place.clone(), asked.clone(), seen.base);
             let drawn = blocking(&mirror, move |mirror| {
-                draw::draw(&mirror.repository()?, &place, base, &drawn_works, &mut refused)
+                draw::draw(&mirror.repository()?, &place, base, &drawing, &mut refused)
             });
             let Drawn { done, tip, pack } = match drawn.await? {
                 Ok(drawn) => drawn,

@@ -39,9 +39,17 @@ pub(super) struct Work {
     pub(super) claim: Claim,
     pub(super) settings: Arc<Settings>,
     pub(super) messages: Arc<Messages>,
-    /// What its books were when we last looked; `None` if we never did.
-    pub(super) known: Option<Option<Oid>>,
+    pub(super) known: Known,
     pub(super) task: Task,
+}
+
+/// What we know of the books of an inventory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Known {
+    /// We have never looked.
+    Nothing,
+    /// What they were; `None` if there were none.
+    Books(Option<Oid>),
 }
 
 #[derive(Clone)]
@@ -165,7 +173,7 @@ impl Drawer<'_> {
     fn draw(&self, made: &mut Vec<Oid>) -> Result<(Done, Option<Oid>), Failure> {
         let books = paths::books(&self.work.inventory);
         let (id, held) = held(&self.files, &books)?;
-        if self.work.known.is_some_and(|known| known != id) {
+        if !matches!(self.work.known, Known::Nothing) && self.work.known != Known::Books(id) {
             let why = format!(
                 "write inventory {} in {}: somebody else has changed what says which files are ours; all \
                  is compared again",

@@ -12,7 +12,10 @@ use std::{
 };
 
 use git2::{Oid, Repository};
-use kollect_model::sink::{SinkError, SinkReason};
+use kollect_model::{
+    envelope,
+    sink::{SinkError, SinkReason},
+};
 use sha2::{Digest, Sha256};
 
 /// What the remote's branch was when we last looked.
@@ -67,7 +70,7 @@ impl Mirror {
             SinkError::because(SinkReason::WriteFailed, format!("use mirrors in {}", root.display()), error)
         };
         private(root)?;
-        let name: String = Sha256::digest(place).iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        let name: String = envelope::hex(&Sha256::digest(place)).chars().take(32).collect();
         let lock = File::options()
             .create(true)
             .truncate(false)
@@ -207,7 +210,7 @@ impl Mirror {
 
     fn write_shallow(&self, commits: &[Oid]) -> Result<(), git2::Error> {
         let path = self.directory.join("shallow");
-        let lines: String = commits.iter().map(|commit| format!("{commit}\n")).collect();
+        let lines: String = commits.iter().flat_map(|commit| [commit.to_string(), "\n".into()]).collect();
         let written = match &*lines {
             "" => fs::remove_file(&path).or_else(|error| match error.kind() {
                 io::ErrorKind::NotFound => Ok(()),

@@ -198,11 +198,11 @@ pub(crate) fn rows<'a>(
             }
         }
         if settled {
-            let placed = |((place, _, level), path): (&(FilePath, u128, usize), String)| {
+            let file = |((place, _, level), path): (&(FilePath, u128, usize), String)| {
                 let shared = (*level > 0).then(|| place.whole());
                 Placed { path, shared }
             };
-            return places.iter().zip(paths).map(placed).collect();
+            return places.iter().zip(paths).map(file).collect();
         }
     }
 }
