@@ -14,7 +14,7 @@ use git2::Oid;
 use kollect_model::{
     SpecError,
     batch::{Baseline, Batch, InventoryId, Receipt},
-    claim::{Claim, Claimant},
+    claim::{Claim, Claimant, Holder},
     crd::sinks::{GitPreview, KollectSnapshotSinkSpec, Preview, ProvisioningMode, PushPolicy, SinkCommon},
     sink::{Sink, SinkError, SinkReason},
 };
@@ -190,7 +190,7 @@ pub(crate) async fn open(config: Config, policy: &Policy, branches: &Branches) -
             .map_err(|error| SinkError::because(SinkReason::WriteFailed, "make a repository", error))??;
     }
     let branch = branches.get(Key { remote, policy: policy.clone(), depth, force, create })?;
-    Ok(GitSink { branch, settings, messages, name, known: Mutex::default() })
+    Ok(GitSink { branch, settings, messages, name, known: Mutex::default(), ended: Mutex::default() })
 }
 
 fn make(path: &str, branch: &str, files: &crate::Files) -> Result<(), SinkError> {
@@ -201,13 +201,21 @@ fn make(path: &str, branch: &str, files: &crate::Files) -> Result<(), SinkError>
     if place.exists() {
         return Ok(());
     }
+    // Elsewhere first: whoever is stopped half-way leaves no half of a repository in the place of a whole one.
+    let name = place.file_name().unwrap_or_default().to_string_lossy();
+    let draft = place.with_file_name(format!(".{name}.{}-{}", std::process::id(), fastrand::u32(..)));
     let mut options = git2::RepositoryInitOptions::new();
     options.bare(true).no_reinit(true).initial_head(branch);
-    match git2::Repository::init_opts(&place, &options) {
-        Ok(_) => Ok(()),
-        Err(error) if error.code() == git2::ErrorCode::Exists => Ok(()),
-        Err(error) => Err(SinkError::because(SinkReason::WriteFailed, attempt, error)),
+    let failed = |error: Box<dyn std::error::Error + Send + Sync>| {
+        SinkError::because(SinkReason::WriteFailed, attempt.clone(), error)
+    };
+    git2::Repository::init_opts(&draft, &options).map_err(|error| failed(error.into()))?;
+    let renamed = std::fs::rename(&draft, &place);
+    if renamed.is_err() {
+        std::fs::remove_dir_all(&draft).ok();
     }
+    // Somebody else may have been quicker.
+    if place.exists() { Ok(()) } else { renamed.map_err(|error| failed(error.into())) }
 }
 
 /// A branch as a sink.
@@ -218,6 +226,8 @@ pub(crate) struct GitSink {
     name: String,
     /// The books of inventories when we last looked. Others mean that what we know is not true any more.
     known: Mutex<HashMap<InventoryId, Option<Oid>>>,
+    /// Claims that ended with their inventories.
+    ended: Mutex<Vec<(InventoryId, Claim)>>,
 }
 
 impl GitSink {
@@ -227,7 +237,11 @@ impl GitSink {
             claim: claim.clone(),
             settings: self.settings.clone(),
             messages: self.messages.clone(),
-            known: self.known().get(inventory).map_or(Known::Nothing, |books| Known::Books(*books)),
+            // Whoever drops commits of others does not build on them either.
+            known: match self.known().get(inventory) {
+                Some(books) if !self.branch.key.force => Known::Books(*books),
+                _ => Known::Nothing,
+            },
             task,
         };
         // After a failure nothing is known.
@@ -259,6 +273,11 @@ impl Sink for GitSink {
     }
 
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
+        let ended =
+            |(inventory, claim): &(InventoryId, Claim)| inventory == batch.inventory && claim == batch.claim;
+        if self.ended.lock().unwrap_or_else(PoisonError::into_inner).iter().any(ended) {
+            Holder::admits(None, batch.inventory, batch.claim)?;
+        }
         let task = Task::Write {
             delta: batch.delta.clone(),
             sink: self.name.clone(),
@@ -271,6 +290,9 @@ impl Sink for GitSink {
     async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
         self.run(inventory, claim, Task::Forget).await?;
         // The right to do all this goes last: a run that was cut off is repeated.
-        self.branch.release(inventory, claim).await
+        self.branch.release(inventory, claim).await?;
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.push((inventory.clone(), claim.clone()));
+        Ok(())
     }
 }

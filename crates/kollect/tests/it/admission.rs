@@ -432,6 +432,7 @@ fn samples_pass_and_http_2_is_spoken_where_it_is_enabled() {
         ("Warning: ", "add it or correct the name"),
         ("Warning: ", "a filter always gives a list"),
         ("Warning: ", "spec.serialization.format is absent"),
+        ("The request is invalid: ", "is not available in this build"),
         ("Error from server (Invalid): ", "is not available in this build"),
     ];
     let mut created = BTreeSet::new();

@@ -54,7 +54,7 @@ pub(super) struct Branch {
     mirrors: PathBuf,
     waiting: Mutex<Vec<Waiting>>,
     /// Held by whoever uses the mirror.
-    turn: tokio::sync::Mutex<()>,
+    turn: Arc<tokio::sync::Mutex<()>>,
     /// What claims say, by the names of their commits.
     holders: Mutex<HashMap<Oid, Holder>>,
 }
@@ -88,7 +88,7 @@ impl Branch {
             reference: format!("refs/heads/{}", key.remote.branch),
             mirrors,
             waiting: Mutex::default(),
-            turn: tokio::sync::Mutex::default(),
+            turn: Arc::default(),
             holders: Mutex::default(),
             key,
         })
@@ -96,31 +96,48 @@ impl Branch {
 
     /// Whether the branch can be reached, and be written if servers say that beforehand.
     pub(super) async fn check(&self) -> Result<(), SinkError> {
-        let refs = self.remote.refs().await?;
-        self.see(refs)?;
+        let seen = self.see(self.remote.refs().await?);
+        self.exists(&seen)?;
         self.remote.may_push().await
     }
 
     /// What the branch holds of an inventory, and its books.
     pub(super) async fn baseline(
-        &self,
+        self: &Arc<Self>,
         inventory: &InventoryId,
         settings: &Arc<Settings>,
     ) -> Result<(Baseline, Option<Oid>), SinkError> {
-        let _turn = self.turn.lock().await;
+        let turn = self.turn.clone().lock_owned().await;
         let mirror = self.mirror().await?;
         let mut rebuilt = false;
-        loop {
+        let found = loop {
             let seen = self.look(&mirror).await?;
+            self.exists(&seen)?;
             let (inventory, settings) = (inventory.clone(), settings.clone());
             let read = blocking(&mirror, move |mirror| {
                 draw::baseline(&mirror.repository()?, seen.base, &inventory, &settings)
             });
             match read.await? {
-                Ok(found) => return Ok(found),
+                Ok(found) => break found,
                 Err(failure) => self.repair(&mirror, failure, &mut rebuilt).await?,
             }
-        }
+        };
+        self.tidy(turn, mirror);
+        Ok(found)
+    }
+
+    /// Tidies the mirror while nobody waits but those who come next.
+    fn tidy(&self, turn: tokio::sync::OwnedMutexGuard<()>, mirror: Arc<Mirror>) {
+        let depth = self.key.depth;
+        tokio::task::spawn_blocking(move || {
+            if mirror.tidy(depth).is_err() {
+                // A new one is tidy; if that cannot be made, whoever comes next hears it.
+                mirror.rebuild().ok();
+            }
+            // In this order: the lock of the mirror is free when the next one takes its turn.
+            drop(mirror);
+            drop(turn);
+        });
     }
 
     /// Takes the next number for an inventory. It is kept in a ref of its own, so that history tells about
@@ -141,7 +158,7 @@ impl Branch {
             let record = taken.clone();
             let made = blocking(&mirror, move |mirror| claim_commit(&mirror.repository()?, &record)).await?;
             let (commit, pack) = made.map_err(|failure| self.unusable(failure))?;
-            match self.remote.push(&reference, found.unwrap_or(Oid::ZERO_SHA1), commit, pack).await? {
+            match self.remote.push(&reference, found.unwrap_or(Oid::ZERO_SHA1), commit, &[], pack).await? {
                 Ok(()) => {
                     self.remember(commit, &taken);
                     return Ok(taken.claim());
@@ -169,31 +186,38 @@ impl Branch {
         let refs = self.remote.refs().await?;
         let Some(found) = refs.refs.get(&reference).copied() else { return Ok(()) };
         Holder::admits(self.holder(&mirror, Some(found)).await?.as_ref(), inventory, claim)?;
-        match self.remote.push(&reference, found, Oid::ZERO_SHA1, bytes::Bytes::new()).await? {
+        match self.remote.push(&reference, found, Oid::ZERO_SHA1, &[], bytes::Bytes::new()).await? {
             Ok(()) => Ok(()),
-            Err(Rejected::NonFastForward(words) | Rejected::Refused(words)) => {
-                let why = format!("remove {reference} in {}: {words}", self.place);
-                Err(SinkError::new(SinkReason::Busy, why))
+            Err(rejected) => {
+                let (reason, words) = match rejected {
+                    Rejected::NonFastForward(words) => (SinkReason::Busy, words),
+                    Rejected::Refused(words) => (SinkReason::Forbidden, words),
+                };
+                Err(SinkError::new(reason, format!("remove {reference} in {}: {words}", self.place)))
             }
         }
     }
 
     /// Does a work, alone or with others that wait.
-    pub(super) async fn run(&self, work: Work) -> Result<Done, SinkError> {
+    pub(super) async fn run(self: &Arc<Self>, work: Work) -> Result<Done, SinkError> {
         let (answer, mut answered) = oneshot::channel();
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(Waiting { work, answer });
-        let _turn = tokio::select! {
+        let turn = tokio::select! {
             biased;
             done = &mut answered => return self.received(done),
-            turn = self.turn.lock() => turn,
+            turn = self.turn.clone().lock_owned() => turn,
         };
         if let Ok(done) = answered.try_recv() {
             return done;
         }
-        let mut waiting = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
-        // Whoever has left must not be written for: he may have lost the right to.
-        waiting.retain(|one| !one.answer.is_closed());
-        self.serve(waiting).await;
+        let waiting = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+        match self.mirror().await {
+            Ok(mirror) => {
+                self.serve(waiting, &mirror).await;
+                self.tidy(turn, mirror);
+            }
+            Err(error) => answer_all(waiting, &error),
+        }
         self.received(answered.await)
     }
 
@@ -207,9 +231,11 @@ impl Branch {
         })
     }
 
-    async fn serve(&self, waiting: Vec<Waiting>) {
+    async fn serve(&self, mut waiting: Vec<Waiting>, mirror: &Arc<Mirror>) {
+        // Whoever has left must not be written for: he may have lost the right to.
+        waiting.retain(|one| !one.answer.is_closed());
         let asked: Arc<Vec<Work>> = Arc::new(waiting.iter().map(|one| one.work.clone()).collect());
-        match self.push(asked).await {
+        match self.push(asked, mirror).await {
             Ok(Pushed::Done(done)) => {
                 for (one, done) in waiting.into_iter().zip(done) {
                     one.answer.send(done).ok();
@@ -218,122 +244,155 @@ impl Branch {
             // One of them may be what the server does not want.
             Ok(Pushed::Refused(_)) if waiting.len() > 1 => {
                 for one in waiting {
-                    Box::pin(self.serve(vec![one])).await;
+                    Box::pin(self.serve(vec![one], mirror)).await;
                 }
             }
             Ok(Pushed::Refused(words)) => {
                 let attempt = format!("push to {}: the server refuses it: {words}", self.place);
-                for one in waiting {
-                    let error = SinkError::new(SinkReason::Forbidden, attempt.clone());
-                    one.answer.send(Err(error)).ok();
-                }
+                answer_all(waiting, &SinkError::new(SinkReason::Forbidden, attempt));
             }
-            Err(error) => {
-                for one in waiting {
-                    one.answer.send(Err(again(&error))).ok();
-                }
-            }
+            Err(error) => answer_all(waiting, &error),
         }
     }
 
-    async fn push(&self, asked: Arc<Vec<Work>>) -> Result<Pushed, SinkError> {
-        let mirror = self.mirror().await?;
-        let mut rebuilt = false;
+    async fn push(&self, asked: Arc<Vec<Work>>, mirror: &Arc<Mirror>) -> Result<Pushed, SinkError> {
+        let (mut rebuilt, mut force) = (false, self.key.force);
+        let mut last = String::new();
         for attempt in 0..ATTEMPTS {
-            let seen = self.look(&mirror).await?;
-            let mut refused = HashMap::new();
+            let mut seen = self.look(mirror).await?;
+            if force && seen.tip.is_some() {
+                seen.base = self.own(mirror).await?.or(seen.base);
+            }
+            let (mut refused, mut unmoved) = (HashMap::new(), Vec::new());
             for (index, work) in asked.iter().enumerate() {
-                let found = seen.refs.refs.get(&self.claims(&work.inventory)).copied();
-                let held = self.holder(&mirror, found).await?;
-                if let Err(error) = Holder::admits(held.as_ref(), &work.inventory, &work.claim) {
-                    refused.insert(index, error);
+                match self.admitted(mirror, &seen, work).await {
+                    Ok(claim) => unmoved.push(claim),
+                    Err(error) => drop(refused.insert(index, error)),
                 }
             }
             let (place, drawing, base) = (self.place.clone(), asked.clone(), seen.base);
-            let drawn = blocking(&mirror, move |mirror| {
-                draw::draw(&mirror.repository()?, &place, base, &drawing, &mut refused)
+            let is_there = seen.tip.is_some();
+            let drawn = blocking(mirror, move |mirror| {
+                draw::draw(&mirror.repository()?, &place, base, is_there, &drawing, &mut refused)
             });
             let Drawn { done, tip, pack } = match drawn.await? {
                 Ok(drawn) => drawn,
                 Err(failure) => {
-                    self.repair(&mirror, failure, &mut rebuilt).await?;
+                    self.repair(mirror, failure, &mut rebuilt).await?;
                     continue;
                 }
             };
-            let Some(tip) = tip.filter(|tip| Some(*tip) != seen.base) else { return Ok(Pushed::Done(done)) };
+            // A branch that is not there is made, even if it has all rows from the one that it begins with.
+            let written = asked.iter().zip(&done).any(|(work, done)| done.is_ok() && work.task.is_write());
+            let Some(tip) = tip.filter(|tip| Some(*tip) != seen.tip && (is_there || written)) else {
+                return Ok(Pushed::Done(done));
+            };
+            if self.key.force {
+                // Until the push has ended nobody knows what our last commit is.
+                blocking(mirror, |mirror| Ok(mirror.disown()?)).await?.map_err(|f| self.unusable(f))?;
+            }
             let old = seen.tip.unwrap_or(Oid::ZERO_SHA1);
-            match self.remote.push(&self.reference, old, tip, pack.clone()).await? {
+            match self.remote.push(&self.reference, old, tip, &unmoved, pack.clone()).await? {
                 Ok(()) => {
-                    // It is pushed: what is wrong with the mirror shows when it is used again.
-                    blocking(&mirror, move |mirror| Ok(mirror.store(&pack, tip)?)).await?.ok();
-                    // Nobody waits for this one; whoever comes next waits for the lock.
-                    let depth = self.key.depth;
-                    tokio::task::spawn_blocking(move || mirror.tidy(depth).ok());
+                    // What is wrong with the mirror shows when it is used again.
+                    blocking(mirror, move |mirror| Ok(mirror.store(&pack, tip)?)).await?.ok();
                     return Ok(Pushed::Done(done));
                 }
-                Err(Rejected::NonFastForward(_)) => pause(attempt).await,
+                Err(Rejected::NonFastForward(words)) => {
+                    last = words;
+                    pause(attempt).await;
+                }
+                // The server may not know the commit that we would go back to.
+                Err(Rejected::Refused(_)) if force && seen.base != seen.tip => force = false,
                 Err(Rejected::Refused(words)) => return Ok(Pushed::Refused(words)),
             }
         }
-        let why = format!("push to {}: others keep pushing, {ATTEMPTS} times in a row", self.place);
+        let why = format!("push to {}: others keep pushing, {ATTEMPTS} times in a row: {last}", self.place);
         Err(SinkError::new(SinkReason::Busy, why))
+    }
+
+    /// Our last commit, if the mirror still has it.
+    async fn own(&self, mirror: &Arc<Mirror>) -> Result<Option<Oid>, SinkError> {
+        let own = blocking(mirror, |mirror| {
+            let repository = mirror.repository()?;
+            Ok(mirror.own()?.filter(|own| repository.find_commit(*own).is_ok()))
+        });
+        own.await?.map_err(|failure| self.unusable(failure))
+    }
+
+    /// The ref that says that a work may be done, and where it is.
+    async fn admitted(
+        &self,
+        mirror: &Arc<Mirror>,
+        seen: &Seen,
+        work: &Work,
+    ) -> Result<(String, Oid), SinkError> {
+        if work.task.is_write() {
+            self.exists(seen)?;
+        }
+        let reference = self.claims(&work.inventory);
+        let Some(found) = seen.refs.refs.get(&reference).copied() else {
+            let why = format!(
+                "write inventory {} in {}: the ref {reference} is gone, where Kollect notes who writes; it is \
+                 claimed again",
+                work.inventory, self.place
+            );
+            return Err(SinkError::new(SinkReason::Busy, why));
+        };
+        let held = self.holder(mirror, Some(found)).await?;
+        Holder::admits(held.as_ref(), &work.inventory, &work.claim)?;
+        Ok((reference, found))
     }
 
     /// What the remote has, with its commit in the mirror.
     async fn look(&self, mirror: &Arc<Mirror>) -> Result<Seen, SinkError> {
+        let seen = self.see(self.remote.refs().await?);
+        let Some(base) = seen.base else { return Ok(seen) };
         let mut rebuilt = false;
+        let mut fetched = false;
         loop {
-            let mut seen = self.see(self.remote.refs().await?)?;
-            let Some(base) = seen.base else { return Ok(seen) };
-            let (tip, force) = (seen.tip, self.key.force);
-            let state = blocking(mirror, move |mirror| {
+            let has = blocking(mirror, move |mirror| {
                 let repository = mirror.repository()?;
                 let has = repository.find_commit(base).and_then(|commit| commit.tree().map(drop)).is_ok();
-                let own = mirror.own()?.filter(|own| repository.find_commit(*own).is_ok());
                 if has {
                     mirror.saw(base)?;
                 }
-                Ok((has, own, mirror.known()?))
+                Ok((has, mirror.known()?))
             });
-            let (has, own, known) = match state.await? {
-                Ok(state) => state,
-                Err(failure) => {
-                    self.repair(mirror, failure, &mut rebuilt).await?;
-                    continue;
+            let failure = match has.await? {
+                Ok((true, _)) => return Ok(seen),
+                Ok((false, _)) if fetched => {
+                    Some(git2::Error::from_str("what was fetched is not there").into())
                 }
+                Ok((false, known)) => {
+                    fetched = true;
+                    self.fetch(mirror, base, &known, self.key.depth).await?.err()
+                }
+                Err(failure) => Some(failure),
             };
-            if !has {
-                self.fetch(mirror, base, &known, Some(self.key.depth)).await?;
-                if rebuilt {
-                    blocking(mirror, move |mirror| Ok(mirror.saw(base)?))
-                        .await?
-                        .map_err(|f| self.unusable(f))?;
-                } else if let Err(failure) = blocking(mirror, move |mirror| Ok(mirror.saw(base)?)).await? {
-                    self.repair(mirror, failure, &mut rebuilt).await?;
-                    continue;
-                }
+            if let Some(failure) = failure {
+                self.repair(mirror, failure, &mut rebuilt).await?;
+                fetched = false;
             }
-            if force
-                && tip.is_some()
-                && let Some(own) = own
-            {
-                seen.base = Some(own);
-            }
-            return Ok(seen);
         }
     }
 
-    fn see(&self, refs: Advertised) -> Result<Seen, SinkError> {
+    fn see(&self, refs: Advertised) -> Seen {
         let tip = refs.refs.get(&self.reference).copied();
-        if tip.is_none() && !self.key.create {
-            let why = format!(
-                "open {}: there is no such branch, and provisioning.mode existing does not make one",
-                self.place
-            );
-            return Err(SinkError::new(SinkReason::Missing, why));
-        }
         let main = refs.head.as_ref().and_then(|head| refs.refs.get(head)).copied();
-        Ok(Seen { tip, base: tip.or(main), refs })
+        Seen { tip, base: tip.or(main), refs }
+    }
+
+    /// Refuses a branch that is not there and may not be made.
+    fn exists(&self, seen: &Seen) -> Result<(), SinkError> {
+        if seen.tip.is_some() || self.key.create {
+            return Ok(());
+        }
+        let why = format!(
+            "open {}: there is no such branch, and provisioning.mode existing does not make one",
+            self.place
+        );
+        Err(SinkError::new(SinkReason::Missing, why))
     }
 
     async fn fetch(
@@ -341,12 +400,11 @@ impl Branch {
         mirror: &Arc<Mirror>,
         want: Oid,
         have: &[Oid],
-        depth: Option<u32>,
-    ) -> Result<(), SinkError> {
+        depth: u32,
+    ) -> Result<Result<(), Failure>, SinkError> {
         let shallow = mirror.shallow();
-        let now = self.remote.fetch(want, have, depth, &shallow, mirror.incoming()?).await?;
-        let accepted = blocking(mirror, move |mirror| Ok(mirror.accept(&now)?)).await?;
-        accepted.map_err(|failure| self.unusable(failure))
+        let now = self.remote.fetch(want, have, Some(depth), &shallow, mirror.incoming()?).await?;
+        blocking(mirror, move |mirror| Ok(mirror.accept(&now)?)).await
     }
 
     /// What a claim says.
@@ -359,7 +417,7 @@ impl Branch {
         let read = move |mirror: &Mirror| Ok(claim_of(&mirror.repository()?, claim));
         let mut holder = blocking(mirror, read).await?.map_err(|failure| self.unusable(failure))?;
         if holder.is_none() {
-            self.fetch(mirror, claim, &[], None).await?;
+            self.fetch(mirror, claim, &[], 1).await?.map_err(|failure| self.unusable(failure))?;
             holder = blocking(mirror, read).await?.map_err(|failure| self.unusable(failure))?;
         }
         let Some(holder) = holder else {
@@ -438,7 +496,10 @@ fn claim_commit(repository: &Repository, holder: &Holder) -> Result<(Oid, bytes:
     repository.odb()?.add_new_mempack_backend(1000)?;
     let tree = repository.treebuilder(None)?.write()?;
     let signature = Signature::now("kollect", "kollect@kollect.dev")?;
-    let message = serde_json::to_string(holder).expect("a holder is always JSON");
+    let mut record = serde_json::to_value(holder).expect("a holder is always JSON");
+    // Two claims of the same second are two commits.
+    record["nonce"] = format!("{:016x}", fastrand::u64(..)).into();
+    let message = record.to_string();
     let commit =
         repository.commit(None, &signature, &signature, &message, &repository.find_tree(tree)?, &[])?;
     Ok((commit, draw::pack(repository, &[tree, commit])?))
@@ -467,6 +528,12 @@ fn interrupted(error: tokio::task::JoinError) -> SinkError {
 async fn pause(attempt: u32) {
     let most = 20_u64 << attempt.min(6);
     time::sleep(Duration::from_millis(most / 2 + fastrand::u64(0..=most / 2))).await;
+}
+
+fn answer_all(waiting: Vec<Waiting>, error: &SinkError) {
+    for one in waiting {
+        one.answer.send(Err(again(error))).ok();
+    }
 }
 
 /// The same error for somebody else who waited for the same push.

@@ -58,6 +58,12 @@ pub(super) enum Task {
     Forget,
 }
 
+impl Task {
+    pub(super) fn is_write(&self) -> bool {
+        matches!(self, Self::Write { .. })
+    }
+}
+
 /// What became of it.
 pub(super) struct Done {
     pub(super) receipt: Receipt,
@@ -74,11 +80,13 @@ pub(super) struct Drawn {
     pub(super) pack: Bytes,
 }
 
-/// Draws a commit for each work that needs one. `refused` are those that may not write.
+/// Draws a commit for each work that needs one. `refused` are those that may not write. A branch that is not
+/// there has nothing to forget, whatever it will begin with.
 pub(super) fn draw(
     repository: &Repository,
     place: &str,
     base: Option<Oid>,
+    is_there: bool,
     works: &[Work],
     refused: &mut HashMap<usize, SinkError>,
 ) -> Result<Drawn, Failure> {
@@ -89,6 +97,10 @@ pub(super) fn draw(
     for (index, work) in works.iter().enumerate() {
         if let Some(error) = refused.remove(&index) {
             done.push(Err(error));
+            continue;
+        }
+        if !is_there && !work.task.is_write() {
+            done.push(Ok(Done { receipt: Receipt::default(), books: None }));
             continue;
         }
         let drawer = Drawer { repository, place, base: tip, files: Files::of(repository, tip)?, work };
@@ -104,11 +116,8 @@ pub(super) fn draw(
     Ok(Drawn { done, tip, pack: pack(repository, &made)? })
 }
 
-/// A pack of these objects.
+/// A pack of these objects. One without any is a pack too.
 pub(super) fn pack(repository: &Repository, objects: &[Oid]) -> Result<Bytes, git2::Error> {
-    if objects.is_empty() {
-        return Ok(Bytes::new());
-    }
     let mut builder = repository.packbuilder()?;
     builder.set_threads(0);
     for object in objects {
@@ -224,8 +233,15 @@ impl Drawer<'_> {
         }
         let Change { writes, deletes, manifest, checksum, refused, warnings, .. } =
             draft.change(&files, BTreeMap::new(), now);
-        let mut edits = self.own_files(books, held, writes)?;
-        edits.extend(deletes.into_iter().map(|path| (path, None)));
+        let mut removed = Vec::new();
+        for path in deletes {
+            // What is there instead of a file of ours is not ours.
+            if let Entry::File(_) = self.files.entry(&path)? {
+                removed.push(path);
+            }
+        }
+        let mut edits = self.own_files(books, held, writes, &removed)?;
+        edits.extend(removed.into_iter().map(|path| (path, None)));
         self.keep_books(books, &manifest, &mut edits)?;
         let receipt = Receipt { checksum: Some(checksum.clone()), refused, warnings };
         if edits.is_empty() {
@@ -257,24 +273,34 @@ impl Drawer<'_> {
         books: &str,
         held: Option<&Manifest>,
         writes: Vec<(String, Bytes)>,
+        removed: &[String],
     ) -> Result<Edits, Failure> {
         let own = held.map(Manifest::paths).unwrap_or_default();
         let (mut edits, mut foreign) = (Edits::new(), Vec::new());
+        let mut after: Option<Files<'_>> = None;
         for (path, bytes) in writes {
-            let entry = self.files.entry(&path)?;
-            let same = match entry {
-                Entry::File(id) => Hash::prefix(id.as_bytes()) == Hash::of(&bytes),
-                Entry::Nothing | Entry::Other => false,
+            let same = self.files.holds(&path, &bytes)?;
+            let in_the_way = match self.files.entry(&path)? {
+                Entry::Nothing => false,
+                Entry::File(_) => !own.contains(&*path),
+                // Unless it is ours and goes.
+                Entry::Other => {
+                    if after.is_none() {
+                        after = Some(self.files.without(removed)?);
+                    }
+                    after.as_ref().is_none_or(|after| !matches!(after.entry(&path), Ok(Entry::Nothing)))
+                }
             };
-            if entry != Entry::Nothing && !own.contains(&*path) {
+            if in_the_way {
                 foreign.push((path.clone(), same));
-            }
-            if entry == Entry::Other && own.contains(&*path) {
-                foreign.push((path.clone(), false));
             }
             if !same {
                 edits.insert(path, Some(bytes));
             }
+        }
+        if self.files.directory(paths::BOOKS)?.is_none() && self.files.entry(paths::BOOKS)? != Entry::Nothing
+        {
+            foreign.push((paths::BOOKS.to_owned(), false));
         }
         if !foreign.is_empty() {
             let mut others = Vec::new();
@@ -305,11 +331,7 @@ impl Drawer<'_> {
         let names = wanted.into_iter().map(|(name, bytes)| (format!("{books}/{name}"), bytes));
         let attributes = (format!("{}/.gitattributes", paths::BOOKS), ATTRIBUTES.into());
         for (path, bytes) in names.chain([attributes]) {
-            let same = match self.files.entry(&path)? {
-                Entry::File(id) => Hash::prefix(id.as_bytes()) == Hash::of(&bytes),
-                Entry::Nothing | Entry::Other => false,
-            };
-            if !same {
+            if !self.files.holds(&path, &bytes)? {
                 edits.insert(path, Some(bytes.into()));
             }
         }

@@ -102,6 +102,10 @@ impl Mirror {
     }
 
     pub(super) fn repository(&self) -> Result<Repository, git2::Error> {
+        // Without it libgit2 puts packs wherever it may.
+        if !self.directory.join("objects/pack").is_dir() {
+            return Err(git2::Error::from_str("there is no directory for packs"));
+        }
         Repository::open_bare(&self.directory)
     }
 
@@ -126,6 +130,8 @@ impl Mirror {
     /// Where a pack can be put that is on its way. [`accept`](Self::accept) makes it a part of the mirror.
     pub(super) fn incoming(&self) -> Result<Box<dyn Write + Send>, SinkError> {
         let path = self.directory.join("incoming.pack");
+        // Somebody who was stopped may still be writing to an older one.
+        fs::remove_file(&path).ok();
         let file = File::create(&path).map_err(|error| {
             SinkError::because(SinkReason::WriteFailed, format!("write {}", path.display()), error)
         })?;
@@ -135,6 +141,8 @@ impl Mirror {
     /// Takes the pack that has come in.
     pub(super) fn accept(&self, shallow: &[Oid]) -> Result<(), git2::Error> {
         let path = self.directory.join("incoming.pack");
+        // Before the commits: one without its history that is not listed would claim to have it.
+        self.write_shallow(&[&self.shallow()[..], shallow].concat())?;
         let repository = self.repository()?;
         let odb = repository.odb()?;
         let mut writer = odb.packwriter()?;
@@ -154,6 +162,14 @@ impl Mirror {
         writer.commit()?;
         repository.reference(OWN, own, true, "pushed")?;
         self.saw(own)
+    }
+
+    /// Forgets what we have pushed last.
+    pub(super) fn disown(&self) -> Result<(), git2::Error> {
+        match self.repository()?.find_reference(OWN) {
+            Ok(mut own) => own.delete(),
+            Err(_) => Ok(()),
+        }
     }
 
     /// Remembers where the remote is.
@@ -179,14 +195,15 @@ impl Mirror {
             let Ok(mut commit) = repository.refname_to_id(name) else { continue };
             for left in (0..depth).rev() {
                 kept.insert_commit(commit)?;
-                let parents = repository.find_commit(commit)?.parent_ids().collect::<Vec<_>>();
-                match parents.first() {
-                    Some(parent) if left > 0 && repository.find_commit(*parent).is_ok() => commit = *parent,
-                    Some(_) => {
+                let parents: Vec<Oid> = repository.find_commit(commit)?.parent_ids().collect();
+                match *parents {
+                    [] => break,
+                    [parent] if left > 0 && repository.find_commit(parent).is_ok() => commit = parent,
+                    // Also at merges: who needs more history than that has it elsewhere.
+                    _ => {
                         ends.push(commit);
                         break;
                     }
-                    None => break,
                 }
             }
         }

@@ -137,18 +137,24 @@ impl Remote {
     }
 
     /// Moves `reference` from `old` to `new` with a pack of what that needs; a zero `old` creates it, and a
-    /// zero `new` removes it. The
-    /// server compares `old`, and nothing else: whether `new` descends from it is for the caller to care.
-    /// After an error the ref may have moved or not.
+    /// zero `new` removes it. The server compares `old`, and nothing else: whether `new` descends from it is
+    /// for the caller to care. Nothing is pushed if a ref of `unmoved` is elsewhere. After an error the ref may
+    /// have moved or not.
     pub(super) async fn push(
         &self,
         reference: &str,
         old: Oid,
         new: Oid,
+        unmoved: &[(String, Oid)],
         pack: Bytes,
     ) -> Result<Result<(), Rejected>, SinkError> {
         let server = match &*self.0 {
-            Way::File(directory) => return directory.push(reference, old, new, pack).await,
+            Way::File(directory) => {
+                if let Some(moved) = Rejected::moved(unmoved, &directory.refs().await?) {
+                    return Ok(Err(moved));
+                }
+                return directory.push(reference, old, new, pack).await;
+            }
             Way::Server(server) => server,
         };
         let pushed = async {
@@ -157,6 +163,9 @@ impl Remote {
             let found = advertised.refs.get(reference).copied();
             if let Some(outcome) = Rejected::before_pushing(reference, found, old, new) {
                 return Ok(outcome);
+            }
+            if let Some(moved) = Rejected::moved(unmoved, &advertised) {
+                return Ok(Err(moved));
             }
             let head = protocol::push_request(&advertised, reference, old, new)?;
             let answer = conversation.send(Service::Push, Request { head, pack }, answer).await?;
@@ -167,6 +176,12 @@ impl Remote {
 }
 
 impl Rejected {
+    /// A ref that has moved meanwhile.
+    fn moved(unmoved: &[(String, Oid)], advertised: &Advertised) -> Option<Self> {
+        let (reference, _) = unmoved.iter().find(|(name, id)| advertised.refs.get(name) != Some(id))?;
+        Some(Self::NonFastForward(format!("{reference} has moved")))
+    }
+
     /// The outcome of a push that need not be sent, by where the ref was found; `None` if it must be.
     fn before_pushing(reference: &str, found: Option<Oid>, old: Oid, new: Oid) -> Option<Result<(), Self>> {
         match found.unwrap_or(Oid::ZERO_SHA1) {

@@ -9,6 +9,8 @@ use std::{
 use bytes::Bytes;
 use git2::{FileMode, ObjectType, Oid, Repository, Tree};
 
+use crate::layout::manifest::Hash;
+
 /// The files of a commit, or none.
 pub(super) struct Files<'r> {
     repository: &'r Repository,
@@ -27,11 +29,31 @@ pub(super) enum Entry {
 
 impl<'r> Files<'r> {
     pub(super) fn of(repository: &'r Repository, commit: Option<Oid>) -> Result<Self, git2::Error> {
-        let root = match commit {
-            Some(commit) => Some(Rc::new(repository.find_commit(commit)?.tree()?)),
-            None => None,
-        };
-        Ok(Self { repository, directories: RefCell::new(HashMap::from([(String::new(), root)])) })
+        let root = commit.map(|commit| repository.find_commit(commit)?.tree()).transpose()?;
+        Ok(Self::below(repository, root))
+    }
+
+    fn below(repository: &'r Repository, root: Option<Tree<'r>>) -> Self {
+        let directories = HashMap::from([(String::new(), root.map(Rc::new))]);
+        Self { repository, directories: RefCell::new(directories) }
+    }
+
+    /// What is left without some files. Nobody is told about the objects that this takes.
+    pub(super) fn without<'a>(
+        &self,
+        paths: impl IntoIterator<Item = &'a String>,
+    ) -> Result<Self, git2::Error> {
+        let changes = paths.into_iter().map(|path| (path.clone(), None)).collect();
+        let tree = self.change(changes, &mut Vec::new())?;
+        Ok(Self::below(self.repository, Some(self.repository.find_tree(tree)?)))
+    }
+
+    /// Whether just these bytes are at a path.
+    pub(super) fn holds(&self, path: &str, bytes: &[u8]) -> Result<bool, git2::Error> {
+        Ok(match self.entry(path)? {
+            Entry::File(id) => Hash::prefix(id.as_bytes()) == Hash::of(bytes),
+            Entry::Nothing | Entry::Other => false,
+        })
     }
 
     /// The directory at a path.
@@ -123,26 +145,24 @@ impl Node {
         let before = files.directory(path)?;
         let mut builder = files.repository.treebuilder(before.as_deref())?;
         let had = |name: &str| before.as_ref().and_then(|tree| Some(tree.get_name(name)?.id()));
+        // Removals come first: a file may become a directory.
+        for (name, _) in self.files.iter().filter(|(name, change)| change.is_none() && had(name).is_some()) {
+            builder.remove(name)?;
+        }
         for (name, node) in self.directories {
             let below = if path.is_empty() { name.clone() } else { format!("{path}/{name}") };
             match node.apply(files, &below, made)? {
                 Some(tree) => drop(builder.insert(&name, tree, FileMode::Tree.into())?),
-                None if had(&name).is_some() => builder.remove(&name)?,
+                None if builder.get(&name)?.is_some() => builder.remove(&name)?,
                 None => {}
             }
         }
-        for (name, change) in self.files {
-            match change {
-                Some(bytes) => {
-                    let blob = files.repository.blob(&bytes)?;
-                    if had(&name) != Some(blob) {
-                        made.push(blob);
-                    }
-                    builder.insert(&name, blob, FileMode::Blob.into())?;
-                }
-                None if had(&name).is_some() => builder.remove(&name)?,
-                None => {}
+        for (name, bytes) in self.files.into_iter().filter_map(|(name, change)| Some((name, change?))) {
+            let blob = files.repository.blob(&bytes)?;
+            if had(&name) != Some(blob) {
+                made.push(blob);
             }
+            builder.insert(&name, blob, FileMode::Blob.into())?;
         }
         if builder.is_empty() {
             return Ok(None);

@@ -1,7 +1,7 @@
 //! Paths of files, from templates. Whatever a name holds, a path stays below the root and outside of the
 //! own bookkeeping, and two rows never share one.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{HashMap, HashSet};
 
 use kollect_model::{batch::InventoryId, crd::sinks::GroupInPath, row::RowKey};
 use xxhash_rust::xxh3::xxh3_128;
@@ -180,12 +180,12 @@ pub(crate) fn rows<'a>(
     };
     loop {
         let paths: Vec<String> = places.iter().map(&path).collect();
-        let mut count: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut count: HashMap<&str, usize> = HashMap::with_capacity(paths.len());
         for path in paths.iter().chain(taken) {
             *count.entry(path).or_default() += 1;
         }
         // A file cannot be where another one needs a directory.
-        let directories: BTreeSet<&str> = paths
+        let directories: HashSet<&str> = paths
             .iter()
             .chain(taken)
             .flat_map(|path| path.match_indices('/').filter_map(|(at, _)| path.get(..at)))

@@ -102,7 +102,9 @@ impl fmt::Display for Address {
 pub(super) fn shown(text: &str) -> String {
     let before_at = text.rsplit_once('@').map_or("", |(before, _)| before);
     let user = before_at.split_once("://").map_or(before_at, |(_, user)| user);
-    if user.contains(':') { "…".to_owned() } else { text.to_owned() }
+    // Tokens are written there as well.
+    let http = text.starts_with("http://") || text.starts_with("https://");
+    if user.contains(':') || (http && !user.is_empty()) { "…".to_owned() } else { text.to_owned() }
 }
 
 fn plain(mut url: Url) -> Url {

@@ -1,6 +1,10 @@
 //! Git over SSH, with a key, to hosts that are known.
 
-use std::{fmt, io, sync::Arc, time::Duration};
+use std::{
+    fmt, io,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -150,12 +154,19 @@ impl Server for Ssh {
             Ok::<_, russh::Error>(channel.split())
         };
         let (read, write) = opened.await.map_err(|error| Failure::Io(io::Error::other(error)))?;
-        Ok((Box::new(Sending(write)), Answer::new(Receiving { read, handle, words: Vec::new() })))
+        let listened = Arc::new(());
+        let sending = Sending { write, listened: Arc::downgrade(&listened) };
+        let receiving = Receiving { read, handle, words: Vec::new(), _listened: listened };
+        Ok((Box::new(sending), Answer::new(receiving)))
     }
 }
 
 /// What goes to the program on the other side.
-struct Sending(ChannelWriteHalf<Msg>);
+struct Sending {
+    write: ChannelWriteHalf<Msg>,
+    /// Gone when nobody waits for the answer any more.
+    listened: Weak<()>,
+}
 
 #[async_trait]
 impl Conversation for Sending {
@@ -168,9 +179,10 @@ impl Conversation for Sending {
         // Beside the reading: a program that talks while it listens must not wait for us.
         tokio::spawn(async move {
             let Request { head, mut pack } = request;
-            let mut sent = self.0.data_bytes(head).await;
-            while !pack.is_empty() && sent.is_ok() {
-                sent = self.0.data_bytes(pack.split_to(pack.len().min(PIECE))).await;
+            let is_listened = || self.listened.strong_count() > 0;
+            let mut sent = self.write.data_bytes(head).await;
+            while !pack.is_empty() && sent.is_ok() && is_listened() {
+                sent = self.write.data_bytes(pack.split_to(pack.len().min(PIECE))).await;
             }
             // If that failed, the program has ended, and whoever reads learns why.
         });
@@ -185,6 +197,7 @@ struct Receiving {
     handle: Handle<Doorkeeper>,
     /// What the program says to people.
     words: Vec<u8>,
+    _listened: Arc<()>,
 }
 
 #[async_trait]

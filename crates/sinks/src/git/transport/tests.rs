@@ -173,11 +173,11 @@ async fn conversation(remote: &Remote, server: &OnServer) {
 
     let first = ours.commit(None, b"1");
     let pack = ours.pack(first, None);
-    assert_eq!(remote.push(MAIN, NONE, first, pack.clone()).await.unwrap(), Ok(()));
+    assert_eq!(remote.push(MAIN, NONE, first, &[], pack.clone()).await.unwrap(), Ok(()));
     let found = remote.refs().await.unwrap();
     assert_eq!(found.refs, BTreeMap::from([(MAIN.to_owned(), first)]));
     assert_eq!(found.head.as_deref(), Some(MAIN));
-    assert_eq!(remote.push(MAIN, NONE, first, pack).await.unwrap(), Ok(()), "a lost answer");
+    assert_eq!(remote.push(MAIN, NONE, first, &[], pack).await.unwrap(), Ok(()), "a lost answer");
 
     let theirs = Local::new();
     let (shallow, _) = theirs.fetch(remote, first, &[], None).await.unwrap();
@@ -186,10 +186,10 @@ async fn conversation(remote: &Remote, server: &OnServer) {
 
     let second = ours.commit(Some(first), b"2");
     let pack = ours.pack(second, Some(first));
-    assert_eq!(remote.push(MAIN, first, second, pack).await.unwrap(), Ok(()));
+    assert_eq!(remote.push(MAIN, first, second, &[], pack).await.unwrap(), Ok(()));
     let third = ours.commit(Some(first), b"3");
     for old in [NONE, first] {
-        let outcome = remote.push(MAIN, old, third, ours.pack(third, Some(first))).await.unwrap();
+        let outcome = remote.push(MAIN, old, third, &[], ours.pack(third, Some(first))).await.unwrap();
         assert!(matches!(outcome, Err(Rejected::NonFastForward(_))), "{outcome:?}");
     }
     server.fsck().unwrap();
@@ -212,7 +212,7 @@ async fn shallow_history(remote: &Remote) {
     let first = ours.commit(None, b"1");
     let second = ours.commit(Some(first), b"2");
     let third = ours.commit(Some(second), b"3");
-    remote.push(MAIN, NONE, third, ours.pack(third, None)).await.unwrap().unwrap();
+    remote.push(MAIN, NONE, third, &[], ours.pack(third, None)).await.unwrap().unwrap();
     let theirs = Local::new();
     let (shallow, _) = theirs.fetch(remote, third, &[], Some(1)).await.unwrap();
     assert_eq!(shallow, [third]);
@@ -221,7 +221,7 @@ async fn shallow_history(remote: &Remote) {
 
     // Without a depth the boundary stays where it is.
     let fourth = ours.commit(Some(third), b"4");
-    remote.push(MAIN, third, fourth, ours.pack(fourth, Some(third))).await.unwrap().unwrap();
+    remote.push(MAIN, third, fourth, &[], ours.pack(fourth, Some(third))).await.unwrap().unwrap();
     let kept = Kept::default();
     let shallow = remote.fetch(fourth, &[third], None, &[third], Box::new(kept.clone())).await.unwrap();
     assert_eq!(shallow, [third]);
@@ -234,21 +234,21 @@ async fn shallow_history(remote: &Remote) {
 async fn rejections(remote: &Remote, server: &OnServer) {
     let ours = Local::new();
     let first = ours.commit(None, b"1");
-    remote.push(MAIN, NONE, first, ours.pack(first, None)).await.unwrap().unwrap();
+    remote.push(MAIN, NONE, first, &[], ours.pack(first, None)).await.unwrap().unwrap();
     let second = ours.commit(Some(first), b"2");
     let pack = ours.pack(second, Some(first));
     for hook in ["pre-receive", "update"] {
         server.hook(hook, "echo 'no rows on'; echo 'Fridays' >&2; exit 1").unwrap();
-        let outcome = remote.push(MAIN, first, second, pack.clone()).await.unwrap();
+        let outcome = remote.push(MAIN, first, second, &[], pack.clone()).await.unwrap();
         let Err(Rejected::Refused(words)) = outcome else { panic!("{outcome:?}") };
         assert!(words.contains("hook declined") && words.contains("no rows on Fridays"), "{words}");
         server.hook(hook, "exit 0").unwrap();
     }
     // Between the advertisement and the push.
     let third = ours.commit(Some(first), b"3");
-    remote.push("refs/heads/other", NONE, third, ours.pack(third, Some(first))).await.unwrap().unwrap();
+    remote.push("refs/heads/other", NONE, third, &[], ours.pack(third, Some(first))).await.unwrap().unwrap();
     server.hook("pre-receive", &format!("env -u GIT_QUARANTINE_PATH git update-ref {MAIN} {third}")).unwrap();
-    let outcome = remote.push(MAIN, first, second, pack).await.unwrap();
+    let outcome = remote.push(MAIN, first, second, &[], pack).await.unwrap();
     assert!(matches!(outcome, Err(Rejected::NonFastForward(_))), "{outcome:?}");
     assert_eq!(remote.refs().await.unwrap().refs[MAIN], third);
 }
@@ -261,7 +261,7 @@ async fn large_packs(remote: &Remote, server: &OnServer) {
     let commit = ours.commit(None, &content);
     let pack = ours.pack(commit, None);
     assert!(pack.len() > 30 << 20);
-    remote.push(MAIN, NONE, commit, pack).await.unwrap().unwrap();
+    remote.push(MAIN, NONE, commit, &[], pack).await.unwrap().unwrap();
     server.fsck().unwrap();
     let theirs = Local::new();
     let (_, size) = theirs.fetch(remote, commit, &[], None).await.unwrap();

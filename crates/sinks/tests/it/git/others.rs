@@ -92,8 +92,8 @@ async fn a_refused_push_says_the_words_of_the_server() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_bad_inventory_stays_one_bad_inventory() {
     let remote = Remote::new(Way::Https, json!({}));
-    let script = "while read old new ref; do if git log -1 --format=%B $new | grep -q bad || \
-                  git diff-tree -r --name-only $new | grep -q bad; then echo 'no bad files' >&2; exit 1; fi; done; sleep 0.2";
+    let script = "while read old new ref; do if git ls-tree -r --name-only $new | grep -q /bad; then \
+                  echo 'no bad files' >&2; exit 1; fi; done; sleep 0.2";
     let sinks = remote.sinks();
     let sink: Arc<dyn Sink> = sinks.open(&remote.plan(&json!({})), &Policy::default()).await.unwrap().into();
     let mut claims = Vec::new();
@@ -160,6 +160,139 @@ async fn a_missing_branch_begins_at_the_default_one() {
     assert!(files.contains("README.md") && files.contains("inventory/team/other.yaml"), "{files}");
     assert_eq!(remote.commits(), 2, "main is as it was");
     remote.open_with(&existing).await.check().await.unwrap();
+}
+
+/// A sink that moves to a new branch finds its rows there, because it begins at the old one; it is made all
+/// the same, before anybody cleans the old one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_branch_is_made_even_if_no_row_differs() {
+    let remote = Remote::new(Way::Https, json!({}));
+    let all = inventory("", "all");
+    let rows = [row("u1", "{}")];
+    let main = remote.open().await;
+    write(&*main, &all, None, &added(&rows)).await.unwrap();
+    let moved = remote.open_with(&json!({ "git": { "branch": "audit" } })).await;
+    assert_eq!(moved.baseline(&all).await.unwrap(), holding(&rows));
+    write(&*moved, &all, None, &added(&[])).await.unwrap();
+    let claim = main.claim(&all, &claimant(None)).await.unwrap();
+    main.forget(&all, &claim).await.unwrap();
+    assert_eq!(moved.baseline(&all).await.unwrap(), holding(&rows));
+    assert_eq!(remote.git(&["ls-tree", "--name-only", "-r", "main"]), "");
+    // Nothing is to be forgotten where nothing is, and nothing is made for that.
+    let never = json!({ "git": { "branch": "never" }, "provisioning": { "mode": "existing" } });
+    let other = remote.open_with(&never).await;
+    let claim = other.claim(&all, &claimant(None)).await.unwrap();
+    other.forget(&all, &claim).await.unwrap();
+    assert_eq!(remote.git(&["branch", "--list", "never"]), "");
+}
+
+/// Two who claim in the same second know who of them has it, and a claim that somebody removed is made again.
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_are_told_apart_and_found_missing() {
+    let remote = Arc::new(Remote::new(Way::Https, json!({})));
+    let all = inventory("", "all");
+    let claims = (0..4).map(|_| {
+        let (remote, all) = (remote.clone(), all.clone());
+        tokio::spawn(async move {
+            let mirrors = tempfile::tempdir().unwrap();
+            let sinks = kollect_sinks::Sinks::with_mirrors(mirrors.path().join("git"));
+            let sink = sinks.open(&remote.plan(&json!({})), &Policy::default()).await.unwrap();
+            sink.claim(&all, &claimant(Some("c"))).await.unwrap().epoch
+        })
+    });
+    let mut epochs: Vec<i64> =
+        futures::future::join_all(claims).await.into_iter().map(Result::unwrap).collect();
+    epochs.sort_unstable();
+    assert_eq!(epochs, [1, 2, 3, 4]);
+
+    let sink = remote.open().await;
+    let claim = sink.claim(&all, &claimant(Some("c"))).await.unwrap();
+    let reference = remote.git(&["for-each-ref", "--format=%(refname)", "refs/kollect"]);
+    remote.git(&["update-ref", "-d", &reference]);
+    let delta = added(&[row("u1", "{}")]);
+    let refused = sink.write(&Batch::new(&all, &claim, &delta)).await.unwrap_err();
+    assert_eq!((refused.reason, refused.class()), (SinkReason::Busy, ErrorClass::Transient), "{refused}");
+    write(&*sink, &all, Some("c"), &delta).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn force_push_puts_right_what_others_did_to_our_files() {
+    let remote = Remote::new(Way::Https, json!({ "git": { "pushPolicy": "ForcePush" } }));
+    let sink = remote.open().await;
+    let all = inventory("", "all");
+    let rows = [row("u1", "{}")];
+    write(&*sink, &all, None, &added(&rows)).await.unwrap();
+    let checkout = remote.checkout();
+    fs::write(checkout.path.join("inventory/team/all.yaml"), "nonsense\n").unwrap();
+    checkout.push("meddle");
+    assert_ne!(sink.baseline(&all).await.unwrap(), holding(&rows));
+    write(&*sink, &all, None, &added(&rows)).await.unwrap();
+    assert_eq!(sink.baseline(&all).await.unwrap(), holding(&rows));
+    assert_eq!(remote.commits(), 1, "it is as it was");
+    // The server has forgotten our commits: we go on from what it has.
+    let name = ["-c", "user.name=Eve", "-c", "user.email=eve@example.com"];
+    let empty = remote.git(&["hash-object", "-t", "tree", "-w", "/dev/null"]);
+    let start = remote.git(&[&name[..], &["commit-tree", "-m", "start again", &empty]].concat());
+    remote.git(&["update-ref", "refs/heads/main", &start]);
+    remote.git(&["reflog", "expire", "--expire=now", "--all"]);
+    remote.git(&["gc", "--quiet", "--prune=now"]);
+    let more = [rows[0].clone(), row("u2", "{}")];
+    write(&*sink, &all, None, &added(&more)).await.unwrap();
+    assert_eq!(remote.open().await.baseline(&all).await.unwrap(), holding(&more));
+}
+
+/// Where our file was, somebody has put something else: it stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_put_in_the_place_of_our_files_stays() {
+    let remote = Remote::new(Way::File, json!({ "layout": { "mode": "perResource" } }));
+    let sink = remote.open().await;
+    let all = inventory("", "all");
+    let pods: Vec<_> = ["p1", "p2"].iter().map(|name| object(name, "", "Pod", "shop", name, "{}")).collect();
+    write(&*sink, &all, None, &added(&pods)).await.unwrap();
+    let checkout = remote.checkout();
+    git(&checkout.path, &["rm", "-r", "--quiet", "default/shop/pod"]);
+    fs::create_dir_all(checkout.path.join("default/shop")).unwrap();
+    fs::write(checkout.path.join("default/shop/pod"), "a file\n").unwrap();
+    checkout.push("meddle");
+    let removal = kollect_model::batch::Delta {
+        removed: pods.iter().map(|pod| gone(pod)).collect(),
+        ..Default::default()
+    };
+    sink.baseline(&all).await.unwrap();
+    write(&*sink, &all, None, &removal).await.unwrap();
+    assert_eq!(tree(&remote.checkout().path)["default/shop/pod"], "a file\n");
+    let refused = write(&*sink, &all, None, &added(&pods)).await.unwrap_err();
+    assert!(refused.to_string().contains("default/shop/pod/p1.yaml"), "{refused}");
+
+    let taken = Remote::plain();
+    write(&*taken.open().await, &all, None, &added(&[])).await.unwrap();
+    let checkout = taken.checkout();
+    git(&checkout.path, &["rm", "-r", "--quiet", ".kollect", "inventory"]);
+    fs::write(checkout.path.join(".kollect"), "mine\n").unwrap();
+    checkout.push("meddle");
+    let refused = write(&*taken.open().await, &all, None, &added(&pods)).await.unwrap_err();
+    assert!(refused.to_string().contains(".kollect"), "{refused}");
+}
+
+/// A changed template may turn a file into a directory and back.
+#[tokio::test(flavor = "multi_thread")]
+async fn files_and_directories_change_places() {
+    let remote = Remote::plain();
+    let layout = |template: &str| json!({ "layout": { "mode": "perResource", "pathTemplate": template } });
+    let all = inventory("", "all");
+    let pods: Vec<_> = ["p1", "p2"].iter().map(|name| object(name, "", "Pod", "shop", name, "{}")).collect();
+    let mut seen = Vec::new();
+    for template in [
+        "{sourceNamespace}/{sourceName}",
+        "{sourceNamespace}/{sourceName}/{kind}",
+        "{sourceNamespace}/{sourceName}",
+    ] {
+        let sink = remote.open_with(&layout(template)).await;
+        write(&*sink, &all, None, &added(&pods)).await.unwrap();
+        assert_eq!(sink.baseline(&all).await.unwrap(), holding(&pods), "{template}");
+        seen.push(tree(&remote.checkout().path).into_keys().collect::<Vec<_>>());
+    }
+    assert_eq!(seen, [["shop/p1", "shop/p2"], ["shop/p1/pod", "shop/p2/pod"], ["shop/p1", "shop/p2"]]);
 }
 
 /// Somebody takes the branch back to an older state, or away: what we know is not true any more, and is
@@ -229,7 +362,8 @@ async fn nothing_is_written_for_those_who_left() {
     let left = tokio::time::timeout(std::time::Duration::from_millis(100), sink.write(&batch));
     assert!(left.await.is_err(), "the other one was not slow");
     slow.await.unwrap().unwrap();
-    sink.baseline(&two).await.unwrap();
+    // The next one takes along whoever waits.
+    write(&*sink, &one, None, &added(&[row("u2", "{}")])).await.unwrap();
     assert_eq!(tree(&remote.checkout().path).into_keys().collect::<Vec<_>>(), ["inventory/team/one.yaml"]);
 }
 

@@ -57,7 +57,7 @@ async fn a_pack_that_lacks_something_moves_nothing() {
     let mut without_files = git2::Buf::new();
     alone.write_buf(&mut without_files).unwrap();
     for pack in [ours.pack(one, None), Bytes::copy_from_slice(&without_files)] {
-        let pushed = remote.push(MAIN, NONE, other, pack).await;
+        let pushed = remote.push(MAIN, NONE, other, &[], pack).await;
         assert_error(pushed, SinkReason::WriteFailed, &["push to"]);
     }
     assert_eq!(remote.refs().await.unwrap().refs, BTreeMap::new());

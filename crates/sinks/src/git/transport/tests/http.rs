@@ -91,7 +91,7 @@ async fn who_may_not_come_in_is_told_why() {
     assert_error(nobody.refs().await, SinkReason::Forbidden, &["there are none", "spec.git.auth.secretRef"]);
     let ours = Local::new();
     let commit = ours.commit(None, b"1");
-    let pushed = nobody.push(MAIN, NONE, commit, ours.pack(commit, None)).await;
+    let pushed = nobody.push(MAIN, NONE, commit, &[], ours.pack(commit, None)).await;
     assert_error(pushed, SinkReason::Forbidden, &["push to", "there are none"]);
     let missing = settings().remote(&http.url("missing")).refs().await;
     assert_error(missing, SinkReason::Missing, &["no such repository", "missing.git"]);
@@ -184,7 +184,7 @@ async fn a_redirect_to_the_repository_elsewhere_is_followed() {
     let remote = settings().remote(&from);
     let ours = Local::new();
     let commit = ours.commit(None, b"1");
-    remote.push(MAIN, NONE, commit, ours.pack(commit, None)).await.unwrap().unwrap();
+    remote.push(MAIN, NONE, commit, &[], ours.pack(commit, None)).await.unwrap().unwrap();
     assert_eq!(server.git(&["show", "main:rows.json"]).unwrap(), "1");
     assert_eq!(remote.refs().await.unwrap().refs[MAIN], commit);
 }
