@@ -58,5 +58,5 @@ tools:
 
 .PHONY: servers
 servers:
-	@scripts/tools cargo go cc postgres sqlite3
+	@scripts/tools cargo go cc postgres sqlite3 git nginx fcgiwrap sshd
 	cargo run --quiet -p kollect-testbed -- build

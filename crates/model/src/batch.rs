@@ -130,6 +130,8 @@ pub struct Receipt {
     pub checksum: Option<String>,
     /// Rows that the destination cannot hold. All others were written.
     pub refused: Vec<Refusal>,
+    /// What deserves attention and did not stop anything. Told when it begins, not with every write.
+    pub warnings: Vec<String>,
 }
 
 /// A row that a destination cannot hold.

@@ -3,13 +3,13 @@
 //! [`Event`] serializes to the structured JSON form. A stream that carries the attributes in headers takes
 //! them one by one and serializes [`Event::data`] alone.
 
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::fmt::Write as _;
 
 use serde::{Serialize, Serializer, ser::SerializeMap};
-use serde_json::value::RawValue;
 
 use crate::{
     batch::{Changed, Delta, InventoryId, Removed},
+    difference::differences,
     row::{Row, RowKey},
 };
 
@@ -180,23 +180,9 @@ impl Serialize for Key<'_> {
     }
 }
 
-/// Sorted names of the attributes that differ. Attributes are canonical JSON, so equal values are equal
-/// texts.
 fn changed(before: &Row, after: &Row) -> Vec<String> {
-    let (before, mut after) = (attributes(before), attributes(after));
-    let mut names = Vec::new();
-    for (name, value) in before {
-        if after.remove(&name).map(RawValue::get) != Some(value.get()) {
-            names.push(name);
-        }
-    }
-    names.extend(after.into_keys());
-    names.sort_unstable();
-    names
-}
-
-fn attributes(row: &Row) -> BTreeMap<String, &RawValue> {
-    serde_json::from_str(row.attributes.get()).unwrap_or_default()
+    let differences = differences(Some(before.attributes.get()), after.attributes.get());
+    differences.into_iter().map(|difference| difference.name).collect()
 }
 
 /// A path segment of a URI.
@@ -215,6 +201,8 @@ fn segment(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
+    use serde_json::value::RawValue;
 
     use super::*;
     use crate::row::TargetId;

@@ -6,6 +6,7 @@
 pub mod batch;
 pub mod claim;
 pub mod crd;
+pub mod difference;
 pub mod envelope;
 pub mod event;
 pub mod json_text;

@@ -64,24 +64,7 @@ impl Config {
         if path.is_empty() || path.contains('\0') {
             return Err("is not a directory: write a path such as dir:inventory".into());
         }
-        let (mut format, mut tree) = (FileFormat::Json, false);
-        for option in options.split('&').filter(|option| !option.is_empty()) {
-            match option.split_once('=') {
-                Some(("layout", "document")) => tree = false,
-                Some(("layout", "perResource")) => tree = true,
-                Some(("format", "json")) => format = FileFormat::Json,
-                Some(("format", "yaml")) => format = FileFormat::Yaml,
-                Some(("format", "ndjson")) => format = FileFormat::Ndjson,
-                _ => {
-                    return Err(format!(
-                        "has an option that is not known, {option}; write layout=document or layout=perResource, \
-                         and format=json, format=yaml or format=ndjson"
-                    ));
-                }
-            }
-        }
-        let settings = Settings::document(format);
-        let settings = if tree { settings.per_resource() } else { settings };
+        let settings = Settings::options(options, FileFormat::Json)?;
         Ok(Self { path: path.into(), create: true, settings })
     }
 }

@@ -15,14 +15,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use xxhash_rust::xxh3::xxh3_128;
 
-mod baseline;
+pub(crate) mod baseline;
 pub mod blobs;
-mod chunks;
+pub(crate) mod chunks;
 mod claims;
-mod draft;
+pub(crate) mod draft;
+pub(crate) mod foreign;
 pub mod keeper;
-mod manifest;
-mod paths;
+pub(crate) mod manifest;
+pub(crate) mod paths;
 pub(crate) mod preview;
 
 use paths::Template;
@@ -69,9 +70,9 @@ impl FileFormat {
 
 /// What the files of an inventory look like, decided: a spec may leave it to the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Shape {
+pub(crate) struct Shape {
     /// Whether all rows are in documents.
-    document: bool,
+    pub(crate) document: bool,
     index: bool,
     content: LayoutContent,
     format: FileFormat,
@@ -99,6 +100,28 @@ impl Settings {
     #[must_use]
     pub fn per_resource(self) -> Self {
         Self { mode: Some(LayoutMode::PerResource), ..self }
+    }
+
+    /// What a command line says: `layout=perResource&format=yaml`.
+    pub(crate) fn options(options: &str, mut format: FileFormat) -> Result<Self, String> {
+        let mut tree = false;
+        for option in options.split('&').filter(|option| !option.is_empty()) {
+            match option.split_once('=') {
+                Some(("layout", "document")) => tree = false,
+                Some(("layout", "perResource")) => tree = true,
+                Some(("format", "json")) => format = FileFormat::Json,
+                Some(("format", "yaml")) => format = FileFormat::Yaml,
+                Some(("format", "ndjson")) => format = FileFormat::Ndjson,
+                _ => {
+                    return Err(format!(
+                        "has an option that is not known, {option}; write layout=document or layout=perResource, \
+                         and format=json, format=yaml or format=ndjson"
+                    ));
+                }
+            }
+        }
+        let settings = Self::document(format);
+        Ok(if tree { settings.per_resource() } else { settings })
     }
 
     /// What a spec says, or what is wrong with it.
@@ -174,6 +197,16 @@ impl Settings {
         settings.max_segment =
             filename.max_segment_length.map_or(63, |n| usize::try_from(n).unwrap_or(1).clamp(1, 180));
         if errors.is_empty() { Ok(settings) } else { Err(errors) }
+    }
+
+    /// Where a document with all rows would be.
+    #[cfg(feature = "git")]
+    pub(crate) fn document_path(
+        &self,
+        inventory: &kollect_model::batch::InventoryId,
+        generation: i64,
+    ) -> String {
+        paths::document(&self.documents, self, inventory, generation).whole()
     }
 
     /// Tells settings apart that give different files.

@@ -11,13 +11,21 @@ use kollect_model::{
 };
 use serde_json::{Value, json};
 
-#[cfg(not(any(feature = "filesystem", feature = "nats", feature = "postgres", feature = "sqlite")))]
+#[cfg(not(any(
+    feature = "filesystem",
+    feature = "git",
+    feature = "nats",
+    feature = "postgres",
+    feature = "sqlite"
+)))]
 compile_error!("select at least one sink, such as --features sqlite");
 
 mod dial;
 #[cfg(feature = "filesystem")]
 pub mod filesystem;
-#[cfg(feature = "filesystem")]
+#[cfg(feature = "git")]
+mod git;
+#[cfg(any(feature = "filesystem", feature = "git"))]
 pub mod layout;
 #[cfg(feature = "nats")]
 pub mod nats;
@@ -28,7 +36,7 @@ mod preview;
 mod secrets;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
-#[cfg(any(feature = "nats", feature = "postgres"))]
+#[cfg(any(feature = "git", feature = "nats", feature = "postgres"))]
 mod tls;
 
 pub use dial::{Cidr, Network};
@@ -47,6 +55,9 @@ pub enum Plan {
     /// A directory.
     #[cfg(feature = "filesystem")]
     Filesystem(filesystem::Config),
+    /// A branch of a Git repository.
+    #[cfg(feature = "git")]
+    Git(git::Config),
     /// Subjects of a NATS stream.
     #[cfg(feature = "nats")]
     Nats(nats::Config),
@@ -55,7 +66,7 @@ pub enum Plan {
 impl Plan {
     /// The plan with what it needs from the Secrets that the spec names.
     #[cfg_attr(
-        not(any(feature = "nats", feature = "postgres")),
+        not(any(feature = "git", feature = "nats", feature = "postgres")),
         expect(unused_variables, reason = "files have no secrets")
     )]
     pub fn with_secrets(self, secrets: &Secrets) -> Result<Self, Vec<SpecError>> {
@@ -66,8 +77,21 @@ impl Plan {
             Self::Postgres(config) => config.with_secrets(secrets).map(Self::Postgres),
             #[cfg(feature = "filesystem")]
             Self::Filesystem(config) => Ok(Self::Filesystem(config)),
+            #[cfg(feature = "git")]
+            Self::Git(config) => config.with_secrets(secrets).map(Self::Git),
             #[cfg(feature = "nats")]
             Self::Nats(config) => config.with_secrets(secrets).map(Self::Nats),
+        }
+    }
+
+    /// The plan of the sink with this name, for sinks that tell it to readers.
+    #[must_use]
+    #[cfg_attr(not(feature = "git"), expect(unused_variables, reason = "only commits tell it"))]
+    pub fn named(self, name: &str) -> Self {
+        match self {
+            #[cfg(feature = "git")]
+            Self::Git(config) => Self::Git(config.named(name)),
+            other => other,
         }
     }
 
@@ -80,6 +104,8 @@ impl Plan {
             Self::Postgres(_) => "postgres",
             #[cfg(feature = "filesystem")]
             Self::Filesystem(_) => "filesystem",
+            #[cfg(feature = "git")]
+            Self::Git(_) => "git",
             #[cfg(feature = "nats")]
             Self::Nats(_) => "nats",
         }
@@ -94,6 +120,8 @@ impl Plan {
             Self::Postgres(config) => config.check(&policy.network),
             #[cfg(feature = "filesystem")]
             Self::Filesystem(config) => config.check(&policy.files),
+            #[cfg(feature = "git")]
+            Self::Git(config) => config.check(policy),
             #[cfg(feature = "nats")]
             Self::Nats(config) => config.check(&policy.network),
         }
@@ -101,7 +129,7 @@ impl Plan {
 
     /// Where rows go, without credentials and options: equal for two sinks that would write one place.
     #[cfg_attr(
-        not(any(feature = "filesystem", feature = "sqlite")),
+        not(any(feature = "filesystem", feature = "git", feature = "sqlite")),
         expect(unused_variables, reason = "only files depend on it")
     )]
     pub fn destination(&self, policy: &Policy) -> String {
@@ -112,6 +140,8 @@ impl Plan {
             Self::Postgres(config) => config.place(),
             #[cfg(feature = "filesystem")]
             Self::Filesystem(config) => config.place(&policy.files),
+            #[cfg(feature = "git")]
+            Self::Git(config) => config.place(policy),
             #[cfg(feature = "nats")]
             Self::Nats(config) => config.place(),
         }
@@ -129,6 +159,8 @@ impl Plan {
             Self::Postgres(config) => Self::Postgres(config.at(destination)?),
             #[cfg(feature = "filesystem")]
             Self::Filesystem(config) => Self::Filesystem(config.at(destination, &policy.files)?),
+            #[cfg(feature = "git")]
+            Self::Git(config) => Self::Git(config.at(destination)?),
             #[cfg(feature = "nats")]
             Self::Nats(config) => Self::Nats(config.at(destination)?),
         };
@@ -141,8 +173,11 @@ impl Plan {
 pub fn plan(spec: &SinkSpec) -> Result<Plan, Vec<SpecError>> {
     match spec {
         SinkSpec::Snapshot(spec) => match spec.type_ {
-            SnapshotSinkType::Git
-            | SnapshotSinkType::Gitlab
+            #[cfg(feature = "git")]
+            SnapshotSinkType::Git => git::Config::plan(spec).map(Plan::Git),
+            #[cfg(not(feature = "git"))]
+            SnapshotSinkType::Git => Err(not_available(json!(spec.type_))),
+            SnapshotSinkType::Gitlab
             | SnapshotSinkType::S3
             | SnapshotSinkType::Gcs
             | SnapshotSinkType::Azureblob => Err(not_available(json!(spec.type_))),
@@ -180,6 +215,8 @@ pub fn plan_destination(text: &str) -> Result<Plan, String> {
         Some(("sqlite", file)) => sqlite::Config::file(file).map(Plan::Sqlite),
         #[cfg(feature = "postgres")]
         Some(("postgres" | "postgresql", _)) => postgres::Config::destination(text).map(Plan::Postgres),
+        #[cfg(feature = "git")]
+        Some(("git", place)) => git::Config::destination(place).map(Plan::Git),
         #[cfg(feature = "filesystem")]
         Some(("dir", directory)) => filesystem::Config::destination(directory).map(Plan::Filesystem),
         Some((scheme, rest)) if !rest.is_empty() => {
@@ -205,6 +242,8 @@ pub fn destination_name(text: &str) -> String {
 /// connections that nobody uses for a minute are closed.
 #[derive(Clone, Default)]
 pub struct Sinks {
+    #[cfg(feature = "git")]
+    git: std::sync::Arc<git::Branches>,
     #[cfg(feature = "postgres")]
     postgres: std::sync::Arc<postgres::Pools>,
 }
@@ -213,7 +252,13 @@ impl Sinks {
     /// Like the default, with another time until unused connections are closed.
     #[cfg(feature = "postgres")]
     pub fn closing_idle_after(limit: std::time::Duration) -> Self {
-        Self { postgres: std::sync::Arc::new(postgres::Pools::with_idle_limit(limit)) }
+        Self { postgres: std::sync::Arc::new(postgres::Pools::with_idle_limit(limit)), ..Self::default() }
+    }
+
+    /// Like the default, with mirrors of Git branches below this directory.
+    #[cfg(feature = "git")]
+    pub fn with_mirrors(directory: std::path::PathBuf) -> Self {
+        Self { git: std::sync::Arc::new(git::Branches::with_mirrors(directory)), ..Self::default() }
     }
 
     /// Opens what a plan describes, within a policy.
@@ -230,6 +275,8 @@ impl Sinks {
             }
             #[cfg(feature = "filesystem")]
             Plan::Filesystem(config) => Ok(Box::new(filesystem::open(config.clone(), &policy.files).await?)),
+            #[cfg(feature = "git")]
+            Plan::Git(config) => Ok(Box::new(git::open(config.clone(), policy, &self.git).await?)),
             #[cfg(feature = "nats")]
             Plan::Nats(config) => nats::open(config, &policy.network).await,
         }
@@ -253,6 +300,8 @@ fn not_available(type_: Value) -> Vec<SpecError> {
 const TYPES: &[(&str, &str)] = &[
     #[cfg(feature = "filesystem")]
     ("filesystem", "dir:DIRECTORY"),
+    #[cfg(feature = "git")]
+    ("git", "git:REPOSITORY"),
     #[cfg(feature = "nats")]
     ("nats", ""),
     #[cfg(feature = "postgres")]

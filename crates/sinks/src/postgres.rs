@@ -168,7 +168,7 @@ impl PostgresSink {
                         None => return Err(error),
                     }
                 }
-                outcome => return outcome.map(|()| Receipt { checksum: None, refused }),
+                outcome => return outcome.map(|()| Receipt { refused, ..Receipt::default() }),
             }
         }
     }

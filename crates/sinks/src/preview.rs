@@ -2,29 +2,29 @@
 //!
 //! The same code draws files, messages and statements that writes them later, so a preview cannot lie.
 
-#[cfg(any(feature = "filesystem", feature = "nats"))]
+#[cfg(any(feature = "filesystem", feature = "git", feature = "nats"))]
 use std::sync::Arc;
 
 use kollect_model::crd::sinks::Preview;
-#[cfg(any(feature = "filesystem", feature = "nats"))]
+#[cfg(any(feature = "filesystem", feature = "git", feature = "nats"))]
 use kollect_model::{
     batch::{Batch, Delta, InventoryId},
     claim::Claim,
     row::{Row, RowKey, TargetId},
 };
-#[cfg(any(feature = "filesystem", feature = "nats"))]
+#[cfg(any(feature = "filesystem", feature = "git", feature = "nats"))]
 use serde_json::{Value, json, value::to_raw_value};
 
 use crate::Plan;
 
 /// When the sample is exported. It stands still, so that a preview changes only with its sink.
-#[cfg(any(feature = "filesystem", feature = "nats"))]
+#[cfg(any(feature = "filesystem", feature = "git", feature = "nats"))]
 pub(crate) const TIME: &str = "2026-01-01T00:00:00Z";
 
 impl Plan {
     /// What an export of a few made-up rows would look like, in a cluster that the sink calls so.
     #[cfg_attr(
-        not(any(feature = "filesystem", feature = "nats")),
+        not(any(feature = "filesystem", feature = "git", feature = "nats")),
         expect(unused_variables, reason = "tables look the same in every cluster")
     )]
     pub fn preview(&self, cluster: &str) -> Preview {
@@ -35,6 +35,8 @@ impl Plan {
             Self::Postgres(config) => config.preview(),
             #[cfg(feature = "filesystem")]
             Self::Filesystem(config) => config.preview(cluster),
+            #[cfg(feature = "git")]
+            Self::Git(config) => config.preview(cluster),
             #[cfg(feature = "nats")]
             Self::Nats(config) => config.preview(cluster),
         };
@@ -55,14 +57,14 @@ pub(crate) fn provisioned(create: bool, what: &str) -> Preview {
 }
 
 /// Rows that nobody has collected.
-#[cfg(any(feature = "filesystem", feature = "nats"))]
+#[cfg(any(feature = "filesystem", feature = "git", feature = "nats"))]
 pub(crate) struct Sample {
     pub(crate) inventory: InventoryId,
     pub(crate) claim: Claim,
     delta: Delta,
 }
 
-#[cfg(any(feature = "filesystem", feature = "nats"))]
+#[cfg(any(feature = "filesystem", feature = "git", feature = "nats"))]
 impl Sample {
     /// `whole`: each row is a whole object.
     pub(crate) fn new(cluster: &str, whole: bool) -> Self {
@@ -95,7 +97,7 @@ impl Sample {
     }
 }
 
-#[cfg(any(feature = "filesystem", feature = "nats"))]
+#[cfg(any(feature = "filesystem", feature = "git", feature = "nats"))]
 fn sample_row(number: u8, name: &str, attributes: &Value) -> Row {
     let key = RowKey {
         target: TargetId { namespace: Some("team-a".into()), name: "deployments".into() },

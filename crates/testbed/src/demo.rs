@@ -1,5 +1,5 @@
-//! `make demo`: a real control plane with a small shop on it, the operator beside it, and a database that
-//! goes away and comes back.
+//! `make demo`: a real control plane with a small shop on it, the operator beside it, a database that
+//! goes away and comes back, and a history in Git.
 //!
 //! It shows the commands that it runs, so that a reader can repeat them on a cluster of their own.
 
@@ -38,7 +38,7 @@ pub fn run(kollect: &Path, out: &mut dyn Write) -> Result<(), Error> {
     demo.plane.wait(&["crd", "--for=condition=Established", "--all"])?;
     demo.plane.apply(WORKLOADS)?;
 
-    demo.screen.say("What is wanted: a profile, a target, a sink with its Secret, an inventory")?;
+    demo.screen.say("What is wanted: a profile, a target, two sinks, an inventory for each")?;
     demo.kubectl(&["apply", "-f", KOLLECT])?;
     let dsn = demo.postgres.dsn();
     let secret = ["create", "secret", "generic", "portal", "-n", "inventory"];
@@ -70,6 +70,9 @@ pub fn run(kollect: &Path, out: &mut dyn Write) -> Result<(), Error> {
     demo.changed(2)?;
     demo.kubectl(&["get", "kinv", "-n", "inventory"])?;
     demo.sql(CHANGED)?;
+
+    demo.screen.say("An auditor reads the same in Git: one commit per change")?;
+    demo.history()?;
     drop(operator);
 
     let Demo { mut screen, .. } = demo;
@@ -107,10 +110,35 @@ impl Demo<'_> {
         self.screen.show(rows.trim_end())
     }
 
+    /// Shows the last commit, when it is about the search.
+    fn history(&mut self) -> Result<(), Error> {
+        let source = self.scratch.path().join("inventory/history.git");
+        let clone = self.scratch.path().join("audit");
+        let deadline = Instant::now() + LIMIT;
+        let git = crate::git::run_in;
+        while !git(&source, &["log", "-1", "--format=%b"])?.contains("Deployment/search") {
+            if Instant::now() > deadline {
+                let (name, seconds) = ("the commit".into(), LIMIT.as_secs());
+                return Err(Error::NotReady { name, seconds, log: git(&source, &["log"])? });
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        self.screen.show(
+            "$ git clone --quiet history.git audit && cd audit && git log --oneline && git log -p -1",
+        )?;
+        let paths = [source.display().to_string(), clone.display().to_string()];
+        git(self.scratch.path(), &["clone", "--quiet", &paths[0], &paths[1]])?;
+        let log = git(&clone, &["log", "--oneline"])?;
+        self.screen.show(&log)?;
+        let patch = git(&clone, &["log", "-p", "-1"])?;
+        self.screen.show(&patch)
+    }
+
     /// The operator, with the rights of whoever looks at the demo.
     fn start_operator(&mut self) -> Result<Server, Error> {
         // A sink on the machine of the operator needs permission; in a cluster it is elsewhere.
-        let args = ["operator", "--allow-sink-cidrs=127.0.0.0/8"];
+        let root = format!("--file-sink-root={}", self.scratch.path().display());
+        let args = ["operator", "--allow-sink-cidrs=127.0.0.0/8", &root];
         // Nothing needs to reach it here.
         let alone = ["--health-probe-bind-address=0", "--validating-webhooks-enabled=false"];
         self.screen.show(&format!("$ kollect {} {} &", args.join(" "), alone.join(" ")))?;
@@ -118,6 +146,7 @@ impl Demo<'_> {
         let program = program.map_err(Error::io(format!("find {}", self.kollect.display())))?;
         let mut command = Command::new(program);
         command.args(args).args(alone).env("KUBECONFIG", self.plane.kubeconfig());
+        command.env("KOLLECT_GIT_MIRROR_DIR", self.scratch.path().join("mirrors"));
         Server::start(&self.scratch, "operator", Stop::Terminate, &command)
     }
 

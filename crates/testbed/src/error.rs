@@ -33,6 +33,14 @@ pub enum Error {
     /// No Postgres server programs on this machine.
     #[error("PostgreSQL server is missing: apt-get install postgresql")]
     PostgresMissing,
+    /// A program of the system is not on this machine.
+    #[error("{program} is missing: apt-get install {package}")]
+    ProgramMissing {
+        /// Which program.
+        program: &'static str,
+        /// The Debian package that has it.
+        package: &'static str,
+    },
     /// A server, or a program run under a guard, ended when it should not have.
     #[error("{name} ended with status {status}; the end of its log:\n{log}")]
     Ended {

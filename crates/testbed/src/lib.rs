@@ -2,15 +2,17 @@
 //!
 //! [`ControlPlane`] is etcd, kube-apiserver and kube-controller-manager, built once from their Go
 //! modules; [`Proxy`] is a network in front of it that breaks on demand; [`Nats`] is a NATS server with
-//! JetStream, built likewise; [`Postgres`] is the server that the machine has installed. Each starts on free loopback ports in its own [`Scratch`]
-//! directory, and everything is gone when its handle is dropped or this process ends in any way,
-//! SIGKILL included (see [`guard`]).
+//! JetStream, built likewise; [`Postgres`], [`GitHttp`] and [`GitSsh`] are servers that the machine has
+//! installed. Each starts on free loopback ports in its own [`Scratch`] directory, and everything is gone
+//! when its handle is dropped or this process ends in any way, SIGKILL included (see [`guard`]).
 //!
 //! A part that is missing is an [`Error`] that says what to install, never a skipped test.
 
+mod certificates;
 pub mod control_plane;
 pub mod demo;
 mod error;
+pub mod git;
 pub mod guard;
 pub mod nats;
 mod ports;
@@ -18,8 +20,10 @@ pub mod postgres;
 pub mod programs;
 pub mod proxy;
 
+pub use certificates::Certificates;
 pub use control_plane::{ControlPlane, Rule};
 pub use error::Error;
+pub use git::{GitHttp, GitSsh};
 pub use guard::{Scratch, Server, Stop};
 pub use nats::Nats;
 pub use ports::free_port;

@@ -9,8 +9,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
-
+use crate::certificates::{Certificates, write_certificates};
 use crate::ports::on_free_port;
 use crate::{Error, Scratch, Server, Stop, programs};
 
@@ -28,17 +27,6 @@ pub struct Nats {
     certificates: Option<Certificates>,
     /// `None` while it is down.
     server: Option<Server>,
-}
-
-/// What a TLS client needs, all PEM.
-#[derive(Debug, Clone)]
-pub struct Certificates {
-    /// Signed the certificate of the server, and that of the client.
-    pub ca: String,
-    /// Certificate of a client.
-    pub client: String,
-    /// Key of that client.
-    pub client_key: String,
 }
 
 impl Nats {
@@ -162,27 +150,6 @@ fn greeting(port: u16) -> Option<String> {
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line).ok()?;
     Some(line)
-}
-
-/// An authority, a certificate for `host`, and one for a client.
-fn write_certificates(scratch: &Scratch, host: &str) -> Result<Certificates, Error> {
-    let ca_key = KeyPair::generate()?;
-    let mut authority = CertificateParams::new(Vec::new())?;
-    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let ca = authority.self_signed(&ca_key)?.pem();
-    let issuer = Issuer::new(authority, ca_key);
-    let signed = |name: &str, purpose| -> Result<(String, String), Error> {
-        let key = KeyPair::generate()?;
-        let mut leaf = CertificateParams::new([name.to_owned()])?;
-        leaf.extended_key_usages = vec![purpose];
-        Ok((leaf.signed_by(&key, &issuer)?.pem(), key.serialize_pem()))
-    };
-    let (server, server_key) = signed(host, ExtendedKeyUsagePurpose::ServerAuth)?;
-    let (client, client_key) = signed("client", ExtendedKeyUsagePurpose::ClientAuth)?;
-    for (file, text) in [("ca.crt", &ca), ("server.crt", &server), ("server.key", &server_key)] {
-        scratch.write(file, text)?;
-    }
-    Ok(Certificates { ca, client, client_key })
 }
 
 #[cfg(test)]

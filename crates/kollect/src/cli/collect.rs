@@ -23,7 +23,7 @@ use kollect_model::{
     row::{Row, TargetId},
     sink::SinkError,
 };
-use kollect_sinks::Policy;
+use kollect_sinks::{Policy, Sinks};
 use tokio::time;
 
 use super::{
@@ -193,13 +193,14 @@ impl Run {
 
     /// Writes to all sinks at once; one that fails or is slow concerns nobody else.
     async fn write(&self, seen: &Seen, claimant: &Claimant) -> anyhow::Result<()> {
+        let opener = Sinks::default();
         let mut writes = Vec::new();
         for Bound { inventory, sinks } in &self.inventories {
             if sinks.is_empty() {
                 eprintln!("note: inventory {} has no sink and was not written", inventory.name);
             }
             let snapshot = Arc::new(Self::snapshot(seen, inventory)?);
-            writes.extend(sinks.iter().map(|sink| deliver(sink, claimant, snapshot.clone())));
+            writes.extend(sinks.iter().map(|sink| deliver(sink, &opener, claimant, snapshot.clone())));
         }
         let headers =
             ["INVENTORY", "SINK", "ROWS", "ADDED", "CHANGED", "REMOVED", "UNCHANGED", "LEFT ALONE", "TIME"];
@@ -210,6 +211,9 @@ impl Run {
             let Written { to: Destination { id, name, .. }, snapshot, outcome, took } = written;
             match outcome {
                 Ok(outcome) => {
+                    for warning in &outcome.receipt.warnings {
+                        eprintln!("warning: sink {name}: {warning}");
+                    }
                     for refusal in &outcome.receipt.refused {
                         eprintln!("error: sink {name} refused a row: {}", refusal.why);
                     }
@@ -243,10 +247,15 @@ struct Written<'a> {
 }
 
 /// Brings one sink up to date, and says so while it takes long.
-async fn deliver<'a>(to: &'a Destination, claimant: &Claimant, snapshot: Arc<Snapshot>) -> Written<'a> {
+async fn deliver<'a>(
+    to: &'a Destination,
+    opener: &Sinks,
+    claimant: &Claimant,
+    snapshot: Arc<Snapshot>,
+) -> Written<'a> {
     let began = time::Instant::now();
     let write = async {
-        let sink = kollect_sinks::open(&to.plan, &Policy::default()).await?;
+        let sink = opener.open(&to.plan, &Policy::default()).await?;
         export(&*sink, &to.id, claimant, to.part_bytes, &snapshot).await
     };
     let name = format!("{} → {}", to.id, to.name);

@@ -193,9 +193,13 @@ fn line(told: &Told<'_>) -> Option<String> {
                 rows => format!(", {rows} of them changed by somebody else"),
             };
             let counts = counts(&outcome.delta);
-            Some(format!("{counts}{drift}, {} as they were{}", outcome.unchanged, refused(&outcome.receipt)))
+            Some(format!(
+                "{counts}{drift}, {} as they were{}",
+                outcome.unchanged,
+                attention(&outcome.receipt)
+            ))
         }
-        Told::Written(delta, receipt) => Some(format!("{}{}", counts(delta), refused(receipt))),
+        Told::Written(delta, receipt) => Some(format!("{}{}", counts(delta), attention(receipt))),
         Told::Failed { error, pause: None } => Some(format!("{}; not tried again", told_once(*error))),
         Told::Failed { error, pause: Some(pause) } => {
             Some(format!("{}; tried again in {} s", told_once(*error), pause.as_secs().max(1)))
@@ -217,8 +221,11 @@ fn counts(delta: &Delta) -> String {
     if parts.is_empty() { "no rows".to_owned() } else { parts.join(", ") }
 }
 
-/// Rows that the sink did not take, by name.
-fn refused(receipt: &Receipt) -> String {
-    let reasons: Vec<&str> = receipt.refused.iter().map(|refusal| refusal.why.as_str()).collect();
-    if reasons.is_empty() { String::new() } else { format!("; refused: {}", reasons.join("; ")) }
+/// Rows that the sink did not take, by name, and what else deserves attention.
+fn attention(receipt: &Receipt) -> String {
+    let told = |word: &str, texts: Vec<&str>| {
+        if texts.is_empty() { String::new() } else { format!("; {word}: {}", texts.join("; ")) }
+    };
+    let refused = receipt.refused.iter().map(|refusal| &*refusal.why).collect();
+    told("refused", refused) + &told("warning", receipt.warnings.iter().map(|warning| &**warning).collect())
 }

@@ -15,16 +15,18 @@ use kollect_engine::{
     coverage::{Coverage, Known, Place, State},
     store::{Change, Changes, Sight, StoreReader},
 };
-use kollect_model::row::{Row, RowKey, TargetId};
+use kollect_model::{
+    difference::{Difference, differences, shortened},
+    row::{Row, RowKey, TargetId},
+};
 use serde::Serialize;
-use serde_json::Value;
 use tokio::time;
 
 use super::{
     deliver::{self, Bound, Out, unwritten},
     input::{Input, Problems, asked_to_stop, finish, refuse, start},
     manifests::Work,
-    print, progress,
+    progress,
 };
 
 /// Arguments of `kollect watch`.
@@ -191,57 +193,23 @@ impl Watch {
             namespace => format!("{namespace}/{name}"),
         };
         let target = if self.several { format!("{} ", key.target) } else { String::new() };
-        let details: Vec<String> =
-            differences(before.as_deref(), after.as_deref()).iter().map(Difference::text).collect();
+        let details: Vec<String> = told(before.as_deref(), after.as_deref()).iter().map(text).collect();
         format!("{sign} {target}{} {place}  {}", key.kind, details.join(", ")).trim_end().to_owned()
     }
 }
 
-/// An attribute that is not what it was.
-struct Difference {
-    name: String,
-    before: Option<Value>,
-    after: Option<Value>,
-}
-
-impl Difference {
-    fn text(&self) -> String {
-        let show =
-            |value: &Option<Value>| value.as_ref().map_or("-".into(), |value| shortened(&value.to_string()));
-        match (&self.before, &self.after) {
-            (None, after) => format!("{}: {}", self.name, show(after)),
-            (before, after) => format!("{}: {} → {}", self.name, show(before), show(after)),
-        }
-    }
-}
-
-/// Longer values would hide what else has changed.
-const LONGEST_VALUE: usize = 80;
-
-fn shortened(text: &str) -> String {
-    if text.chars().count() <= LONGEST_VALUE {
-        return text.to_owned();
-    }
-    text.chars().take(LONGEST_VALUE - 1).chain("…".chars()).collect()
-}
-
 /// What a new or changed row says that was not said before. A row that is gone says nothing.
-fn differences(before: Option<&Row>, after: Option<&Row>) -> Vec<Difference> {
-    let Some(after) = after.map(print::attributes) else { return Vec::new() };
-    let mut before = before.map(print::attributes).unwrap_or_default();
-    let mut differences = Vec::new();
-    for (name, value) in after {
-        let old = before.remove(&name);
-        if old.as_ref() != Some(&value) {
-            differences.push(Difference { name, before: old, after: Some(value) });
-        }
+fn told(before: Option<&Row>, after: Option<&Row>) -> Vec<Difference> {
+    let before = before.map(|row| row.attributes.get());
+    after.map(|after| differences(before, after.attributes.get())).unwrap_or_default()
+}
+
+fn text(Difference { name, before, after }: &Difference) -> String {
+    let show = |value: &Option<String>| value.as_deref().map_or("-".into(), shortened);
+    match before {
+        None => format!("{name}: {}", show(after)),
+        before => format!("{name}: {} → {}", show(before), show(after)),
     }
-    differences.extend(before.into_iter().map(|(name, old)| Difference {
-        name,
-        before: Some(old),
-        after: None,
-    }));
-    differences
 }
 
 /// A change for programs.
@@ -274,7 +242,7 @@ impl<'a> Told<'a> {
         };
         let (before, after) = (before.as_deref(), after.as_deref());
         let both = before.is_some() && after.is_some();
-        let changed = if both { differences(before, after) } else { Vec::new() };
+        let changed = if both { told(before, after) } else { Vec::new() };
         let RowKey { target, group, kind, namespace, uid } = key;
         let key = Key {
             target_namespace: target.namespace.as_deref(),
@@ -338,7 +306,7 @@ impl Places {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::value::to_raw_value;
+    use serde_json::{Value, value::to_raw_value};
 
     use super::*;
 

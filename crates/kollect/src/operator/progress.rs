@@ -161,6 +161,14 @@ impl Board {
         let progress = bindings.entry(name.clone()).or_default();
         let now = SystemTime::now();
         let worked = progress.works();
+        let warnings = match told {
+            Told::Compared(outcome) => &*outcome.receipt.warnings,
+            Told::Written(_, receipt) => &*receipt.warnings,
+            _ => &[],
+        };
+        for message in warnings {
+            warn!(binding = %name, message, "written with a warning");
+        }
         match told {
             Told::Compared(outcome) => progress.compared(outcome, now, name),
             Told::Written(delta, receipt) => progress.written(delta, receipt, now, name),

@@ -20,7 +20,8 @@ pub(crate) type SinkPlans = BTreeMap<(Family, Name), Arc<SinkPlan>>;
 impl World {
     pub(super) fn plan_sinks(&self, rules: &Rules) -> SinkPlans {
         let plan = |(key, spec): (&(Family, Name), &Arc<SinkSpec>)| {
-            (key.clone(), Arc::new(self.plan_sink(spec, &key.1.0, rules)))
+            let plan = self.plan_sink(spec, &key.1.0, rules);
+            (key.clone(), Arc::new(plan.map(|plan| plan.map(|plan| plan.named(&key.1.1)))))
         };
         self.sinks.iter().map(plan).collect()
     }

@@ -142,8 +142,7 @@ fn a_sink_without_code_is_refused_unless_the_run_only_prints() {
     );
     let finished = kollect(&args);
     assert_eq!(finished.code, 2, "{}", finished.stderr);
-    let expected =
-        "spec.type = \"git\": is not available in this build; available: filesystem, nats, postgres, sqlite";
+    let expected = "no Secret git-credentials in namespace team-a: add it or correct the name";
     assert!(finished.stderr.contains(expected), "{}", finished.stderr);
     let missing = "no Secret portal-database in namespace team-a: add it or correct the name";
     assert!(finished.stderr.contains(missing), "{}", finished.stderr);

@@ -5,6 +5,7 @@ mod behind;
 mod crashes;
 mod faults;
 mod finalizers;
+mod git;
 mod leaving;
 mod metrics;
 mod namespaces;
@@ -96,6 +97,7 @@ impl World {
             .args(["--allow-sink-cidrs", "127.0.0.0/8,::1/128"])
             .args(["--log-level", "kollect=debug", "--health-probe-bind-address", "127.0.0.1:0"])
             .arg("--validating-webhooks-enabled=false")
+            .env("KOLLECT_GIT_MIRROR_DIR", self.dir.path().join("mirrors"))
             .args(args)
             .stdout(Stdio::null())
             .stderr(file)

@@ -4,11 +4,12 @@
 //! Times are compared with a yardstick of the same run, in turns, and the faster turn of each counts. A
 //! missed target is told and fails nothing; a part that does not work fails.
 //!
-//! `N` says how many rows a table has; all other numbers follow from it.
+//! `N` says how many rows a table has; all other numbers follow from it. `PART` runs a part alone.
 
 mod bytes;
 mod downtime;
 mod fill;
+mod git;
 mod lag;
 mod places;
 mod restarts;
@@ -41,6 +42,8 @@ use writes::Writes;
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
+/// What can be run alone.
+const PARTS: [&str; 4] = ["git", "writes", "table", "faults"];
 /// How often each time is measured.
 const TURNS: usize = 3;
 /// Changes per second of a busy cluster.
@@ -61,11 +64,24 @@ fn main() -> Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         let bench = Bench { server: &server, count };
-        bench.writes(&mut table).await?;
-        bench.bytes(&mut table).await?;
-        bench.table_of_many(&mut table).await?;
-        bench.downtime(&mut table).await?;
-        bench.restarts(&mut table).await
+        let only = env::var("PART").unwrap_or_default();
+        let wanted = |part: &str| only.is_empty() || only == part;
+        anyhow::ensure!(PARTS.iter().any(|part| wanted(part)), "PART={only} is none of {PARTS:?}");
+        if wanted("git") {
+            bench.git(&mut table).await?;
+        }
+        if wanted("writes") {
+            bench.writes(&mut table).await?;
+            bench.bytes(&mut table).await?;
+        }
+        if wanted("table") {
+            bench.table_of_many(&mut table).await?;
+        }
+        if wanted("faults") {
+            bench.downtime(&mut table).await?;
+            bench.restarts(&mut table).await?;
+        }
+        Ok(())
     })?;
     println!("\n{table}");
     Ok(())
@@ -120,6 +136,31 @@ impl Bench<'_> {
         writes_of("NATS", &Stream::new(&nats, "writes"), many, table).await?;
         // A file is more work than a row.
         writes_of("files", &Tree::new("perResource")?, many / 10, table).await
+    }
+
+    async fn git(&self, table: &mut Table) -> Result<()> {
+        let (files, changes) = (self.count / 10, self.count / 100);
+        tell(format_args!("a branch of {files} files, then {changes} commits"));
+        let mut measured = git::measure(files, changes).await?;
+        let (first, program) = (measured.first.as_secs_f64(), measured.program.as_secs_f64());
+        table.tell(&format!("Git, {files} files: git add, commit and push, s"), program);
+        table.check(&format!("Git, {files} files: first export / git program"), first / program, 2.0);
+        let ms = |all: &mut Vec<Duration>, percent: usize| {
+            all.sort_unstable();
+            all.get((all.len().saturating_sub(1)) * percent / 100)
+                .map_or(0.0, |took| took.as_secs_f64() * 1e3)
+        };
+        table.check("Git: one changed file in a directory, p50, ms", ms(&mut measured.here, 50), 150.0);
+        table.tell("Git: one changed file over HTTPS, p50, ms", ms(&mut measured.changes, 50));
+        table.tell("Git: one changed file over HTTPS, p99, ms", ms(&mut measured.changes, 99));
+        table.check("Git: objects sent per changed file", float(measured.objects), 10.0);
+        let (held, most) = measured.mirror;
+        #[expect(clippy::cast_precision_loss, reason = "nobody needs that many digits")]
+        let (held, most, memory) = (held as f64, most as f64, measured.memory as f64);
+        table.tell("Git: mirror after the first export, MB", held / 1e6);
+        table.check(&format!("Git: mirror in {changes} commits, at most / at first"), most / held, 2.0);
+        table.check("Git: memory above idle, at most, MB", memory / 1e6, 60.0);
+        Ok(())
     }
 
     async fn bytes(&self, table: &mut Table) -> Result<()> {

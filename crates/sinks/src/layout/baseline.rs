@@ -10,15 +10,21 @@ use super::{
 };
 
 /// What is known of a file after reading it.
-pub(super) struct Seen {
+pub(crate) struct Seen {
     file: Hash,
     /// How often each chunk is there.
     chunks: HashMap<Hash, usize>,
 }
 
 impl Seen {
+    /// A file of a tree, which is one chunk.
+    #[cfg(feature = "git")]
+    pub(crate) fn file(file: Hash) -> Self {
+        Self { file, chunks: HashMap::from([(file, 1)]) }
+    }
+
     /// Files of trees are one chunk.
-    pub(super) fn new(shape: Shape, bytes: &[u8]) -> Self {
+    pub(crate) fn new(shape: Shape, bytes: &[u8]) -> Self {
         let file = Hash::of(bytes);
         let mut count = HashMap::new();
         if shape.document {
@@ -33,7 +39,7 @@ impl Seen {
 }
 
 /// The rows and their digests; a digest of 0 for rows that must be written again.
-pub(super) fn baseline(manifest: &Manifest, settings: &Settings, seen: &BTreeMap<String, Seen>) -> Baseline {
+pub(crate) fn baseline(manifest: &Manifest, settings: &Settings, seen: &BTreeMap<String, Seen>) -> Baseline {
     let Manifest { header, rows } = manifest;
     let mut held: Baseline = rows.keys().map(|key| (key.clone(), RowDigest(0))).collect();
     // After a change of the settings all is written in the new way, and after a crash all is looked at.

@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 use super::{FileFormat, Shape, manifest::Hash};
 
 /// The attribute that holds the whole object, if the row has no other.
-pub(super) fn whole_object(row: &Row) -> Option<String> {
+pub(crate) fn whole_object(row: &Row) -> Option<String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Object {
@@ -39,7 +39,7 @@ fn only_entry(json: &str) -> Option<(String, &str)> {
 }
 
 /// The chunk of a row, from its attributes.
-pub(super) fn chunk(shape: Shape, key: &RowKey, version: &str, name: &str, attributes: &str) -> String {
+pub(crate) fn chunk(shape: Shape, key: &RowKey, version: &str, name: &str, attributes: &str) -> String {
     let text = match shape.content {
         LayoutContent::Item => envelope::item_json(key, version, name, attributes),
         LayoutContent::Attributes => envelope::escaped(attributes),
@@ -57,7 +57,7 @@ pub(super) fn chunk(shape: Shape, key: &RowKey, version: &str, name: &str, attri
 }
 
 /// The attributes of a row, from its chunk. From YAML, decimals may come back with other digits.
-pub(super) fn attributes(shape: Shape, whole: Option<&str>, chunk: &str) -> Option<String> {
+pub(crate) fn attributes(shape: Shape, whole: Option<&str>, chunk: &str) -> Option<String> {
     #[derive(Deserialize)]
     struct WithAttributes<'a> {
         #[serde(borrow)]
@@ -101,7 +101,7 @@ fn from_yaml<T: DeserializeOwned + Send>(text: &str) -> Option<T> {
 }
 
 /// The chunks of a file. Nothing of it if somebody else has made something else of it.
-pub(super) fn split(shape: Shape, bytes: &[u8]) -> Vec<String> {
+pub(crate) fn split(shape: Shape, bytes: &[u8]) -> Vec<String> {
     #[derive(Deserialize)]
     struct Envelope<'a> {
         #[serde(borrow)]
@@ -142,14 +142,14 @@ fn text(shape: Shape, bytes: &[u8]) -> Option<String> {
 }
 
 /// A document, made.
-pub(super) struct Made {
-    pub(super) bytes: Vec<u8>,
-    pub(super) checksum: String,
+pub(crate) struct Made {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) checksum: String,
 }
 
 /// The document of these chunks. Where it says when it was written, it says what `before` says if nothing
 /// else differs.
-pub(super) fn document(
+pub(crate) fn document(
     shape: Shape,
     items: &[Item],
     part: Option<(usize, usize)>,
@@ -182,7 +182,7 @@ pub(super) fn document(
 }
 
 /// When an older file was written, by its own word.
-pub(super) fn exported_at(shape: Shape, bytes: &[u8]) -> Option<String> {
+pub(crate) fn exported_at(shape: Shape, bytes: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Dated {
@@ -197,7 +197,7 @@ pub(super) fn exported_at(shape: Shape, bytes: &[u8]) -> Option<String> {
 }
 
 /// The index of mode split.
-pub(super) fn index(
+pub(crate) fn index(
     shape: Shape,
     cluster: &str,
     paths: &[&str],
@@ -224,7 +224,7 @@ pub(super) fn index(
 }
 
 /// Checksum of a tree: of its files, wherever they come from.
-pub(super) fn tree_checksum<'a>(files: impl IntoIterator<Item = (&'a str, Hash)>) -> String {
+pub(crate) fn tree_checksum<'a>(files: impl IntoIterator<Item = (&'a str, Hash)>) -> String {
     let mut files: Vec<_> = files.into_iter().collect();
     files.sort_unstable();
     let mut hasher = Sha256::new();

@@ -16,11 +16,11 @@ use kollect_model::{
 use super::{
     Settings, Shape, chunks,
     manifest::{Hash, Line, Manifest},
-    paths,
+    paths::{self, Placed},
 };
 
 /// A write, drawn up.
-pub(super) struct Draft<'a> {
+pub(crate) struct Draft<'a> {
     settings: &'a Settings,
     batch: &'a Batch<'a>,
     held: Option<&'a Manifest>,
@@ -32,6 +32,7 @@ pub(super) struct Draft<'a> {
     tree: Vec<String>,
     index: Option<String>,
     refused: Vec<Refusal>,
+    warnings: Vec<String>,
 }
 
 /// A row that the files shall hold.
@@ -56,20 +57,21 @@ impl Origin<'_> {
 }
 
 /// What to do, in this order: note the journal, write the intent, the files, delete, write the manifest.
-pub(super) struct Change {
+pub(crate) struct Change {
     /// What would be lost if we stopped half-way: chunks of rows that move.
-    pub(super) journal: BTreeMap<Hash, String>,
+    pub(crate) journal: BTreeMap<Hash, String>,
     /// What was held, and the paths that are new.
-    pub(super) intent: Option<Manifest>,
-    pub(super) writes: Vec<(String, Bytes)>,
-    pub(super) deletes: Vec<String>,
-    pub(super) manifest: Manifest,
-    pub(super) checksum: String,
-    pub(super) refused: Vec<Refusal>,
+    pub(crate) intent: Option<Manifest>,
+    pub(crate) writes: Vec<(String, Bytes)>,
+    pub(crate) deletes: Vec<String>,
+    pub(crate) manifest: Manifest,
+    pub(crate) checksum: String,
+    pub(crate) refused: Vec<Refusal>,
+    pub(crate) warnings: Vec<String>,
 }
 
 impl<'a> Draft<'a> {
-    pub(super) fn new(settings: &'a Settings, batch: &'a Batch<'a>, held: Option<&'a Manifest>) -> Self {
+    pub(crate) fn new(settings: &'a Settings, batch: &'a Batch<'a>, held: Option<&'a Manifest>) -> Self {
         let mut wants: BTreeMap<&RowKey, Want<'_>> = BTreeMap::new();
         let kept = |line: &'a Line| Want { from: Origin::Held(line), whole: line.whole.clone() };
         for (key, line) in held.iter().flat_map(|held| &held.rows) {
@@ -96,8 +98,18 @@ impl<'a> Draft<'a> {
         }
         let stale = held
             .is_some_and(|held| held.header.settings != settings.fingerprint() || held.header.shape != shape);
-        let mut draft =
-            Self { settings, batch, held, shape, stale, wants, tree: Vec::new(), index: None, refused };
+        let mut draft = Self {
+            settings,
+            batch,
+            held,
+            shape,
+            stale,
+            wants,
+            tree: Vec::new(),
+            index: None,
+            refused,
+            warnings: Vec::new(),
+        };
         if !shape.document {
             draft.place();
         }
@@ -110,12 +122,39 @@ impl<'a> Draft<'a> {
             self.index = Some(paths::document(template, self.settings, inventory, generation).whole());
         }
         let sources = self.wants.iter().map(|(key, want)| paths::Source { key, name: want.from.name() });
-        self.tree =
+        let placed =
             paths::rows(sources, self.settings, self.shape, inventory, generation, self.index.as_slice());
+        self.warnings = self.shared_paths(&placed);
+        self.tree = placed.into_iter().map(|placed| placed.path).collect();
+    }
+
+    /// Rows of the delta that share a path with another one, as long as that is new.
+    fn shared_paths(&self, placed: &[Placed]) -> Vec<String> {
+        let mut groups: BTreeMap<&str, (bool, Vec<String>)> = BTreeMap::new();
+        for ((key, want), placed) in self.wants.iter().zip(placed) {
+            let Some(shared) = placed.shared.as_deref() else { continue };
+            let (new, rows) = groups.entry(shared).or_default();
+            let before = self.held.and_then(|held| held.rows.get(*key)).map(|line| &*line.path);
+            *new |= before != Some(&placed.path);
+            let RowKey { kind, namespace, group, uid, .. } = key;
+            let name = want.from.name();
+            rows.push(format!("{kind} {namespace}/{name} (group {group:?}, uid {uid})"));
+        }
+        let told = groups.into_iter().filter(|(_, (new, _))| *new).map(|(path, (_, mut rows))| {
+            let more = rows.len().saturating_sub(4);
+            rows.truncate(4);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            format!(
+                "{}{more} would be the file {path}: each has a suffix now; put {{group}}, {{targetName}} or \
+                 {{uid}} into spec.layout.pathTemplate to choose the names",
+                rows.join(" and ")
+            )
+        });
+        told.collect()
     }
 
     /// The files whose bytes are needed to go on.
-    pub(super) fn reads(&self) -> BTreeSet<&str> {
+    pub(crate) fn reads(&self) -> BTreeSet<&str> {
         let Some(held) = self.held else { return BTreeSet::new() };
         if self.shape.document || self.stale || held.header.writing {
             return held.paths();
@@ -128,7 +167,7 @@ impl<'a> Draft<'a> {
     }
 
     /// What to do, given the bytes of the files and the journal of a write that has not ended.
-    pub(super) fn change(
+    pub(crate) fn change(
         self,
         files: &BTreeMap<String, Bytes>,
         journal: BTreeMap<Hash, String>,
@@ -150,6 +189,7 @@ impl<'a> Draft<'a> {
             manifest: Manifest::new(self.batch.inventory, self.settings.fingerprint(), self.shape),
             checksum: String::new(),
             refused: Vec::new(),
+            warnings: Vec::new(),
         };
         if self.shape.document {
             self.documents(files, &old, exported_at, &mut change);
@@ -158,6 +198,7 @@ impl<'a> Draft<'a> {
         }
         self.compare(&old, &mut change);
         change.refused = self.refused;
+        change.warnings = self.warnings;
         change
     }
 

@@ -22,6 +22,7 @@ use super::{
     blobs::Blobs,
     claims,
     draft::{Change, Draft},
+    foreign,
     manifest::{Hash, Manifest},
     paths,
 };
@@ -124,27 +125,8 @@ impl<B: Blobs> Keeper<B> {
             .into_iter()
             .filter(|path| path.ends_with("/manifest.ndjson") && !path.starts_with(books))
             .collect();
-        for manifest in
-            self.read_all(manifests, |bytes| Manifest::read(&bytes)).await?.into_values().flatten()
-        {
-            let theirs = manifest.paths();
-            if let Some((path, _)) = foreign.iter().find(|(path, _)| theirs.contains(&**path)) {
-                let [cluster, namespace, name] = &manifest.header.inventory;
-                let attempt = format!(
-                    "write {path} in {}: it is a file of inventory {namespace}/{name} of cluster {cluster:?}; \
-                     put {{cluster}}, {{namespace}} and {{name}} into the path template, or use another destination",
-                    self.blobs.describe()
-                );
-                return Err(SinkError::new(SinkReason::OwnedByOther, attempt));
-            }
-        }
-        let Some((path, _)) = foreign.iter().find(|(_, same)| !same) else { return Ok(()) };
-        let attempt = format!(
-            "write {path} in {}: there is a file that Kollect has not written; move it away, or use another \
-             path template",
-            self.blobs.describe()
-        );
-        Err(SinkError::new(SinkReason::Incompatible, attempt))
+        let others = self.read_all(manifests, |bytes| Manifest::read(&bytes)).await?;
+        foreign::refuse(&self.blobs.describe(), &foreign, others.into_values().flatten())
     }
 
     async fn admitted(&self, books: &str, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
@@ -237,8 +219,9 @@ impl<B: Blobs> Sink for Keeper<B> {
         self.admitted(&books, batch.inventory, batch.claim).await?;
         let checksum = Some(change.checksum.clone());
         let refused = std::mem::take(&mut change.refused);
+        let warnings = std::mem::take(&mut change.warnings);
         self.apply(&books, held.as_ref(), change, noted).await?;
-        Ok(Receipt { checksum, refused })
+        Ok(Receipt { checksum, refused, warnings })
     }
 
     async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {

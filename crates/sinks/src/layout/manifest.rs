@@ -9,55 +9,67 @@ use kollect_model::{
     row::{RowDigest, RowKey, TargetId},
 };
 use serde::{Deserialize, Serialize};
+use sha1::{Digest, Sha1};
 
 use super::Shape;
+#[cfg(feature = "git")]
+use super::paths;
 
 /// What an inventory has in a destination.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Manifest {
-    pub(super) header: Header,
-    pub(super) rows: BTreeMap<RowKey, Line>,
+pub(crate) struct Manifest {
+    pub(crate) header: Header,
+    pub(crate) rows: BTreeMap<RowKey, Line>,
 }
 
 /// The first line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Header {
+pub(crate) struct Header {
     /// For people: the inventory.
-    pub(super) inventory: [String; 3],
+    pub(crate) inventory: [String; 3],
     /// Fingerprint of the settings.
-    pub(super) settings: String,
-    pub(super) shape: Shape,
+    pub(crate) settings: String,
+    pub(crate) shape: Shape,
     /// Files that are not of one row, with the hash of their bytes.
-    pub(super) files: BTreeMap<String, Hash>,
+    pub(crate) files: BTreeMap<String, Hash>,
     /// Files that a write that has not ended may have made.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub(super) claimed: BTreeSet<String>,
+    pub(crate) claimed: BTreeSet<String>,
     /// Whether a write has begun and not ended.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(super) writing: bool,
+    pub(crate) writing: bool,
 }
 
 /// What a row occupies.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Line {
-    pub(super) version: String,
-    pub(super) name: String,
-    pub(super) digest: RowDigest,
+pub(crate) struct Line {
+    pub(crate) version: String,
+    pub(crate) name: String,
+    pub(crate) digest: RowDigest,
     /// The attribute that holds the whole object, if that is all there is.
-    pub(super) whole: Option<String>,
+    pub(crate) whole: Option<String>,
     /// Its file; empty if the row was lost.
-    pub(super) path: String,
+    pub(crate) path: String,
     /// Hash of its bytes.
-    pub(super) hash: Hash,
+    pub(crate) hash: Hash,
 }
 
-/// XXH3 of bytes.
+/// The first half of the name that Git gives to a file with these bytes: a tree in Git tells what has
+/// changed without its files being read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Hash(pub(super) u128);
+pub(crate) struct Hash(pub(super) u128);
 
 impl Hash {
-    pub(super) fn of(bytes: &[u8]) -> Self {
-        Self(xxhash_rust::xxh3::xxh3_128(bytes))
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        let mut hasher = Sha1::new();
+        hasher.update(format!("blob {}\0", bytes.len()));
+        hasher.update(bytes);
+        Self::prefix(&hasher.finalize())
+    }
+
+    /// Of the name of a blob.
+    pub(crate) fn prefix(id: &[u8]) -> Self {
+        Self(id.iter().take(16).fold(0, |number, byte| number << 8 | u128::from(*byte)))
     }
 }
 
@@ -73,6 +85,16 @@ impl<'de> Deserialize<'de> for Hash {
         u128::from_str_radix(&text, 16).map(Self).map_err(serde::de::Error::custom)
     }
 }
+
+#[cfg(feature = "git")]
+/// The file of the header, where a manifest is in several files.
+const HEADER: &str = "manifest.json";
+#[cfg(feature = "git")]
+/// About as many rows share a file.
+const ROWS_PER_FILE: usize = 64;
+#[cfg(feature = "git")]
+/// A directory with more files is slow to write itself.
+const MOST_FILES: usize = 4096;
 
 /// A line as it is written.
 #[derive(Serialize, Deserialize)]
@@ -95,7 +117,7 @@ struct Written<'a> {
 type Text<'a> = std::borrow::Cow<'a, str>;
 
 impl Manifest {
-    pub(super) fn new(inventory: &InventoryId, settings: String, shape: Shape) -> Self {
+    pub(crate) fn new(inventory: &InventoryId, settings: String, shape: Shape) -> Self {
         let names = [&*inventory.cluster, inventory.stored_namespace(), &inventory.name];
         let header = Header {
             inventory: names.map(ToOwned::to_owned),
@@ -109,42 +131,70 @@ impl Manifest {
     }
 
     /// Every file of the inventory.
-    pub(super) fn paths(&self) -> BTreeSet<&str> {
+    pub(crate) fn paths(&self) -> BTreeSet<&str> {
         let rows = self.rows.values().map(|line| &*line.path).filter(|path| !path.is_empty());
         rows.chain(self.header.files.keys().map(|p| &**p))
             .chain(self.header.claimed.iter().map(|p| &**p))
             .collect()
     }
 
-    pub(super) fn to_bytes(&self) -> serde_json::Result<Vec<u8>> {
+    pub(crate) fn to_bytes(&self) -> serde_json::Result<Vec<u8>> {
         let mut bytes = serde_json::to_vec(&self.header)?;
         bytes.push(b'\n');
         for (key, line) in &self.rows {
-            let text = |text: &'_ str| -> Text<'_> { Text::Owned(text.to_owned()) };
-            let written = Written {
-                target: (key.target.namespace.as_deref().map(text), text(&key.target.name)),
-                group: text(&key.group),
-                kind: text(&key.kind),
-                namespace: text(&key.namespace),
-                uid: text(&key.uid),
-                version: text(&line.version),
-                name: text(&line.name),
-                digest: Hash(line.digest.0),
-                whole: line.whole.as_deref().map(text),
-                path: text(&line.path),
-                hash: line.hash,
-            };
-            serde_json::to_writer(&mut bytes, &written)?;
-            bytes.push(b'\n');
+            write_line(&mut bytes, key, line)?;
         }
         Ok(bytes)
     }
 
-    pub(super) fn read(bytes: &[u8]) -> serde_json::Result<Self> {
-        let mut lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-        let header: Header = serde_json::from_slice(lines.next().unwrap_or_default())?;
-        let mut rows = BTreeMap::new();
-        for line in lines {
+    #[cfg(feature = "git")]
+    /// The manifest in several files, so that a changed row changes a small one.
+    pub(crate) fn to_files(&self) -> serde_json::Result<BTreeMap<String, Vec<u8>>> {
+        let mut header = serde_json::to_vec(&self.header)?;
+        header.push(b'\n');
+        let mut files = BTreeMap::from([(HEADER.to_owned(), header)]);
+        // The number depends on the number of rows alone: equal rows give equal files.
+        let shards = (self.rows.len() / ROWS_PER_FILE).next_power_of_two().min(MOST_FILES);
+        for (key, line) in &self.rows {
+            let shard = paths::key_hash(key) >> 64 & (shards as u128 - 1);
+            write_line(files.entry(format!("rows-{shard:04x}.ndjson")).or_default(), key, line)?;
+        }
+        Ok(files)
+    }
+
+    #[cfg(feature = "git")]
+    /// The way back from [`to_files`](Self::to_files).
+    pub(crate) fn of_files<'a>(
+        files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
+    ) -> serde_json::Result<Option<Self>> {
+        let (mut header, mut lines) = (&[][..], Vec::new());
+        for (name, bytes) in files {
+            if name == HEADER {
+                header = bytes;
+            } else if name.starts_with("rows-") {
+                lines.push(bytes);
+            }
+        }
+        if header.is_empty() && lines.is_empty() {
+            return Ok(None);
+        }
+        let mut manifest = Self { header: serde_json::from_slice(header)?, rows: BTreeMap::new() };
+        for bytes in lines {
+            manifest.read_lines(bytes)?;
+        }
+        Ok(Some(manifest))
+    }
+
+    pub(crate) fn read(bytes: &[u8]) -> serde_json::Result<Self> {
+        let end = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len());
+        let (header, lines) = bytes.split_at(end);
+        let mut manifest = Self { header: serde_json::from_slice(header)?, rows: BTreeMap::new() };
+        manifest.read_lines(lines)?;
+        Ok(manifest)
+    }
+
+    fn read_lines(&mut self, bytes: &[u8]) -> serde_json::Result<()> {
+        for line in bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             let line: Written<'_> = serde_json::from_slice(line)?;
             let key = RowKey {
                 target: TargetId {
@@ -164,8 +214,27 @@ impl Manifest {
                 path: line.path.into_owned(),
                 hash: line.hash,
             };
-            rows.insert(key, value);
+            self.rows.insert(key, value);
         }
-        Ok(Self { header, rows })
+        Ok(())
     }
+}
+
+fn write_line(bytes: &mut Vec<u8>, key: &RowKey, line: &Line) -> serde_json::Result<()> {
+    let written = Written {
+        target: (key.target.namespace.as_deref().map(Text::Borrowed), Text::Borrowed(&key.target.name)),
+        group: Text::Borrowed(&key.group),
+        kind: Text::Borrowed(&key.kind),
+        namespace: Text::Borrowed(&key.namespace),
+        uid: Text::Borrowed(&key.uid),
+        version: Text::Borrowed(&line.version),
+        name: Text::Borrowed(&line.name),
+        digest: Hash(line.digest.0),
+        whole: line.whole.as_deref().map(Text::Borrowed),
+        path: Text::Borrowed(&line.path),
+        hash: line.hash,
+    };
+    serde_json::to_writer(&mut *bytes, &written)?;
+    bytes.push(b'\n');
+    Ok(())
 }

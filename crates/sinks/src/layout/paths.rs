@@ -1,7 +1,7 @@
 //! Paths of files, from templates. Whatever a name holds, a path stays below the root and outside of the
 //! own bookkeeping, and two rows never share one.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{HashMap, HashSet};
 
 use kollect_model::{batch::InventoryId, crd::sinks::GroupInPath, row::RowKey};
 use xxhash_rust::xxh3::xxh3_128;
@@ -9,26 +9,26 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::{Settings, Shape};
 
 /// Directory of the bookkeeping, below the root.
-pub(super) const BOOKS: &str = ".kollect";
+pub(crate) const BOOKS: &str = ".kollect";
 
 /// A path with placeholders.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Template(String);
+pub(crate) struct Template(String);
 
 /// A path in two halves, so that something can be put in front of the extension.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct FilePath {
+pub(crate) struct FilePath {
     stem: String,
     extension: String,
 }
 
 impl FilePath {
-    pub(super) fn whole(&self) -> String {
+    pub(crate) fn whole(&self) -> String {
         format!("{}{}", self.stem, self.extension)
     }
 
     /// The path of one of several parts.
-    pub(super) fn part(&self, part: Option<(usize, usize)>) -> String {
+    pub(crate) fn part(&self, part: Option<(usize, usize)>) -> String {
         match part {
             None => self.whole(),
             Some((index, total)) => {
@@ -38,8 +38,20 @@ impl FilePath {
     }
 }
 
+/// Programs that read trees stop at a few thousand bytes.
+const LONGEST_PATH: usize = 800;
+
+/// Whether some file system takes a name for `.git`: in any case, with characters that HFS+ does not see,
+/// as the short name or the stream of NTFS, and with what Windows drops at the end.
+fn is_git(segment: &str) -> bool {
+    let unseen = |c: &char| !matches!(c, '\u{200c}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{206a}'..='\u{206f}' | '\u{feff}');
+    let plain: String = segment.chars().filter(unseen).collect::<String>().to_ascii_lowercase();
+    let name = plain.split(':').next().unwrap_or_default().trim_end_matches(['.', ' ']);
+    name == ".git" || name.strip_prefix("git~").is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit()))
+}
+
 /// What is wrong with the text of a template.
-pub(super) fn problem(text: &str) -> Option<&'static str> {
+pub(crate) fn problem(text: &str) -> Option<&'static str> {
     let segments = || text.split('/');
     if text.starts_with('/') || segments().any(|segment| segment == "." || segment.contains("..")) {
         return Some("must be a relative path without .. and . segments");
@@ -50,11 +62,14 @@ pub(super) fn problem(text: &str) -> Option<&'static str> {
     if segments().next().is_some_and(|first| first.eq_ignore_ascii_case(BOOKS)) {
         return Some("must not begin with .kollect, where Kollect keeps its own books");
     }
+    if segments().any(is_git) {
+        return Some("must not hold .git, where Git keeps its own files");
+    }
     (text.ends_with('/') || text.is_empty()).then_some("must name a file, not a directory")
 }
 
 impl Template {
-    pub(super) fn new(text: &str) -> Self {
+    pub(crate) fn new(text: &str) -> Self {
         Self(text.to_owned())
     }
 
@@ -81,7 +96,12 @@ impl Template {
             }
             filled.push_str(rest);
             let cut = cut(&filled, longest);
-            if !cut.is_empty() {
+            let first = segments.is_empty();
+            let taken =
+                matches!(cut, "." | "..") || is_git(cut) || (first && cut.eq_ignore_ascii_case(BOOKS));
+            if taken {
+                segments.push(format!("_{cut}"));
+            } else if !cut.is_empty() {
                 segments.push(cut.to_owned());
             }
         }
@@ -89,12 +109,17 @@ impl Template {
         if text.ends_with('/') || segments.is_empty() {
             segments.push("unnamed".into());
         }
-        FilePath { stem: segments.join("/"), extension: ending }
+        let mut stem = segments.join("/");
+        if stem.len() > LONGEST_PATH {
+            let hash = xxh3_128(stem.as_bytes()) >> 64;
+            stem = format!("{}-{hash:016x}", cut(&stem, LONGEST_PATH).trim_end_matches('/'));
+        }
+        FilePath { stem, extension: ending }
     }
 }
 
 /// The path of documents or of an index. Different inventories have different ones, whatever their names hold.
-pub(super) fn document(
+pub(crate) fn document(
     template: &Template,
     settings: &Settings,
     inventory: &InventoryId,
@@ -120,20 +145,27 @@ fn of_inventory(placeholder: &str, inventory: &InventoryId, generation: i64) -> 
 }
 
 /// The row that a path is for.
-pub(super) struct Source<'a> {
-    pub(super) key: &'a RowKey,
-    pub(super) name: &'a str,
+pub(crate) struct Source<'a> {
+    pub(crate) key: &'a RowKey,
+    pub(crate) name: &'a str,
+}
+
+/// The file of a row.
+pub(crate) struct Placed {
+    pub(crate) path: String,
+    /// What the template says, where that is not it.
+    pub(crate) shared: Option<String>,
 }
 
 /// The paths of rows. Rows that would share a path get a suffix each, which depends on nothing but them.
-pub(super) fn rows<'a>(
+pub(crate) fn rows<'a>(
     sources: impl IntoIterator<Item = Source<'a>>,
     settings: &Settings,
     shape: Shape,
     inventory: &InventoryId,
     generation: i64,
     taken: &[String],
-) -> Vec<String> {
+) -> Vec<Placed> {
     let mut places: Vec<(FilePath, u128, usize)> = sources
         .into_iter()
         .map(|source| {
@@ -148,12 +180,12 @@ pub(super) fn rows<'a>(
     };
     loop {
         let paths: Vec<String> = places.iter().map(&path).collect();
-        let mut count: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut count: HashMap<&str, usize> = HashMap::with_capacity(paths.len());
         for path in paths.iter().chain(taken) {
             *count.entry(path).or_default() += 1;
         }
         // A file cannot be where another one needs a directory.
-        let directories: BTreeSet<&str> = paths
+        let directories: HashSet<&str> = paths
             .iter()
             .chain(taken)
             .flat_map(|path| path.match_indices('/').filter_map(|(at, _)| path.get(..at)))
@@ -166,7 +198,11 @@ pub(super) fn rows<'a>(
             }
         }
         if settled {
-            return paths;
+            let file = |((place, _, level), path): (&(FilePath, u128, usize), String)| {
+                let shared = (*level > 0).then(|| place.whole());
+                Placed { path, shared }
+            };
+            return places.iter().zip(paths).map(file).collect();
         }
     }
 }
@@ -238,7 +274,7 @@ fn cut(text: &str, longest: usize) -> &str {
 }
 
 /// Lengths keep different keys apart.
-fn key_hash(key: &RowKey) -> u128 {
+pub(crate) fn key_hash(key: &RowKey) -> u128 {
     let target = key.target.namespace.as_deref();
     let parts =
         [target.unwrap_or_default(), &key.target.name, &key.group, &key.kind, &key.namespace, &key.uid];
@@ -251,7 +287,7 @@ fn key_hash(key: &RowKey) -> u128 {
 }
 
 /// Where the books of an inventory are.
-pub(super) fn books(inventory: &InventoryId) -> String {
+pub(crate) fn books(inventory: &InventoryId) -> String {
     let InventoryId { cluster, namespace, name } = inventory;
     let identity =
         format!("{}\0{cluster}\0{}\0{name}", namespace.is_some(), namespace.as_deref().unwrap_or_default());

@@ -154,7 +154,7 @@ impl RowSink {
         let mut refused = Vec::new();
         self.send(&work, &mut known, &mut refused).await?;
         self.keep_known(batch.inventory, known);
-        Ok(Receipt { checksum: None, refused })
+        Ok(Receipt { refused, ..Receipt::default() })
     }
 
     /// Sends what differs. After a failure nothing more is sent, and nothing is under way when it returns.

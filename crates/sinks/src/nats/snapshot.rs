@@ -97,7 +97,7 @@ impl SnapshotSink {
             }
             self.keep(inventory, Last { checksum: checksum.clone(), sequence });
         }
-        Ok(Receipt { checksum: Some(checksum), refused })
+        Ok(Receipt { checksum: Some(checksum), refused, ..Receipt::default() })
     }
 
     /// Sends one part and answers its sequence.

@@ -7,13 +7,11 @@ use serde_json::json;
 #[test]
 fn types_without_code_are_refused() {
     let specs = [
-        SinkSpec::Snapshot(
-            serde_json::from_value(json!({ "type": "git", "endpoint": "https://x" })).unwrap(),
-        ),
+        SinkSpec::Snapshot(serde_json::from_value(json!({ "type": "s3", "endpoint": "s3://x" })).unwrap()),
         SinkSpec::Database(serde_json::from_value(json!({ "type": "mongodb" })).unwrap()),
         SinkSpec::Event(serde_json::from_value(json!({ "type": "kafka" })).unwrap()),
     ];
-    for (spec, name) in specs.iter().zip(["git", "mongodb", "kafka"]) {
+    for (spec, name) in specs.iter().zip(["s3", "mongodb", "kafka"]) {
         let errors = plan(spec).unwrap_err();
         let text = errors[0].to_string();
         assert!(

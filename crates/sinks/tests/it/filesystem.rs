@@ -30,7 +30,7 @@ async fn open_dir(path: &Path, more: &Value) -> Box<dyn Sink> {
 }
 
 /// Every file below a directory with its bytes, but for the books.
-fn tree(root: &Path) -> BTreeMap<String, String> {
+pub(crate) fn tree(root: &Path) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut open = vec![root.to_owned()];
     while let Some(directory) = open.pop() {
@@ -39,7 +39,7 @@ fn tree(root: &Path) -> BTreeMap<String, String> {
             let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
             if path.is_dir() {
                 open.push(path);
-            } else if !name.starts_with(".kollect/") {
+            } else if !name.starts_with(".kollect/") && !name.starts_with(".git/") {
                 found.insert(name, String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned());
             }
         }
@@ -48,7 +48,14 @@ fn tree(root: &Path) -> BTreeMap<String, String> {
 }
 
 /// A row of any object.
-fn object(uid: &str, group: &str, kind: &str, namespace: &str, name: &str, attributes: &str) -> Arc<Row> {
+pub(crate) fn object(
+    uid: &str,
+    group: &str,
+    kind: &str,
+    namespace: &str,
+    name: &str,
+    attributes: &str,
+) -> Arc<Row> {
     let key = RowKey {
         target: TargetId { namespace: Some("team".into()), name: "web".into() },
         group: group.into(),
@@ -60,7 +67,28 @@ fn object(uid: &str, group: &str, kind: &str, namespace: &str, name: &str, attri
     Arc::new(Row::new(key, "v1".into(), name.into(), attributes.into()))
 }
 
-/// A directory in one of the layouts. Paths hold the inventory, so that many can be side by side.
+/// A layout whose paths hold the inventory, so that many can be side by side.
+pub(crate) fn side_by_side(layout: &str, format: &str) -> Value {
+    json!({
+        "serialization": { "format": format },
+        "pathTemplate": "{cluster}/{namespace}/{name}{extension}",
+        "layout": {
+            "mode": layout,
+            "pathTemplate": "{cluster}/{namespace}/{name}/{kind}/{sourceName}{extension}",
+            "index": { "pathTemplate": "{cluster}/{namespace}/{name}{extension}" },
+        },
+    })
+}
+
+/// The files of an inventory of the namespace team, in such a layout.
+pub(crate) fn files_of(root: &Path, name: &str) -> BTreeMap<String, String> {
+    let below = [format!("default/team/{name}."), format!("default/team/{name}/")];
+    let mut files = tree(root);
+    files.retain(|path, _| below.iter().any(|prefix| path.starts_with(prefix)));
+    files
+}
+
+/// A directory in one of the layouts.
 struct Files {
     dir: tempfile::TempDir,
     more: Value,
@@ -68,24 +96,12 @@ struct Files {
 
 impl Files {
     fn new(layout: &str, format: &str) -> Self {
-        let more = json!({
-            "serialization": { "format": format },
-            "pathTemplate": "{cluster}/{namespace}/{name}{extension}",
-            "layout": {
-                "mode": layout,
-                "pathTemplate": "{cluster}/{namespace}/{name}/{kind}/{sourceName}{extension}",
-                "index": { "pathTemplate": "{cluster}/{namespace}/{name}{extension}" },
-            },
-        });
-        Self { dir: tempfile::tempdir().unwrap(), more }
+        Self { dir: tempfile::tempdir().unwrap(), more: side_by_side(layout, format) }
     }
 
     /// The files of an inventory of the namespace team.
     fn files(&self, name: &str) -> BTreeMap<String, String> {
-        let below = [format!("default/team/{name}."), format!("default/team/{name}/")];
-        let mut files = tree(self.dir.path());
-        files.retain(|path, _| below.iter().any(|prefix| path.starts_with(prefix)));
-        files
+        files_of(self.dir.path(), name)
     }
 }
 
@@ -145,49 +161,58 @@ impl Place for Files {
     }
 
     async fn meddle(&self) {
-        for (path, text) in self.files("all") {
-            let file = self.dir.path().join(&path);
-            let items = items(&path, &text);
-            let has = |uid: &str| items.iter().any(|item| item["uid"] == uid);
-            match (has("u1"), has("u2")) {
-                // A document: without the one, with the other changed.
-                (true, true) if format(&path) == "json" => {
-                    let mut value: Value = serde_json::from_str(&text).unwrap();
-                    let items = value["items"].as_array_mut().unwrap();
-                    items.retain(|item| item["uid"] != "u1");
-                    items[0]["attributes"] = json!({ "n": "spoilt" });
-                    fs::write(file, value.to_string()).unwrap();
-                }
-                (true, true) => {
-                    let start = if format(&path) == "yaml" { "- " } else { "{" };
-                    let mut kept = String::new();
-                    let mut skip = false;
-                    for (index, line) in text.lines().enumerate() {
-                        skip = if line.starts_with(start) { index == 0 } else { skip };
-                        if !skip {
-                            kept.push_str(&line.replace("cart", "spoilt"));
-                            kept.push('\n');
-                        }
-                    }
-                    fs::write(file, kept).unwrap();
-                }
-                (true, false) => fs::remove_file(file).unwrap(),
-                (false, true) => fs::write(file, text + " ").unwrap(),
-                _ => {}
-            }
-        }
+        meddle(self.dir.path(), self.files("all"));
     }
 
     async fn attributes(&self, uid: &str) -> String {
-        let files = self.files("awkward");
-        let mut items = files.iter().flat_map(|(path, text)| items(path, text));
-        items.find(|item| item["uid"] == uid).unwrap()["attributes"].to_string()
+        attributes(&self.files("awkward"), uid)
     }
 
     /// Nine operations on every file: with 50,000 of them a minute in a debug build.
     fn many(&self) -> usize {
         if self.more["layout"]["mode"] == "document" { 50_000 } else { 5_000 }
     }
+}
+
+/// Somebody changes the files of an inventory, in any layout.
+pub(crate) fn meddle(root: &Path, files: BTreeMap<String, String>) {
+    for (path, text) in files {
+        let file = root.join(&path);
+        let items = items(&path, &text);
+        let has = |uid: &str| items.iter().any(|item| item["uid"] == uid);
+        match (has("u1"), has("u2")) {
+            // A document: without the one, with the other changed.
+            (true, true) if format(&path) == "json" => {
+                let mut value: Value = serde_json::from_str(&text).unwrap();
+                let items = value["items"].as_array_mut().unwrap();
+                items.retain(|item| item["uid"] != "u1");
+                items[0]["attributes"] = json!({ "n": "spoilt" });
+                fs::write(file, value.to_string()).unwrap();
+            }
+            (true, true) => {
+                let start = if format(&path) == "yaml" { "- " } else { "{" };
+                let mut kept = String::new();
+                let mut skip = false;
+                for (index, line) in text.lines().enumerate() {
+                    skip = if line.starts_with(start) { index == 0 } else { skip };
+                    if !skip {
+                        kept.push_str(&line.replace("cart", "spoilt"));
+                        kept.push('\n');
+                    }
+                }
+                fs::write(file, kept).unwrap();
+            }
+            (true, false) => fs::remove_file(file).unwrap(),
+            (false, true) => fs::write(file, text + " ").unwrap(),
+            _ => {}
+        }
+    }
+}
+
+/// The attributes of a row, from files in any layout.
+pub(crate) fn attributes(files: &BTreeMap<String, String>, uid: &str) -> String {
+    let mut items = files.iter().flat_map(|(path, text)| items(path, text));
+    items.find(|item| item["uid"] == uid).unwrap()["attributes"].to_string()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,6 +5,7 @@ mod available;
 mod conformance;
 mod delivery;
 mod filesystem;
+mod git;
 mod nats;
 mod postgres;
 mod postgres_access;

@@ -24,7 +24,11 @@ fn row(uid: &str) -> Arc<Row> {
 
 fn receipt(checksum: Option<&str>, refused: &[&str]) -> Receipt {
     let refuse = |uid: &&str| Refusal { key: row(uid).key.clone(), why: (*uid).to_owned() };
-    Receipt { checksum: checksum.map(Into::into), refused: refused.iter().map(refuse).collect() }
+    Receipt {
+        checksum: checksum.map(Into::into),
+        refused: refused.iter().map(refuse).collect(),
+        ..Receipt::default()
+    }
 }
 
 fn delta(added: &[&str], changed: &[&str], removed: &[&str]) -> Delta {

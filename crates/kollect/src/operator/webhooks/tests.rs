@@ -90,9 +90,17 @@ async fn sinks_are_refused_where_the_operator_would_not_go() {
         world.ask(create("KollectEventSink", "s", &nats(inside))).await.denied(422, &["spec.nats.url"]);
     }
     world.ask(create("KollectEventSink", "s", &nats("nats://nats.example.com:4222"))).await.allowed(&[]);
-    let git = json!({ "type": "git", "endpoint": "https://example.com/a.git" });
-    let answer = world.ask(create("KollectSnapshotSink", "s", &git)).await;
-    answer.denied(422, &["spec.type = \"git\": is not available in this build"]);
+    let git = |endpoint: &str| json!({ "type": "git", "endpoint": endpoint });
+    for inside in ["https://127.0.0.1/a.git", "ssh://git@169.254.169.254/a.git", "file:a.git"] {
+        let mut sink = git(inside);
+        sink["secretRef"] = json!({ "name": "git" });
+        world.ask(create("KollectSnapshotSink", "s", &sink)).await.denied(422, &["spec.endpoint"]);
+    }
+    let answer = world.ask(create("KollectSnapshotSink", "s", &git("https://example.com/a.git"))).await;
+    answer.allowed(&["written as yaml"]);
+    let gitlab = json!({ "type": "gitlab", "endpoint": "https://example.com/a.git" });
+    let answer = world.ask(create("KollectSnapshotSink", "s", &gitlab)).await;
+    answer.denied(422, &["spec.type = \"gitlab\": is not available in this build"]);
     let postgres = |reference: Value| json!({ "type": "postgres", "postgres": { "databaseRef": reference, "table": "t" } });
     let own = create("KollectDatabaseSink", "s", &postgres(json!({ "name": "missing" })));
     world.ask(own).await.allowed(&[]);

@@ -30,6 +30,11 @@ fn w62_a_preview_is_written_once_and_changes_only_with_its_sink() {
             "KollectSnapshotSink",
             json!({ "type": "filesystem", "filesystem": { "path": "x" } }),
         ),
+        (
+            "kollectsnapshotsink/history",
+            "KollectSnapshotSink",
+            json!({ "type": "git", "endpoint": "https://git.example.com/x.git" }),
+        ),
         ("kollectdatabasesink/portal", "KollectDatabaseSink", world.sink()),
         (
             "kollectdatabasesink/file",
@@ -52,6 +57,7 @@ fn w62_a_preview_is_written_once_and_changes_only_with_its_sink() {
     world.start(&["--file-sink-root", files.to_str().unwrap()]);
     let shown = [
         ("kollectsnapshotsink/files", "/layout/samplePaths/0"),
+        ("kollectsnapshotsink/history", "/git/sampleCommitBody"),
         ("kollectdatabasesink/portal", "/postgres/expectedDDL"),
         ("kollectdatabasesink/file", "/sqlite/expectedDDL"),
         ("kollecteventsink/events", "/nats/sampleMessage"),

@@ -3,7 +3,7 @@
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kollect_model::sink::{ErrorClass, SinkReason};
 use kollect_sinks::{Network, Policy, Secrets, plan};
-use kollect_testbed::{Nats, nats::Certificates};
+use kollect_testbed::{Certificates, Nats};
 use serde_json::{Value, json};
 
 use super::{open, refused, secrets, spec, told};

@@ -49,7 +49,7 @@ impl Sink for Scripted {
     async fn write(&self, _: &Batch<'_>) -> Result<Receipt, SinkError> {
         let refused = self.refuse.lock().unwrap().clone();
         let refused = refused.into_iter().map(|key| Refusal { key, why: "told to".into() }).collect();
-        self.outcome::<()>().map(|()| Receipt { checksum: None, refused })
+        self.outcome::<()>().map(|()| Receipt { refused, ..Receipt::default() })
     }
 
     async fn forget(&self, _: &InventoryId, _: &Claim) -> Result<(), SinkError> {

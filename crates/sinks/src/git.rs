@@ -1,0 +1,298 @@
+//! Git: an inventory as files of a branch, one commit per change.
+//!
+//! The remote is the truth: every write begins with what is there, and a push that comes too late is drawn
+//! up again. Files are made as in every other [`layout`](crate::layout).
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use async_trait::async_trait;
+use git2::Oid;
+use kollect_model::{
+    SpecError,
+    batch::{Baseline, Batch, InventoryId, Receipt},
+    claim::{Claim, Claimant, Holder},
+    crd::sinks::{GitPreview, KollectSnapshotSinkSpec, Preview, ProvisioningMode, PushPolicy, SinkCommon},
+    sink::{Sink, SinkError, SinkReason},
+};
+
+use crate::{
+    Policy, Secrets,
+    layout::{self, FileFormat, Settings},
+    preview::{Sample, TIME, provisioned},
+};
+
+mod branch;
+mod draw;
+mod message;
+mod mirror;
+mod remote;
+mod transport;
+mod tree;
+
+use branch::{Branch, Key};
+use draw::{Done, Known, Task, Work};
+use message::{About, Messages};
+use remote::{Address, RemoteConfig};
+
+/// A branch, and what its files and commits look like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    remote: RemoteConfig,
+    settings: Arc<Settings>,
+    messages: Arc<Messages>,
+    depth: u32,
+    force: bool,
+    create: bool,
+    /// The name of the sink, for commits.
+    name: String,
+}
+
+impl Config {
+    /// The plan of a sink of type git.
+    pub fn plan(spec: &KollectSnapshotSinkSpec) -> Result<Self, Vec<SpecError>> {
+        let git = spec.git.as_ref();
+        let remote = RemoteConfig::plan(&spec.common, git);
+        let (settings, messages) = (Settings::plan(spec), Messages::plan(git));
+        match (remote, settings, messages) {
+            (Ok(remote), Ok(settings), Ok(messages)) => {
+                let mode = spec.common.provisioning.as_ref().and_then(|p| p.mode).unwrap_or_default();
+                Ok(Self {
+                    remote,
+                    settings: Arc::new(settings),
+                    messages: Arc::new(messages),
+                    depth: git.and_then(|git| git.clone_depth).and_then(|n| n.try_into().ok()).unwrap_or(1),
+                    force: git.and_then(|git| git.push_policy) == Some(PushPolicy::ForcePush),
+                    create: mode == ProvisioningMode::Ensure,
+                    name: String::new(),
+                })
+            }
+            (remote, settings, messages) => {
+                let errors = [remote.err(), settings.err(), messages.err()];
+                Err(errors.into_iter().flatten().flatten().collect())
+            }
+        }
+    }
+
+    /// A repository on a command line: `PATH` or a URL, `#branch=NAME` and options behind a question mark.
+    pub fn destination(text: &str) -> Result<Self, String> {
+        let (place, options) = text.split_once('?').unwrap_or((text, ""));
+        let endpoint = if place.contains("://") { place.to_owned() } else { format!("file:{place}") };
+        let common = SinkCommon { endpoint: Some(endpoint), ..SinkCommon::default() };
+        let remote = RemoteConfig::plan(&common, None)
+            .map_err(|errors| errors.first().map_or_else(String::new, |error| error.problem.clone()))?;
+        Ok(Self {
+            remote,
+            settings: Arc::new(Settings::options(options, FileFormat::Yaml)?),
+            messages: Arc::default(),
+            depth: 1,
+            force: false,
+            create: true,
+            name: "out".into(),
+        })
+    }
+
+    /// The plan with credentials and certificates.
+    pub fn with_secrets(self, secrets: &Secrets) -> Result<Self, Vec<SpecError>> {
+        Ok(Self { remote: self.remote.clone().with_secrets(secrets)?, ..self })
+    }
+
+    /// The plan of the sink with this name.
+    #[must_use]
+    pub fn named(self, name: &str) -> Self {
+        Self { name: name.into(), ..self }
+    }
+
+    /// The same repository with the branch of a former place.
+    pub(crate) fn at(&self, place: &str) -> Option<Self> {
+        let branch = place.rsplit_once(' ')?.1.to_owned();
+        Some(Self { remote: self.remote.clone().with_branch(branch), ..self.clone() })
+    }
+
+    /// Files and a commit of a sample.
+    pub(crate) fn preview(&self, cluster: &str) -> Preview {
+        let base = provisioned(self.create, "the branch is not made");
+        let preview = layout::preview::preview(&self.settings, cluster, base);
+        let sample = Sample::new(cluster, false);
+        let batch = sample.batch();
+        let about = About {
+            inventory: batch.inventory,
+            sink: &self.name,
+            generation: batch.generation,
+            items: batch.delta.len(),
+            checksum: &"0".repeat(64),
+            exported_at: TIME,
+            path: &self.settings.document_path(batch.inventory, batch.generation),
+            changes: &message::changes(batch.delta, |_| None, |_| None),
+        };
+        let text = self.messages.text(&about);
+        let (subject, body) = text.trim_end().split_once("\n\n").unwrap_or((text.trim_end(), ""));
+        let git = GitPreview {
+            sample_commit_subject: Some(subject.to_owned()),
+            sample_commit_body: (!body.is_empty()).then(|| body.to_owned()),
+        };
+        Preview { git: Some(git), ..preview }
+    }
+
+    /// Refuses what the policy does not allow.
+    pub(crate) fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
+        self.remote.check(policy)
+    }
+
+    /// Which branch this is.
+    pub(crate) fn place(&self, policy: &Policy) -> String {
+        format!("git:{}", self.remote.place(policy))
+    }
+}
+
+/// Branches that somebody uses: those who write the same one with the same rights share a writer.
+pub(crate) struct Branches {
+    /// Where mirrors are.
+    mirrors: PathBuf,
+    open: Mutex<Vec<Weak<Branch>>>,
+}
+
+impl Default for Branches {
+    fn default() -> Self {
+        Self::with_mirrors(mirror::root())
+    }
+}
+
+impl Branches {
+    pub(crate) fn with_mirrors(mirrors: PathBuf) -> Self {
+        Self { mirrors, open: Mutex::default() }
+    }
+
+    fn get(&self, key: Key) -> Result<Arc<Branch>, SinkError> {
+        let mut branches = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        branches.retain(|branch| branch.strong_count() > 0);
+        if let Some(branch) = branches.iter().filter_map(Weak::upgrade).find(|branch| branch.key == key) {
+            return Ok(branch);
+        }
+        let branch = Arc::new(Branch::new(key, self.mirrors.clone())?);
+        branches.push(Arc::downgrade(&branch));
+        Ok(branch)
+    }
+}
+
+/// Opens a branch. A repository in a directory is made if there is none and the plan allows that.
+pub(crate) async fn open(config: Config, policy: &Policy, branches: &Branches) -> Result<GitSink, SinkError> {
+    let Config { remote, settings, messages, depth, force, create, name } = config;
+    if let Address::File(path) = &remote.address
+        && create
+    {
+        let (path, branch, files) = (path.clone(), remote.branch.clone(), policy.files.clone());
+        tokio::task::spawn_blocking(move || make(&path, &branch, &files))
+            .await
+            .map_err(|error| SinkError::because(SinkReason::WriteFailed, "make a repository", error))??;
+    }
+    let branch = branches.get(Key { remote, policy: policy.clone(), depth, force, create })?;
+    Ok(GitSink { branch, settings, messages, name, known: Mutex::default(), ended: Mutex::default() })
+}
+
+fn make(path: &str, branch: &str, files: &crate::Files) -> Result<(), SinkError> {
+    let attempt = format!("make the repository {path}");
+    let place = files
+        .place(path)
+        .map_err(|why| SinkError::new(SinkReason::Forbidden, format!("{attempt}: {why}")))?;
+    if place.exists() {
+        return Ok(());
+    }
+    // Elsewhere first: whoever is stopped half-way leaves no half of a repository in the place of a whole one.
+    let name = place.file_name().unwrap_or_default().to_string_lossy();
+    let draft = place.with_file_name(format!(".{name}.{}-{}", std::process::id(), fastrand::u32(..)));
+    let mut options = git2::RepositoryInitOptions::new();
+    options.bare(true).no_reinit(true).initial_head(branch);
+    let failed = |error: Box<dyn std::error::Error + Send + Sync>| {
+        SinkError::because(SinkReason::WriteFailed, attempt.clone(), error)
+    };
+    git2::Repository::init_opts(&draft, &options).map_err(|error| failed(error.into()))?;
+    let renamed = std::fs::rename(&draft, &place);
+    if renamed.is_err() {
+        std::fs::remove_dir_all(&draft).ok();
+    }
+    // Somebody else may have been quicker.
+    if place.exists() { Ok(()) } else { renamed.map_err(|error| failed(error.into())) }
+}
+
+/// A branch as a sink.
+pub(crate) struct GitSink {
+    branch: Arc<Branch>,
+    settings: Arc<Settings>,
+    messages: Arc<Messages>,
+    name: String,
+    /// The books of inventories when we last looked. Others mean that what we know is not true any more.
+    known: Mutex<HashMap<InventoryId, Option<Oid>>>,
+    /// Claims that ended with their inventories.
+    ended: Mutex<Vec<(InventoryId, Claim)>>,
+}
+
+impl GitSink {
+    async fn run(&self, inventory: &InventoryId, claim: &Claim, task: Task) -> Result<Receipt, SinkError> {
+        let work = Work {
+            inventory: inventory.clone(),
+            claim: claim.clone(),
+            settings: self.settings.clone(),
+            messages: self.messages.clone(),
+            // Whoever drops commits of others does not build on them either.
+            known: match self.known().get(inventory) {
+                Some(books) if !self.branch.key.force => Known::Books(*books),
+                _ => Known::Nothing,
+            },
+            task,
+        };
+        // After a failure nothing is known.
+        self.known().remove(inventory);
+        let Done { receipt, books } = self.branch.run(work).await?;
+        self.known().insert(inventory.clone(), books);
+        Ok(receipt)
+    }
+
+    fn known(&self) -> std::sync::MutexGuard<'_, HashMap<InventoryId, Option<Oid>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl Sink for GitSink {
+    async fn check(&self) -> Result<(), SinkError> {
+        self.branch.check().await
+    }
+
+    async fn baseline(&self, inventory: &InventoryId) -> Result<Baseline, SinkError> {
+        let (baseline, books) = self.branch.baseline(inventory, &self.settings).await?;
+        self.known().insert(inventory.clone(), books);
+        Ok(baseline)
+    }
+
+    async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
+        self.branch.claim(inventory, claimant).await
+    }
+
+    async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
+        let ended =
+            |(inventory, claim): &(InventoryId, Claim)| inventory == batch.inventory && claim == batch.claim;
+        if self.ended.lock().unwrap_or_else(PoisonError::into_inner).iter().any(ended) {
+            Holder::admits(None, batch.inventory, batch.claim)?;
+        }
+        let task = Task::Write {
+            delta: batch.delta.clone(),
+            sink: self.name.clone(),
+            generation: batch.generation,
+            part_bytes: batch.part_bytes,
+        };
+        self.run(batch.inventory, batch.claim, task).await
+    }
+
+    async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
+        self.run(inventory, claim, Task::Forget).await?;
+        // The right to do all this goes last: a run that was cut off is repeated.
+        self.branch.release(inventory, claim).await?;
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.push((inventory.clone(), claim.clone()));
+        Ok(())
+    }
+}

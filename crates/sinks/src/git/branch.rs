@@ -1,0 +1,548 @@
+//! One branch of one remote, written by one writer: whoever wants to write while another does is taken along
+//! with the next push.
+
+use std::{
+    collections::HashMap,
+    error::Error,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use git2::{Oid, Repository, Signature};
+use kollect_model::{
+    batch::{Baseline, InventoryId},
+    claim::{Claim, Claimant, Holder},
+    sink::{SinkError, SinkReason},
+};
+use tokio::{sync::oneshot, time};
+
+use super::{
+    draw::{self, Done, Drawn, Work},
+    mirror::{Failure, Mirror},
+    remote::RemoteConfig,
+    transport::{Advertised, Rejected, Remote},
+};
+use crate::{
+    Policy,
+    layout::{Settings, paths},
+};
+
+/// How often others may be quicker before we give up.
+const ATTEMPTS: u32 = 8;
+/// How long another process may use our mirror.
+const MIRROR_LIMIT: Duration = Duration::from_mins(1);
+
+/// What branches with one writer have in common.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Key {
+    pub(super) remote: RemoteConfig,
+    pub(super) policy: Policy,
+    pub(super) depth: u32,
+    /// Commits of others since our last one are dropped.
+    pub(super) force: bool,
+    /// Whether the branch may be created.
+    pub(super) create: bool,
+}
+
+/// A branch and its writer.
+pub(super) struct Branch {
+    pub(super) key: Key,
+    remote: Remote,
+    place: String,
+    reference: String,
+    mirrors: PathBuf,
+    waiting: Mutex<Vec<Waiting>>,
+    /// Held by whoever uses the mirror.
+    turn: Arc<tokio::sync::Mutex<()>>,
+    /// What claims say, by the names of their commits.
+    holders: Mutex<HashMap<Oid, Holder>>,
+}
+
+struct Waiting {
+    work: Work,
+    answer: oneshot::Sender<Result<Done, SinkError>>,
+}
+
+/// What the remote has.
+struct Seen {
+    refs: Advertised,
+    /// The branch, if it is there.
+    tip: Option<Oid>,
+    /// The commit that the next one stands on.
+    base: Option<Oid>,
+}
+
+/// How a push ended.
+enum Pushed {
+    Done(Vec<Result<Done, SinkError>>),
+    /// The server does not want it.
+    Refused(String),
+}
+
+impl Branch {
+    pub(super) fn new(key: Key, mirrors: PathBuf) -> Result<Self, SinkError> {
+        Ok(Self {
+            remote: Remote::open(&key.remote, &key.policy)?,
+            place: key.remote.place(&key.policy),
+            reference: format!("refs/heads/{}", key.remote.branch),
+            mirrors,
+            waiting: Mutex::default(),
+            turn: Arc::default(),
+            holders: Mutex::default(),
+            key,
+        })
+    }
+
+    /// Whether the branch can be reached, and be written if servers say that beforehand.
+    pub(super) async fn check(&self) -> Result<(), SinkError> {
+        let seen = self.see(self.remote.refs().await?);
+        self.exists(&seen)?;
+        self.remote.may_push().await
+    }
+
+    /// What the branch holds of an inventory, and its books.
+    pub(super) async fn baseline(
+        self: &Arc<Self>,
+        inventory: &InventoryId,
+        settings: &Arc<Settings>,
+    ) -> Result<(Baseline, Option<Oid>), SinkError> {
+        let turn = self.turn.clone().lock_owned().await;
+        let mirror = self.mirror().await?;
+        let mut rebuilt = false;
+        let found = loop {
+            let seen = self.look(&mirror).await?;
+            self.exists(&seen)?;
+            let (inventory, settings) = (inventory.clone(), settings.clone());
+            let read = blocking(&mirror, move |mirror| {
+                draw::baseline(&mirror.repository()?, seen.base, &inventory, &settings)
+            });
+            match read.await? {
+                Ok(found) => break found,
+                Err(failure) => self.repair(&mirror, failure, &mut rebuilt).await?,
+            }
+        };
+        self.tidy(turn, mirror);
+        Ok(found)
+    }
+
+    /// Tidies the mirror while nobody waits but those who come next.
+    fn tidy(&self, turn: tokio::sync::OwnedMutexGuard<()>, mirror: Arc<Mirror>) {
+        let depth = self.key.depth;
+        tokio::task::spawn_blocking(move || {
+            if mirror.tidy(depth).is_err() {
+                // A new one is tidy; if that cannot be made, whoever comes next hears it.
+                mirror.rebuild().ok();
+            }
+            // In this order: the lock of the mirror is free when the next one takes its turn.
+            drop(mirror);
+            drop(turn);
+        });
+    }
+
+    /// Takes the next number for an inventory. It is kept in a ref of its own, so that history tells about
+    /// rows alone.
+    pub(super) async fn claim(
+        &self,
+        inventory: &InventoryId,
+        claimant: &Claimant,
+    ) -> Result<Claim, SinkError> {
+        let _turn = self.turn.lock().await;
+        let mirror = self.mirror().await?;
+        let reference = self.claims(inventory);
+        for attempt in 0..ATTEMPTS {
+            let refs = self.remote.refs().await?;
+            let found = refs.refs.get(&reference).copied();
+            let held = self.holder(&mirror, found).await?;
+            let taken = claimant.take(inventory, held.as_ref())?;
+            let record = taken.clone();
+            let made = blocking(&mirror, move |mirror| claim_commit(&mirror.repository()?, &record)).await?;
+            let (commit, pack) = made.map_err(|failure| self.unusable(failure))?;
+            match self.remote.push(&reference, found.unwrap_or(Oid::ZERO_SHA1), commit, &[], pack).await? {
+                Ok(()) => {
+                    self.remember(commit, &taken);
+                    return Ok(taken.claim());
+                }
+                Err(Rejected::NonFastForward(_)) => pause(attempt).await,
+                Err(Rejected::Refused(words)) => {
+                    let why = format!(
+                        "claim inventory {inventory} in {}: the server does not take {reference}, where \
+                         Kollect notes who writes: {words}",
+                        self.place
+                    );
+                    return Err(SinkError::new(SinkReason::Forbidden, why));
+                }
+            }
+        }
+        let why = format!("claim inventory {inventory} in {}: others keep claiming it", self.place);
+        Err(SinkError::new(SinkReason::Busy, why))
+    }
+
+    /// Gives an inventory back.
+    pub(super) async fn release(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
+        let _turn = self.turn.lock().await;
+        let mirror = self.mirror().await?;
+        let reference = self.claims(inventory);
+        let refs = self.remote.refs().await?;
+        let Some(found) = refs.refs.get(&reference).copied() else { return Ok(()) };
+        Holder::admits(self.holder(&mirror, Some(found)).await?.as_ref(), inventory, claim)?;
+        match self.remote.push(&reference, found, Oid::ZERO_SHA1, &[], bytes::Bytes::new()).await? {
+            Ok(()) => Ok(()),
+            Err(rejected) => {
+                let (reason, words) = match rejected {
+                    Rejected::NonFastForward(words) => (SinkReason::Busy, words),
+                    Rejected::Refused(words) => (SinkReason::Forbidden, words),
+                };
+                Err(SinkError::new(reason, format!("remove {reference} in {}: {words}", self.place)))
+            }
+        }
+    }
+
+    /// Does a work, alone or with others that wait.
+    pub(super) async fn run(self: &Arc<Self>, work: Work) -> Result<Done, SinkError> {
+        let (answer, mut answered) = oneshot::channel();
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(Waiting { work, answer });
+        let turn = tokio::select! {
+            biased;
+            done = &mut answered => return self.received(done),
+            turn = self.turn.clone().lock_owned() => turn,
+        };
+        if let Ok(done) = answered.try_recv() {
+            return done;
+        }
+        let waiting = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+        match self.mirror().await {
+            Ok(mirror) => {
+                self.serve(waiting, &mirror).await;
+                self.tidy(turn, mirror);
+            }
+            Err(error) => answer_all(waiting, &error),
+        }
+        self.received(answered.await)
+    }
+
+    fn received(
+        &self,
+        answer: Result<Result<Done, SinkError>, oneshot::error::RecvError>,
+    ) -> Result<Done, SinkError> {
+        answer.unwrap_or_else(|_| {
+            let why = format!("write to {}: the writer has stopped half-way", self.place);
+            Err(SinkError::new(SinkReason::WriteFailed, why))
+        })
+    }
+
+    async fn serve(&self, mut waiting: Vec<Waiting>, mirror: &Arc<Mirror>) {
+        // Whoever has left must not be written for: he may have lost the right to.
+        waiting.retain(|one| !one.answer.is_closed());
+        let asked: Arc<Vec<Work>> = Arc::new(waiting.iter().map(|one| one.work.clone()).collect());
+        match self.push(asked, mirror).await {
+            Ok(Pushed::Done(done)) => {
+                for (one, done) in waiting.into_iter().zip(done) {
+                    one.answer.send(done).ok();
+                }
+            }
+            // One of them may be what the server does not want.
+            Ok(Pushed::Refused(_)) if waiting.len() > 1 => {
+                for one in waiting {
+                    Box::pin(self.serve(vec![one], mirror)).await;
+                }
+            }
+            Ok(Pushed::Refused(words)) => {
+                let attempt = format!("push to {}: the server refuses it: {words}", self.place);
+                answer_all(waiting, &SinkError::new(SinkReason::Forbidden, attempt));
+            }
+            Err(error) => answer_all(waiting, &error),
+        }
+    }
+
+    async fn push(&self, asked: Arc<Vec<Work>>, mirror: &Arc<Mirror>) -> Result<Pushed, SinkError> {
+        let (mut rebuilt, mut force) = (false, self.key.force);
+        let mut last = String::new();
+        for attempt in 0..ATTEMPTS {
+            let mut seen = self.look(mirror).await?;
+            if force && seen.tip.is_some() {
+                seen.base = self.own(mirror).await?.or(seen.base);
+            }
+            let (mut refused, mut unmoved) = (HashMap::new(), Vec::new());
+            for (index, work) in asked.iter().enumerate() {
+                match self.admitted(mirror, &seen, work).await {
+                    Ok(claim) => unmoved.push(claim),
+                    Err(error) => drop(refused.insert(index, error)),
+                }
+            }
+            let (place, drawing, base) = (self.place.clone(), asked.clone(), seen.base);
+            let is_there = seen.tip.is_some();
+            let drawn = blocking(mirror, move |mirror| {
+                draw::draw(&mirror.repository()?, &place, base, is_there, &drawing, &mut refused)
+            });
+            let Drawn { done, tip, pack } = match drawn.await? {
+                Ok(drawn) => drawn,
+                Err(failure) => {
+                    self.repair(mirror, failure, &mut rebuilt).await?;
+                    continue;
+                }
+            };
+            // A branch that is not there is made, even if it has all rows from the one that it begins with.
+            let written = asked.iter().zip(&done).any(|(work, done)| done.is_ok() && work.task.is_write());
+            let Some(tip) = tip.filter(|tip| Some(*tip) != seen.tip && (is_there || written)) else {
+                return Ok(Pushed::Done(done));
+            };
+            if self.key.force {
+                // Until the push has ended nobody knows what our last commit is.
+                blocking(mirror, |mirror| Ok(mirror.disown()?)).await?.map_err(|f| self.unusable(f))?;
+            }
+            let old = seen.tip.unwrap_or(Oid::ZERO_SHA1);
+            match self.remote.push(&self.reference, old, tip, &unmoved, pack.clone()).await? {
+                Ok(()) => {
+                    // What is wrong with the mirror shows when it is used again.
+                    blocking(mirror, move |mirror| Ok(mirror.store(&pack, tip)?)).await?.ok();
+                    return Ok(Pushed::Done(done));
+                }
+                Err(Rejected::NonFastForward(words)) => {
+                    last = words;
+                    pause(attempt).await;
+                }
+                // The server may not know the commit that we would go back to.
+                Err(Rejected::Refused(_)) if force && seen.base != seen.tip => force = false,
+                Err(Rejected::Refused(words)) => return Ok(Pushed::Refused(words)),
+            }
+        }
+        let why = format!("push to {}: others keep pushing, {ATTEMPTS} times in a row: {last}", self.place);
+        Err(SinkError::new(SinkReason::Busy, why))
+    }
+
+    /// Our last commit, if the mirror still has it.
+    async fn own(&self, mirror: &Arc<Mirror>) -> Result<Option<Oid>, SinkError> {
+        let own = blocking(mirror, |mirror| {
+            let repository = mirror.repository()?;
+            Ok(mirror.own()?.filter(|own| repository.find_commit(*own).is_ok()))
+        });
+        own.await?.map_err(|failure| self.unusable(failure))
+    }
+
+    /// The ref that says that a work may be done, and where it is.
+    async fn admitted(
+        &self,
+        mirror: &Arc<Mirror>,
+        seen: &Seen,
+        work: &Work,
+    ) -> Result<(String, Oid), SinkError> {
+        if work.task.is_write() {
+            self.exists(seen)?;
+        }
+        let reference = self.claims(&work.inventory);
+        let Some(found) = seen.refs.refs.get(&reference).copied() else {
+            let why = format!(
+                "write inventory {} in {}: the ref {reference} is gone, where Kollect notes who writes; it is \
+                 claimed again",
+                work.inventory, self.place
+            );
+            return Err(SinkError::new(SinkReason::Busy, why));
+        };
+        let held = self.holder(mirror, Some(found)).await?;
+        Holder::admits(held.as_ref(), &work.inventory, &work.claim)?;
+        Ok((reference, found))
+    }
+
+    /// What the remote has, with its commit in the mirror.
+    async fn look(&self, mirror: &Arc<Mirror>) -> Result<Seen, SinkError> {
+        let seen = self.see(self.remote.refs().await?);
+        let Some(base) = seen.base else { return Ok(seen) };
+        let mut rebuilt = false;
+        let mut fetched = false;
+        loop {
+            let has = blocking(mirror, move |mirror| {
+                let repository = mirror.repository()?;
+                let has = repository.find_commit(base).and_then(|commit| commit.tree().map(drop)).is_ok();
+                if has {
+                    mirror.saw(base)?;
+                }
+                Ok((has, mirror.known()?))
+            });
+            let failure = match has.await? {
+                Ok((true, _)) => return Ok(seen),
+                Ok((false, _)) if fetched => {
+                    Some(git2::Error::from_str("what was fetched is not there").into())
+                }
+                Ok((false, known)) => {
+                    fetched = true;
+                    self.fetch(mirror, base, &known, self.key.depth).await?.err()
+                }
+                Err(failure) => Some(failure),
+            };
+            if let Some(failure) = failure {
+                self.repair(mirror, failure, &mut rebuilt).await?;
+                fetched = false;
+            }
+        }
+    }
+
+    fn see(&self, refs: Advertised) -> Seen {
+        let tip = refs.refs.get(&self.reference).copied();
+        let main = refs.head.as_ref().and_then(|head| refs.refs.get(head)).copied();
+        Seen { tip, base: tip.or(main), refs }
+    }
+
+    /// Refuses a branch that is not there and may not be made.
+    fn exists(&self, seen: &Seen) -> Result<(), SinkError> {
+        if seen.tip.is_some() || self.key.create {
+            return Ok(());
+        }
+        let why = format!(
+            "open {}: there is no such branch, and provisioning.mode existing does not make one",
+            self.place
+        );
+        Err(SinkError::new(SinkReason::Missing, why))
+    }
+
+    async fn fetch(
+        &self,
+        mirror: &Arc<Mirror>,
+        want: Oid,
+        have: &[Oid],
+        depth: u32,
+    ) -> Result<Result<(), Failure>, SinkError> {
+        let shallow = mirror.shallow();
+        let now = self.remote.fetch(want, have, Some(depth), &shallow, mirror.incoming()?).await?;
+        blocking(mirror, move |mirror| Ok(mirror.accept(&now)?)).await
+    }
+
+    /// What a claim says.
+    async fn holder(&self, mirror: &Arc<Mirror>, claim: Option<Oid>) -> Result<Option<Holder>, SinkError> {
+        let Some(claim) = claim else { return Ok(None) };
+        let known = self.holders.lock().unwrap_or_else(PoisonError::into_inner).get(&claim).cloned();
+        if known.is_some() {
+            return Ok(known);
+        }
+        let read = move |mirror: &Mirror| Ok(claim_of(&mirror.repository()?, claim));
+        let mut holder = blocking(mirror, read).await?.map_err(|failure| self.unusable(failure))?;
+        if holder.is_none() {
+            self.fetch(mirror, claim, &[], 1).await?.map_err(|failure| self.unusable(failure))?;
+            holder = blocking(mirror, read).await?.map_err(|failure| self.unusable(failure))?;
+        }
+        let Some(holder) = holder else {
+            let why = format!(
+                "read commit {claim} in {}, where Kollect notes who writes: somebody has changed it; remove \
+                 the ref that names it and start again",
+                self.place
+            );
+            return Err(SinkError::new(SinkReason::Incompatible, why));
+        };
+        self.remember(claim, &holder);
+        Ok(Some(holder))
+    }
+
+    fn remember(&self, claim: Oid, holder: &Holder) {
+        let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        if holders.len() > 1000 {
+            holders.clear();
+        }
+        holders.insert(claim, holder.clone());
+    }
+
+    /// The ref of the claims of an inventory.
+    fn claims(&self, inventory: &InventoryId) -> String {
+        let books = paths::books(inventory);
+        let name = books.rsplit('/').next().unwrap_or(&books);
+        let safe: String =
+            name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect();
+        format!("refs/kollect/{}/{safe}", self.key.remote.branch)
+    }
+
+    async fn mirror(&self) -> Result<Arc<Mirror>, SinkError> {
+        let started = time::Instant::now();
+        loop {
+            let (root, place) = (self.mirrors.clone(), self.place.clone());
+            let opened = tokio::task::spawn_blocking(move || Mirror::open(&root, &place)).await;
+            match opened.map_err(interrupted)?? {
+                Some(mirror) => return Ok(Arc::new(mirror)),
+                None if started.elapsed() > MIRROR_LIMIT => {
+                    let why = format!("use the mirror of {}: another process holds it", self.place);
+                    return Err(SinkError::new(SinkReason::Busy, why));
+                }
+                None => time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    }
+
+    /// Makes a damaged mirror anew, once.
+    async fn repair(
+        &self,
+        mirror: &Arc<Mirror>,
+        failure: Failure,
+        rebuilt: &mut bool,
+    ) -> Result<(), SinkError> {
+        if *rebuilt || matches!(failure, Failure::Sink(_)) {
+            return Err(self.unusable(failure));
+        }
+        *rebuilt = true;
+        blocking(mirror, |mirror| Ok(mirror.rebuild()?)).await?.map_err(|failure| self.unusable(failure))
+    }
+
+    fn unusable(&self, failure: Failure) -> SinkError {
+        match failure {
+            Failure::Sink(error) => error,
+            Failure::Mirror(error) => SinkError::because(
+                SinkReason::WriteFailed,
+                format!("use the mirror of {}", self.place),
+                error,
+            ),
+        }
+    }
+}
+
+/// The commit of a claim, which has no files.
+fn claim_commit(repository: &Repository, holder: &Holder) -> Result<(Oid, bytes::Bytes), Failure> {
+    repository.odb()?.add_new_mempack_backend(1000)?;
+    let tree = repository.treebuilder(None)?.write()?;
+    let signature = Signature::now("kollect", "kollect@kollect.dev")?;
+    let mut record = serde_json::to_value(holder).expect("a holder is always JSON");
+    // Two claims of the same second are two commits.
+    record["nonce"] = format!("{:016x}", fastrand::u64(..)).into();
+    let message = record.to_string();
+    let commit =
+        repository.commit(None, &signature, &signature, &message, &repository.find_tree(tree)?, &[])?;
+    Ok((commit, draw::pack(repository, &[tree, commit])?))
+}
+
+fn claim_of(repository: &Repository, commit: Oid) -> Option<Holder> {
+    let commit = repository.find_commit(commit).ok()?;
+    serde_json::from_slice(commit.message_bytes()).ok()
+}
+
+/// Works on the mirror where blocking hurts nobody. The mirror stays locked until that is done, also if
+/// nobody waits any more.
+async fn blocking<T: Send + 'static>(
+    mirror: &Arc<Mirror>,
+    work: impl FnOnce(&Mirror) -> Result<T, Failure> + Send + 'static,
+) -> Result<Result<T, Failure>, SinkError> {
+    let mirror = mirror.clone();
+    tokio::task::spawn_blocking(move || work(&mirror)).await.map_err(interrupted)
+}
+
+fn interrupted(error: tokio::task::JoinError) -> SinkError {
+    SinkError::because(SinkReason::WriteFailed, "use a mirror", error)
+}
+
+/// Others push as well: not all of them try again at the same moment.
+async fn pause(attempt: u32) {
+    let most = 20_u64 << attempt.min(6);
+    time::sleep(Duration::from_millis(most / 2 + fastrand::u64(0..=most / 2))).await;
+}
+
+fn answer_all(waiting: Vec<Waiting>, error: &SinkError) {
+    for one in waiting {
+        one.answer.send(Err(again(error))).ok();
+    }
+}
+
+/// The same error for somebody else who waited for the same push.
+fn again(error: &SinkError) -> SinkError {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text = format!("{text}: {inner}");
+        cause = inner.source();
+    }
+    SinkError::new(error.reason, text)
+}

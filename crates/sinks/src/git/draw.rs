@@ -1,0 +1,404 @@
+//! Commits, drawn up: from the files of a commit and what somebody wants to write to the next one.
+//!
+//! New objects are kept in memory until they have been pushed. Nothing is left of commits that were not.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use git2::{ObjectType, Oid, Repository, Signature};
+use kollect_model::{
+    batch::{Baseline, Batch, Delta, InventoryId, Receipt},
+    claim::Claim,
+    row::RowKey,
+    sink::{SinkError, SinkReason},
+};
+
+use super::{
+    message::{self, About, Messages},
+    mirror::Failure,
+    tree::{Entry, Files},
+};
+use crate::layout::{
+    Settings, baseline, chunks,
+    draft::{Change, Draft},
+    foreign,
+    manifest::{Hash, Manifest},
+    paths,
+};
+
+/// Keeps our books out of what people read: `git log -p` and forges show one line for them.
+const ATTRIBUTES: &str = "* -diff linguist-generated\n";
+
+/// What somebody wants of an inventory.
+#[derive(Clone)]
+pub(super) struct Work {
+    pub(super) inventory: InventoryId,
+    pub(super) claim: Claim,
+    pub(super) settings: Arc<Settings>,
+    pub(super) messages: Arc<Messages>,
+    pub(super) known: Known,
+    pub(super) task: Task,
+}
+
+/// What we know of the books of an inventory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Known {
+    /// We have never looked.
+    Nothing,
+    /// What they were; `None` if there were none.
+    Books(Option<Oid>),
+}
+
+#[derive(Clone)]
+pub(super) enum Task {
+    Write { delta: Delta, sink: String, generation: i64, part_bytes: usize },
+    Forget,
+}
+
+impl Task {
+    pub(super) fn is_write(&self) -> bool {
+        matches!(self, Self::Write { .. })
+    }
+}
+
+/// What became of it.
+pub(super) struct Done {
+    pub(super) receipt: Receipt,
+    /// What its books are now.
+    pub(super) books: Option<Oid>,
+}
+
+/// Commits on top of each other.
+pub(super) struct Drawn {
+    /// Per work.
+    pub(super) done: Vec<Result<Done, SinkError>>,
+    /// The last commit; that from which we began if there is none.
+    pub(super) tip: Option<Oid>,
+    pub(super) pack: Bytes,
+}
+
+/// Draws a commit for each work that needs one. `refused` are those that may not write. A branch that is not
+/// there has nothing to forget, whatever it will begin with.
+pub(super) fn draw(
+    repository: &Repository,
+    place: &str,
+    base: Option<Oid>,
+    is_there: bool,
+    works: &[Work],
+    refused: &mut HashMap<usize, SinkError>,
+) -> Result<Drawn, Failure> {
+    let odb = repository.odb()?;
+    odb.add_new_mempack_backend(1000)?;
+    let mut made = Vec::new();
+    let (mut tip, mut done) = (base, Vec::new());
+    for (index, work) in works.iter().enumerate() {
+        if let Some(error) = refused.remove(&index) {
+            done.push(Err(error));
+            continue;
+        }
+        if !is_there && !work.task.is_write() {
+            done.push(Ok(Done { receipt: Receipt::default(), books: None }));
+            continue;
+        }
+        let drawer = Drawer { repository, place, base: tip, files: Files::of(repository, tip)?, work };
+        match drawer.draw(&mut made) {
+            Ok((one, commit)) => {
+                tip = commit.or(tip);
+                done.push(Ok(one));
+            }
+            Err(Failure::Sink(error)) => done.push(Err(error)),
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(Drawn { done, tip, pack: pack(repository, &made)? })
+}
+
+/// A pack of these objects. One without any is a pack too.
+pub(super) fn pack(repository: &Repository, objects: &[Oid]) -> Result<Bytes, git2::Error> {
+    let mut builder = repository.packbuilder()?;
+    builder.set_threads(0);
+    for object in objects {
+        builder.insert_object(*object, None)?;
+    }
+    let mut buffer = git2::Buf::new();
+    builder.write_buf(&mut buffer)?;
+    Ok(Bytes::copy_from_slice(&buffer))
+}
+
+/// What the branch holds of an inventory, and its books.
+pub(super) fn baseline(
+    repository: &Repository,
+    commit: Option<Oid>,
+    inventory: &InventoryId,
+    settings: &Settings,
+) -> Result<(Baseline, Option<Oid>), Failure> {
+    let files = Files::of(repository, commit)?;
+    let (books, manifest) = held(&files, &paths::books(inventory))?;
+    let Some(manifest) = manifest else { return Ok((Baseline::new(), books)) };
+    let shape = manifest.header.shape;
+    let mut seen = BTreeMap::new();
+    for path in manifest.paths() {
+        let Entry::File(id) = files.entry(path)? else { continue };
+        let found = if shape.document {
+            baseline::Seen::new(shape, &files.bytes(id)?)
+        } else {
+            baseline::Seen::file(Hash::prefix(id.as_bytes()))
+        };
+        seen.insert(path.to_owned(), found);
+    }
+    Ok((baseline::baseline(&manifest, settings, &seen), books))
+}
+
+/// The books of an inventory: the name of their directory, and what they say.
+fn held(files: &Files<'_>, books: &str) -> Result<(Option<Oid>, Option<Manifest>), Failure> {
+    let Some(directory) = files.directory(books)? else { return Ok((None, None)) };
+    let mut read = Vec::new();
+    for entry in directory.iter().filter(|entry| entry.kind() == Some(ObjectType::Blob)) {
+        read.push((entry.name().unwrap_or_default().to_owned(), files.bytes(entry.id())?));
+    }
+    let manifest = Manifest::of_files(read.iter().map(|(name, bytes)| (&**name, &**bytes)));
+    let manifest = manifest.map_err(|error| {
+        let attempt = format!(
+            "read {books}, which says which files are ours: somebody has changed it; take it from an older \
+             commit, or remove it together with our files"
+        );
+        SinkError::because(SinkReason::Incompatible, attempt, error)
+    })?;
+    Ok((Some(directory.id()), manifest))
+}
+
+struct Drawer<'a> {
+    repository: &'a Repository,
+    place: &'a str,
+    base: Option<Oid>,
+    files: Files<'a>,
+    work: &'a Work,
+}
+
+impl Drawer<'_> {
+    fn draw(&self, made: &mut Vec<Oid>) -> Result<(Done, Option<Oid>), Failure> {
+        let books = paths::books(&self.work.inventory);
+        let (id, held) = held(&self.files, &books)?;
+        if !matches!(self.work.known, Known::Nothing) && self.work.known != Known::Books(id) {
+            let why = format!(
+                "write inventory {} in {}: somebody else has changed what says which files are ours; all \
+                 is compared again",
+                self.work.inventory, self.place
+            );
+            return Err(SinkError::new(SinkReason::Busy, why).into());
+        }
+        let now = jiff::Timestamp::now().to_string();
+        let (edits, message, receipt) = match &self.work.task {
+            Task::Forget => self.forget(&books, held.as_ref(), &now)?,
+            Task::Write { .. } => self.write(&books, held.as_ref(), &now)?,
+        };
+        if edits.is_empty() {
+            return Ok((Done { receipt, books: id }, None));
+        }
+        let tree = self.files.change(edits, made)?;
+        let tree = self.repository.find_tree(tree)?;
+        let parent = self.base.map(|base| self.repository.find_commit(base)).transpose()?;
+        if parent.as_ref().is_some_and(|parent| parent.tree_id() == tree.id()) {
+            return Ok((Done { receipt, books: id }, None));
+        }
+        let signature = Signature::now(&self.work.messages.author, &self.work.messages.email)?;
+        let parents: Vec<_> = parent.iter().collect();
+        let commit = self.repository.commit(None, &signature, &signature, &message, &tree, &parents)?;
+        made.push(commit);
+        let books = Files::of(self.repository, Some(commit))?.directory(&books)?.map(|tree| tree.id());
+        Ok((Done { receipt, books }, Some(commit)))
+    }
+
+    fn write(
+        &self,
+        books: &str,
+        held: Option<&Manifest>,
+        now: &str,
+    ) -> Result<(Edits, String, Receipt), Failure> {
+        let Work { inventory, claim, settings, messages, task, .. } = self.work;
+        let Task::Write { delta, sink, generation, part_bytes } = task else {
+            return Err(SinkError::new(SinkReason::WriteFailed, "nothing to write").into());
+        };
+        let batch =
+            Batch { generation: *generation, part_bytes: *part_bytes, ..Batch::new(inventory, claim, delta) };
+        let draft = Draft::new(settings, &batch, held);
+        let mut files = BTreeMap::new();
+        for path in draft.reads() {
+            if let Some(bytes) = self.files.read(path)? {
+                files.insert(path.to_owned(), bytes);
+            }
+        }
+        let Change { writes, deletes, manifest, checksum, refused, warnings, .. } =
+            draft.change(&files, BTreeMap::new(), now);
+        let mut removed = Vec::new();
+        for path in deletes {
+            // What is there instead of a file of ours is not ours.
+            if let Entry::File(_) = self.files.entry(&path)? {
+                removed.push(path);
+            }
+        }
+        let mut edits = self.own_files(books, held, writes, &removed)?;
+        edits.extend(removed.into_iter().map(|path| (path, None)));
+        self.keep_books(books, &manifest, &mut edits)?;
+        let receipt = Receipt { checksum: Some(checksum.clone()), refused, warnings };
+        if edits.is_empty() {
+            return Ok((edits, String::new(), receipt));
+        }
+        let old = held.map(|held| self.old_rows(held, &files, delta)).transpose()?.unwrap_or_default();
+        let name = |key: &RowKey| held?.rows.get(key).map(|line| line.name.clone());
+        let changes = message::changes(delta, |key| old.get(key).cloned(), name);
+        let about = About {
+            inventory,
+            sink,
+            generation: *generation,
+            items: manifest.rows.len(),
+            checksum: &checksum,
+            exported_at: now,
+            path: &settings.document_path(inventory, *generation),
+            changes: if changes.is_empty() {
+                "Files are put in order; no row has changed."
+            } else {
+                &changes
+            },
+        };
+        Ok((edits, messages.text(&about), receipt))
+    }
+
+    /// The files that differ, as far as they are ours.
+    fn own_files(
+        &self,
+        books: &str,
+        held: Option<&Manifest>,
+        writes: Vec<(String, Bytes)>,
+        removed: &[String],
+    ) -> Result<Edits, Failure> {
+        let own = held.map(Manifest::paths).unwrap_or_default();
+        let (mut edits, mut foreign) = (Edits::new(), Vec::new());
+        let mut after: Option<Files<'_>> = None;
+        for (path, bytes) in writes {
+            let same = self.files.holds(&path, &bytes)?;
+            let in_the_way = match self.files.entry(&path)? {
+                Entry::Nothing => false,
+                Entry::File(_) => !own.contains(&*path),
+                // Unless it is ours and goes.
+                Entry::Other => {
+                    if after.is_none() {
+                        after = Some(self.files.without(removed)?);
+                    }
+                    after.as_ref().is_none_or(|after| !matches!(after.entry(&path), Ok(Entry::Nothing)))
+                }
+            };
+            if in_the_way {
+                foreign.push((path.clone(), same));
+            }
+            if !same {
+                edits.insert(path, Some(bytes));
+            }
+        }
+        if self.files.directory(paths::BOOKS)?.is_none() && self.files.entry(paths::BOOKS)? != Entry::Nothing
+        {
+            foreign.push((paths::BOOKS.to_owned(), false));
+        }
+        if !foreign.is_empty() {
+            let mut others = Vec::new();
+            for directory in self.others(books)? {
+                others.extend(self::held(&self.files, &directory)?.1);
+            }
+            foreign::refuse(self.place, &foreign, others)?;
+        }
+        Ok(edits)
+    }
+
+    /// The books of other inventories.
+    fn others(&self, books: &str) -> Result<Vec<String>, git2::Error> {
+        let Some(directory) = self.files.directory(paths::BOOKS)? else { return Ok(Vec::new()) };
+        let trees = directory.iter().filter(|entry| entry.kind() == Some(ObjectType::Tree));
+        let all = trees.map(|entry| format!("{}/{}", paths::BOOKS, entry.name().unwrap_or_default()));
+        Ok(all.filter(|path| path != books).collect())
+    }
+
+    fn keep_books(&self, books: &str, manifest: &Manifest, edits: &mut Edits) -> Result<(), Failure> {
+        let wanted = manifest.to_files().expect("a manifest is always JSON");
+        for entry in self.files.directory(books)?.iter().flat_map(|directory| directory.iter()) {
+            let name = entry.name().unwrap_or_default();
+            if !wanted.contains_key(name) {
+                edits.insert(format!("{books}/{name}"), None);
+            }
+        }
+        let names = wanted.into_iter().map(|(name, bytes)| (format!("{books}/{name}"), bytes));
+        let attributes = (format!("{}/.gitattributes", paths::BOOKS), ATTRIBUTES.into());
+        for (path, bytes) in names.chain([attributes]) {
+            if !self.files.holds(&path, &bytes)? {
+                edits.insert(path, Some(bytes.into()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The attributes of rows that change, as the files have them; only those that nobody knows.
+    fn old_rows(
+        &self,
+        held: &Manifest,
+        files: &BTreeMap<String, Bytes>,
+        delta: &Delta,
+    ) -> Result<HashMap<RowKey, String>, Failure> {
+        let shape = held.header.shape;
+        let unknown = delta.changed.iter().filter(|changed| changed.before.is_none());
+        let lines = unknown.filter_map(|changed| held.rows.get_key_value(&changed.after.key));
+        let mut rows = HashMap::new();
+        let mut parts: HashMap<Hash, String> = HashMap::new();
+        for (key, line) in lines.take(message::MOST_LINES) {
+            let chunk = if shape.document {
+                if parts.is_empty() {
+                    let all = files.values().flat_map(|bytes| chunks::split(shape, bytes));
+                    parts.extend(all.map(|chunk| (Hash::of(chunk.as_bytes()), chunk)));
+                }
+                parts.get(&line.hash).cloned()
+            } else {
+                let bytes = self.files.read(&line.path)?;
+                bytes.and_then(|bytes| String::from_utf8(bytes.to_vec()).ok())
+            };
+            let attributes = chunk.and_then(|text| chunks::attributes(shape, line.whole.as_deref(), &text));
+            rows.extend(attributes.map(|attributes| (key.clone(), attributes)));
+        }
+        Ok(rows)
+    }
+
+    fn forget(
+        &self,
+        books: &str,
+        held: Option<&Manifest>,
+        now: &str,
+    ) -> Result<(Edits, String, Receipt), Failure> {
+        let mut edits = Edits::new();
+        for path in held.map(Manifest::paths).unwrap_or_default() {
+            if let Entry::File(_) = self.files.entry(path)? {
+                edits.insert(path.to_owned(), None);
+            }
+        }
+        for entry in self.files.directory(books)?.iter().flat_map(|directory| directory.iter()) {
+            edits.insert(format!("{books}/{}", entry.name().unwrap_or_default()), None);
+        }
+        if !edits.is_empty() && self.others(books)?.is_empty() {
+            edits.insert(format!("{}/.gitattributes", paths::BOOKS), None);
+        }
+        let inventory = &self.work.inventory;
+        let about = About {
+            inventory,
+            sink: "",
+            generation: 0,
+            items: 0,
+            checksum: "",
+            exported_at: now,
+            path: "",
+            changes: "",
+        };
+        Ok((edits, Messages::removal().text(&about), Receipt::default()))
+    }
+}
+
+/// Bytes for a file, nothing to remove it.
+type Edits = BTreeMap<String, Option<Bytes>>;

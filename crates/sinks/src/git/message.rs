@@ -1,0 +1,228 @@
+//! What commits say: who, what and why, from templates.
+
+use kollect_model::{
+    SpecError,
+    batch::{Delta, InventoryId},
+    crd::sinks::Git,
+    difference::{Difference, differences, shortened},
+    row::{Row, RowKey},
+};
+
+const SUBJECT: &str = "chore({cluster}/{namespace}/{name}): export {itemCount} items @ {checksumShort}";
+const REMOVAL: &str = "chore({cluster}/{namespace}/{name}): remove the inventory";
+const BODY: &str = "{changes}";
+/// More lines say less.
+pub(super) const MOST_LINES: usize = 50;
+
+/// How commits are described.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Messages {
+    subject: String,
+    body: String,
+    trailers: Vec<String>,
+    pub(super) author: String,
+    pub(super) email: String,
+}
+
+/// What a commit is about.
+pub(super) struct About<'a> {
+    pub(super) inventory: &'a InventoryId,
+    pub(super) sink: &'a str,
+    pub(super) generation: i64,
+    pub(super) items: usize,
+    pub(super) checksum: &'a str,
+    pub(super) exported_at: &'a str,
+    pub(super) path: &'a str,
+    pub(super) changes: &'a str,
+}
+
+impl Default for Messages {
+    fn default() -> Self {
+        Self {
+            subject: SUBJECT.into(),
+            body: BODY.into(),
+            trailers: Vec::new(),
+            author: "kollect".into(),
+            email: "kollect@kollect.dev".into(),
+        }
+    }
+}
+
+impl Messages {
+    /// What a spec says.
+    pub(super) fn plan(git: Option<&Git>) -> Result<Self, Vec<SpecError>> {
+        let default = Self::default();
+        let Some(git) = git else { return Ok(default) };
+        let given = |text: &Option<String>, default: String| match text {
+            Some(text) if !text.trim().is_empty() => text.clone(),
+            _ => default,
+        };
+        let author = git.author.clone().unwrap_or_default();
+        let messages = Self {
+            subject: given(&git.commit_message, default.subject),
+            body: given(&git.commit_body, default.body),
+            trailers: git.commit_trailers.clone(),
+            author: given(&author.name, default.author),
+            email: given(&author.email, default.email),
+        };
+        let mut errors = Vec::new();
+        for (field, text) in
+            [("spec.git.author.name", &messages.author), ("spec.git.author.email", &messages.email)]
+        {
+            // A name of nothing but these is one as well.
+            let crud = |c: char| c.is_control() || c.is_whitespace() || ".,:;<>\"\\'".contains(c);
+            if text.chars().any(|c| c.is_control() || matches!(c, '<' | '>')) || text.chars().all(crud) {
+                let problem =
+                    "must be a name that Git can record: some letters, no < > and control characters";
+                errors.push(SpecError::new(field, &text.as_str().into(), problem));
+            }
+        }
+        for (index, trailer) in messages.trailers.iter().enumerate() {
+            let key = trailer.split_once(':').map_or("", |(key, _)| key);
+            if key.is_empty()
+                || !key.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+                || trailer.contains('\n')
+            {
+                let field = format!("spec.git.commitTrailers[{index}]");
+                let problem = "must be a line such as Signed-off-by: Kollect <kollect@example.com>";
+                errors.push(SpecError::new(&field, &trailer.as_str().into(), problem));
+            }
+        }
+        if errors.is_empty() { Ok(messages) } else { Err(errors) }
+    }
+
+    /// Of the commit that removes an inventory.
+    pub(super) fn removal() -> Self {
+        Self { subject: REMOVAL.into(), body: String::new(), ..Self::default() }
+    }
+
+    /// The message of a commit.
+    pub(super) fn text(&self, about: &About<'_>) -> String {
+        let line = |template: &str| {
+            let filled = about.fill(template);
+            filled.split(|c: char| c.is_control()).collect::<Vec<_>>().join(" ").trim().to_owned()
+        };
+        let mut paragraphs = vec![line(&self.subject), about.fill(&self.body).trim().to_owned()];
+        paragraphs.push(self.trailers.iter().map(|trailer| line(trailer)).collect::<Vec<_>>().join("\n"));
+        paragraphs.retain(|paragraph| !paragraph.is_empty());
+        paragraphs.join("\n\n").replace('\0', " ") + "\n"
+    }
+}
+
+impl About<'_> {
+    /// The template with its placeholders filled; braces with anything else stay.
+    fn fill(&self, template: &str) -> String {
+        let mut filled = String::new();
+        let mut rest = template;
+        while let Some((literal, after)) = rest.split_once('{') {
+            filled.push_str(literal);
+            let placeholder =
+                after.split_once('}').and_then(|(name, after)| Some((self.value(name)?, after)));
+            rest = match placeholder {
+                Some((value, after)) => {
+                    filled.push_str(&value);
+                    after
+                }
+                None => {
+                    filled.push('{');
+                    after
+                }
+            };
+        }
+        filled + rest
+    }
+
+    fn value(&self, placeholder: &str) -> Option<String> {
+        let InventoryId { cluster, name, .. } = self.inventory;
+        Some(match placeholder {
+            "cluster" if cluster.is_empty() => "default".into(),
+            "cluster" => cluster.clone(),
+            "namespace" => self.inventory.stored_namespace().into(),
+            "name" => name.clone(),
+            "generation" | "exportGeneration" => self.generation.to_string(),
+            "itemCount" => self.items.to_string(),
+            "checksum" => self.checksum.into(),
+            "checksumShort" => self.checksum.chars().take(12).collect(),
+            "exportedAt" => self.exported_at.into(),
+            "sink" => self.sink.into(),
+            "path" => self.path.into(),
+            "changes" => self.changes.into(),
+            _ => return None,
+        })
+    }
+}
+
+/// What has changed, one row per line. `before` finds the attributes that a row had, `name` the name of one
+/// that is gone.
+pub(super) fn changes(
+    delta: &Delta,
+    before: impl Fn(&RowKey) -> Option<String>,
+    name: impl Fn(&RowKey) -> Option<String>,
+) -> String {
+    enum What<'a> {
+        Added(&'a Row),
+        Changed(&'a Row, Option<&'a Row>),
+        Removed(String),
+    }
+    let mut rows: Vec<(&RowKey, What<'_>)> = Vec::new();
+    rows.extend(delta.added.iter().map(|row| (&row.key, What::Added(row))));
+    rows.extend(
+        delta
+            .changed
+            .iter()
+            .map(|changed| (&changed.after.key, What::Changed(&changed.after, changed.before.as_deref()))),
+    );
+    rows.extend(delta.removed.iter().map(|removed| {
+        let known = removed.before.as_ref().map(|row| row.name.to_string());
+        let name = known.or_else(|| name(&removed.key)).unwrap_or_else(|| removed.key.uid.to_string());
+        (&removed.key, What::Removed(name))
+    }));
+    let place = |key: &RowKey, what: &What<'_>| {
+        let name = match what {
+            What::Added(row) | What::Changed(row, _) => &*row.name,
+            What::Removed(name) => name,
+        };
+        (key.namespace.to_string(), key.kind.to_string(), name.to_owned(), key.uid.to_string())
+    };
+    rows.sort_by_cached_key(|(key, what)| place(key, what));
+    let mut lines = Vec::new();
+    for (key, what) in rows.iter().take(MOST_LINES) {
+        let (namespace, kind, name, _) = place(key, what);
+        let slash = if namespace.is_empty() { "" } else { "/" };
+        let object = format!("{namespace}{slash}{kind}/{name}");
+        lines.push(match what {
+            What::Added(_) => format!("+ {object}"),
+            What::Removed(_) => format!("- {object}"),
+            What::Changed(after, known) => {
+                let known = known.map(|row| row.attributes.to_string()).or_else(|| before(key));
+                let details = known.map(|known| differences(Some(&known), after.attributes.get()));
+                let details: Vec<String> = details.unwrap_or_default().iter().map(detail).collect();
+                if details.is_empty() {
+                    format!("~ {object}")
+                } else {
+                    format!("~ {object}: {}", details.join(", "))
+                }
+            }
+        });
+    }
+    if let Some(more) = rows.len().checked_sub(MOST_LINES).filter(|more| *more > 0) {
+        lines.push(format!("… and {more} more"));
+    }
+    lines.join("\n")
+}
+
+fn detail(Difference { name, before, after }: &Difference) -> String {
+    let show = |json: &Option<String>| json.as_deref().map_or("-".into(), |json| shortened(&bare(json)));
+    format!("{name} {} → {}", show(before), show(after))
+}
+
+/// Texts read better without quotation marks, as long as they are one line and not empty.
+fn bare(json: &str) -> String {
+    match serde_json::from_str::<String>(json) {
+        Ok(text) if !text.is_empty() && !text.chars().any(char::is_control) => text,
+        _ => json.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,274 @@
+//! The local copy of a branch: a bare repository with what its last commits need, and little else.
+//!
+//! Everything in it is also at the remote, so it may be thrown away at any time, and is when it is damaged.
+
+use std::{
+    env,
+    ffi::OsStr,
+    fs::{self, DirBuilder, File, TryLockError},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use git2::{Oid, Repository};
+use kollect_model::{
+    envelope,
+    sink::{SinkError, SinkReason},
+};
+use sha2::{Digest, Sha256};
+
+/// What the remote's branch was when we last looked.
+const TIP: &str = "refs/kollect/tip";
+/// What we have pushed last.
+const OWN: &str = "refs/kollect/own";
+/// Every push and every fetch leaves a pack; more of them are made one.
+const MOST_PACKS: usize = 48;
+
+/// What went wrong.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The mirror is not what it should be: a new one may help.
+    Mirror(git2::Error),
+    /// A new mirror would not help.
+    Sink(SinkError),
+}
+
+impl From<git2::Error> for Failure {
+    fn from(error: git2::Error) -> Self {
+        Self::Mirror(error)
+    }
+}
+
+impl From<SinkError> for Failure {
+    fn from(error: SinkError) -> Self {
+        Self::Sink(error)
+    }
+}
+
+/// The mirror of a branch, locked against other processes.
+pub(super) struct Mirror {
+    directory: PathBuf,
+    _lock: File,
+}
+
+/// Where mirrors are.
+pub(super) fn root() -> PathBuf {
+    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    set("KOLLECT_GIT_MIRROR_DIR")
+        .or_else(|| {
+            let cache = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")))?;
+            Some(cache.join("kollect/git-mirrors"))
+        })
+        .unwrap_or_else(|| env::temp_dir().join("kollect-git-mirrors"))
+}
+
+impl Mirror {
+    /// The mirror of a place, new if there is none; `None` while another process uses it.
+    pub(super) fn open(root: &Path, place: &str) -> Result<Option<Self>, SinkError> {
+        let failed = |error: io::Error| {
+            SinkError::because(SinkReason::WriteFailed, format!("use mirrors in {}", root.display()), error)
+        };
+        private(root)?;
+        let name: String = envelope::hex(&Sha256::digest(place)).chars().take(32).collect();
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(root.join(format!("{name}.lock")))
+            .map_err(failed)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
+        let mirror = Self { directory: root.join(name), _lock: lock };
+        private(&mirror.directory)?;
+        if mirror.repository().is_err() {
+            mirror.rebuild()?;
+        }
+        Ok(Some(mirror))
+    }
+
+    /// Throws away what is there.
+    pub(super) fn rebuild(&self) -> Result<(), SinkError> {
+        let attempt = || format!("make the mirror {}", self.directory.display());
+        let failed = |error: io::Error| SinkError::because(SinkReason::WriteFailed, attempt(), error);
+        fs::remove_dir_all(&self.directory).map_err(failed)?;
+        private(&self.directory)?;
+        Repository::init_bare(&self.directory)
+            .map(drop)
+            .map_err(|error| SinkError::because(SinkReason::WriteFailed, attempt(), error))
+    }
+
+    pub(super) fn repository(&self) -> Result<Repository, git2::Error> {
+        // Without it libgit2 puts packs wherever it may.
+        if !self.directory.join("objects/pack").is_dir() {
+            return Err(git2::Error::from_str("there is no directory for packs"));
+        }
+        Repository::open_bare(&self.directory)
+    }
+
+    /// Commits that are here, for those who know more.
+    pub(super) fn known(&self) -> Result<Vec<Oid>, git2::Error> {
+        let repository = self.repository()?;
+        let of = |name| repository.refname_to_id(name).ok().filter(|id| repository.find_commit(*id).is_ok());
+        Ok([TIP, OWN].into_iter().filter_map(of).collect())
+    }
+
+    /// What we have pushed last.
+    pub(super) fn own(&self) -> Result<Option<Oid>, git2::Error> {
+        Ok(self.repository()?.refname_to_id(OWN).ok())
+    }
+
+    /// Commits whose parents are not here.
+    pub(super) fn shallow(&self) -> Vec<Oid> {
+        let text = fs::read_to_string(self.directory.join("shallow")).unwrap_or_default();
+        text.lines().filter_map(|line| Oid::from_str(line).ok()).collect()
+    }
+
+    /// Where a pack can be put that is on its way. [`accept`](Self::accept) makes it a part of the mirror.
+    pub(super) fn incoming(&self) -> Result<Box<dyn Write + Send>, SinkError> {
+        let path = self.directory.join("incoming.pack");
+        // Somebody who was stopped may still be writing to an older one.
+        fs::remove_file(&path).ok();
+        let file = File::create(&path).map_err(|error| {
+            SinkError::because(SinkReason::WriteFailed, format!("write {}", path.display()), error)
+        })?;
+        Ok(Box::new(io::BufWriter::new(file)))
+    }
+
+    /// Takes the pack that has come in.
+    pub(super) fn accept(&self, shallow: &[Oid]) -> Result<(), git2::Error> {
+        let path = self.directory.join("incoming.pack");
+        // Before the commits: one without its history that is not listed would claim to have it.
+        self.write_shallow(&[&self.shallow()[..], shallow].concat())?;
+        let repository = self.repository()?;
+        let odb = repository.odb()?;
+        let mut writer = odb.packwriter()?;
+        let copied = File::open(&path).and_then(|mut file| io::copy(&mut file, &mut writer));
+        copied.map_err(|error| git2::Error::from_str(&error.to_string()))?;
+        writer.commit()?;
+        fs::remove_file(&path).ok();
+        self.write_shallow(shallow)
+    }
+
+    /// Takes the pack of our own push.
+    pub(super) fn store(&self, pack: &[u8], own: Oid) -> Result<(), git2::Error> {
+        let repository = self.repository()?;
+        let odb = repository.odb()?;
+        let mut writer = odb.packwriter()?;
+        writer.write_all(pack).map_err(|error| git2::Error::from_str(&error.to_string()))?;
+        writer.commit()?;
+        repository.reference(OWN, own, true, "pushed")?;
+        self.saw(own)
+    }
+
+    /// Forgets what we have pushed last.
+    pub(super) fn disown(&self) -> Result<(), git2::Error> {
+        match self.repository()?.find_reference(OWN) {
+            Ok(mut own) => own.delete(),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Remembers where the remote is.
+    pub(super) fn saw(&self, tip: Oid) -> Result<(), git2::Error> {
+        let repository = self.repository()?;
+        if repository.refname_to_id(TIP).ok() != Some(tip) {
+            repository.reference(TIP, tip, true, "seen")?;
+        }
+        Ok(())
+    }
+
+    /// Keeps the last `depth` commits in one pack and nothing else, if there are many packs.
+    pub(super) fn tidy(&self, depth: u32) -> Result<(), git2::Error> {
+        if self.packs().len() <= MOST_PACKS {
+            return Ok(());
+        }
+        let before = self.packs();
+        let repository = self.repository()?;
+        let mut kept = repository.packbuilder()?;
+        kept.set_threads(1);
+        let mut ends = Vec::new();
+        for name in [TIP, OWN] {
+            let Ok(mut commit) = repository.refname_to_id(name) else { continue };
+            for left in (0..depth).rev() {
+                kept.insert_commit(commit)?;
+                let parents: Vec<Oid> = repository.find_commit(commit)?.parent_ids().collect();
+                match *parents {
+                    [] => break,
+                    [parent] if left > 0 && repository.find_commit(parent).is_ok() => commit = parent,
+                    // Also at merges: who needs more history than that has it elsewhere.
+                    _ => {
+                        ends.push(commit);
+                        break;
+                    }
+                }
+            }
+        }
+        kept.write(&self.directory.join("objects/pack"), 0o400)?;
+        let name = format!("pack-{}", kept.name()?.unwrap_or_default());
+        drop(kept);
+        self.write_shallow(&ends)?;
+        for pack in before.iter().filter(|pack| pack.file_stem() != Some(OsStr::new(&name))) {
+            // The index goes first: without it a pack is not looked at.
+            fs::remove_file(pack.with_extension("idx")).ok();
+            fs::remove_file(pack).ok();
+        }
+        Ok(())
+    }
+
+    fn packs(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.directory.join("objects/pack")).into_iter().flatten();
+        let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        paths.filter(|path| path.extension() == Some(OsStr::new("pack"))).collect()
+    }
+
+    fn write_shallow(&self, commits: &[Oid]) -> Result<(), git2::Error> {
+        let path = self.directory.join("shallow");
+        let lines: String = commits.iter().flat_map(|commit| [commit.to_string(), "\n".into()]).collect();
+        let written = match &*lines {
+            "" => fs::remove_file(&path).or_else(|error| match error.kind() {
+                io::ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            }),
+            lines => fs::write(&path, lines),
+        };
+        written.map_err(|error| git2::Error::from_str(&error.to_string()))
+    }
+}
+
+/// Makes a directory for us alone, and refuses one in which others could leave something.
+fn private(directory: &Path) -> Result<(), SinkError> {
+    let shown = directory.display();
+    let failed = |error: io::Error| {
+        SinkError::because(SinkReason::WriteFailed, format!("make the directory {shown}"), error)
+    };
+    let refuse = |why: &str| {
+        let why = format!("keep mirrors in {shown}: {why}; set KOLLECT_GIT_MIRROR_DIR to another directory");
+        Err(SinkError::new(SinkReason::Forbidden, why))
+    };
+    if let Some(parent) = directory.parent() {
+        fs::create_dir_all(parent).map_err(failed)?;
+    }
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Ok(()) => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let found = directory.symlink_metadata().map_err(failed)?;
+    if found.is_symlink() {
+        return refuse("it is a symbolic link");
+    }
+    if !found.is_dir() {
+        return refuse("it is not a directory");
+    }
+    if found.uid() != rustix::process::geteuid().as_raw() {
+        return refuse("it belongs to another user");
+    }
+    if found.mode() & 0o022 != 0 {
+        return refuse("others may write to it");
+    }
+    Ok(())
+}

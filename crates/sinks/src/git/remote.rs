@@ -1,0 +1,303 @@
+//! Which repository, which branch, whom to trust and who we are: from a spec and its Secrets.
+
+use std::fmt;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use kollect_model::{
+    SpecError,
+    crd::sinks::{Git, GitAuthType, SinkCommon},
+};
+
+use super::transport::{known_hosts::KnownHosts, ssh};
+use crate::{
+    Policy, Secrets,
+    tls::{certificates, identity},
+};
+
+mod address;
+
+pub(super) use address::Address;
+
+const ENDPOINT: &str = "spec.endpoint";
+const BRANCH: &str = "spec.git.branch";
+const AUTH_REF: &str = "spec.git.auth.secretRef";
+const SECRET_REF: &str = "spec.secretRef";
+const CA_REF: &str = "spec.tls.caSecretRef";
+const CA_KEYS: &[&str] = &["tls.crt", "ca.crt", "ca.pem"];
+const KEY_KEYS: &[&str] = &["ssh-privatekey", "identity", "id_rsa"];
+const DEFAULT_BRANCH: &str = "main";
+/// User names that servers ignore beside a token, or ask for beside a password.
+const USER_OF_TOKENS: &str = "x-access-token";
+const USER: &str = "git";
+
+/// A repository and a branch of it. It opens after [`RemoteConfig::with_secrets`].
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct RemoteConfig {
+    pub(super) address: Address,
+    pub(super) branch: String,
+    pub(super) trust: Trust,
+    /// Credentials go out before the server asks.
+    pub(super) force_basic_auth: bool,
+    /// The field that names the Secret with credentials.
+    secret: Option<&'static str>,
+    /// `None` until the Secret has been read.
+    pub(super) credentials: Option<Credentials>,
+}
+
+/// Which servers to trust.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Trust {
+    /// PEM; `None`: the roots of the machine.
+    pub(super) certificates: Option<Vec<u8>>,
+    pub(super) anybody: bool,
+}
+
+/// Who we are. Never printed.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(super) struct Credentials {
+    /// User and password for HTTP.
+    pub(super) basic: Option<(String, String)>,
+    /// Client certificate and its key for HTTPS, PEM both.
+    pub(super) identity: Option<(Vec<u8>, Vec<u8>)>,
+    /// For SSH.
+    pub(super) ssh: Option<SshCredentials>,
+}
+
+/// A key for SSH, and which hosts are known. Never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct SshCredentials {
+    pub(super) user: String,
+    pub(super) key: String,
+    pub(super) passphrase: Option<String>,
+    pub(super) known_hosts: String,
+}
+
+/// Without credentials.
+impl fmt::Debug for RemoteConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteConfig")
+            .field("address", &self.address)
+            .field("branch", &self.branch)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RemoteConfig {
+    /// What a spec says, checked as far as that goes without the Secrets.
+    pub(super) fn plan(common: &SinkCommon, git: Option<&Git>) -> Result<Self, Vec<SpecError>> {
+        let mut errors = Vec::new();
+        let endpoint = common.endpoint.as_deref().unwrap_or_default();
+        let parsed = Address::parse(endpoint).map_err(|problem| {
+            errors.push(SpecError::new(ENDPOINT, &address::shown(endpoint).into(), problem));
+        });
+        let of_endpoint = parsed.as_ref().ok().and_then(|(_, branch)| branch.clone());
+        let of_spec = git.and_then(|git| git.branch.clone());
+        let (field, branch) = match (of_spec, of_endpoint) {
+            (Some(branch), _) => (BRANCH, branch),
+            (None, Some(branch)) => (ENDPOINT, branch),
+            (None, None) => (BRANCH, DEFAULT_BRANCH.to_owned()),
+        };
+        if let Err(problem) = check_branch(&branch) {
+            errors.push(SpecError::new(field, &branch.as_str().into(), problem));
+        }
+        let tls = common.tls.clone().unwrap_or_default();
+        let bundle = tls.ca_bundle.as_deref().map(|bundle| {
+            let pem = STANDARD.decode(bundle.trim()).map_err(|_| "is not base64".to_owned())?;
+            certificates(&pem).map(|_| pem)
+        });
+        let trusted = bundle.transpose().unwrap_or_else(|problem| {
+            errors.push(SpecError::absent("spec.tls.caBundle", problem));
+            None
+        });
+        let auth = git.and_then(|git| git.auth.as_ref());
+        let secret = match (auth.and_then(|auth| auth.secret_ref.as_ref()), &common.secret_ref) {
+            (Some(_), _) => Some(AUTH_REF),
+            (None, Some(_)) => Some(SECRET_REF),
+            (None, None) => None,
+        };
+        if let Ok((address, _)) = &parsed {
+            errors.extend(wrong_auth(address, auth.and_then(|auth| auth.type_), secret));
+        }
+        match parsed {
+            Ok((address, _)) if errors.is_empty() => Ok(Self {
+                address,
+                branch,
+                trust: Trust { certificates: trusted, anybody: tls.insecure_skip_verify },
+                force_basic_auth: git.and_then(|git| git.force_basic_auth).unwrap_or_default(),
+                secret,
+                credentials: secret.is_none().then(Credentials::default),
+            }),
+            _ => Err(errors),
+        }
+    }
+
+    /// The plan with credentials and certificates.
+    pub(super) fn with_secrets(mut self, secrets: &Secrets) -> Result<Self, Vec<SpecError>> {
+        let wrong = |field, problem| vec![SpecError::absent(field, format!("the Secret {problem}"))];
+        if let Some(field) = self.secret {
+            let read = match &self.address {
+                Address::Http(_) => Credentials::of_http(secrets, field),
+                Address::Ssh { user, .. } => {
+                    Credentials::of_ssh(secrets, field, user.as_deref(), self.trust.anybody)
+                }
+                Address::File(_) => Ok(Credentials::default()),
+            };
+            self.credentials = Some(read.map_err(|problem| wrong(field, problem))?);
+        }
+        if let Some(pem) = secrets.first(CA_REF, CA_KEYS) {
+            certificates(pem).map_err(|problem| wrong(CA_REF, problem))?;
+            self.trust.certificates = Some(pem.to_vec());
+        }
+        Ok(self)
+    }
+
+    /// Another branch of the same repository.
+    pub(super) fn with_branch(self, branch: String) -> Self {
+        Self { branch, ..self }
+    }
+
+    /// Refuses places that the program may not use, as far as their names tell.
+    pub(super) fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
+        let checked = match &self.address {
+            Address::Http(url) => policy.network.check_host(url.host_str().unwrap_or_default()),
+            Address::Ssh { host, .. } => policy.network.check_host(host),
+            Address::File(path) => policy.files.check(path),
+        };
+        checked.map_err(|problem| vec![SpecError::new(ENDPOINT, &self.address.to_string().into(), problem)])
+    }
+
+    /// Which branch of which repository, whoever writes it.
+    pub(super) fn place(&self, policy: &Policy) -> String {
+        let place = match &self.address {
+            Address::File(path) => {
+                let place = policy.files.place(path).unwrap_or_else(|_| path.into());
+                format!("file://{}", place.canonicalize().unwrap_or(place).display())
+            }
+            address => address.place(),
+        };
+        format!("{place} {}", self.branch)
+    }
+
+    /// The field of the Secret that has not been read yet.
+    pub(super) fn unread(&self) -> Option<&'static str> {
+        self.secret.filter(|_| self.credentials.is_none())
+    }
+}
+
+/// What of the settings for authentication does not fit the address.
+fn wrong_auth(
+    address: &Address,
+    type_: Option<GitAuthType>,
+    secret: Option<&'static str>,
+) -> Option<SpecError> {
+    let is_ssh = matches!(address, Address::Ssh { .. });
+    match type_ {
+        Some(GitAuthType::Ssh) if !is_ssh => Some(SpecError::new(
+            "spec.git.auth.type",
+            &"ssh".into(),
+            "fits addresses that begin with ssh:// only; remove it, or write such an address",
+        )),
+        Some(GitAuthType::Token) if is_ssh => Some(SpecError::new(
+            "spec.git.auth.type",
+            &"token".into(),
+            "fits addresses that begin with https:// or http:// only; write ssh",
+        )),
+        _ if is_ssh && secret.is_none() => Some(SpecError::absent(
+            AUTH_REF,
+            "is needed for addresses that begin with ssh://: a Secret with the keys ssh-privatekey and \
+             known_hosts",
+        )),
+        _ => None,
+    }
+}
+
+/// The rules of the resource definition, for names that come from elsewhere, and those of Git itself.
+pub(super) fn check_branch(name: &str) -> Result<(), String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '/' | '-');
+    let good = name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.chars().all(plain)
+        && !name.contains("..")
+        && !name.starts_with("refs/")
+        && !name.ends_with('.')
+        && git2::Reference::is_valid_name(&format!("refs/heads/{name}"));
+    if good {
+        return Ok(());
+    }
+    Err("is not the name of a branch; write letters, digits and . _ / -, not below refs/, without .. and not \
+         ending in . or .lock"
+        .into())
+}
+
+/// Text of a Secret. Files that became Secrets end with a newline, passwords never do.
+fn text(secrets: &Secrets, field: &str, key: &str) -> Result<Option<String>, String> {
+    let text = secrets.first(field, &[key]).map(str::from_utf8).transpose();
+    let text = text.map_err(|_| format!("holds no text in key {key}"))?;
+    Ok(text.map(|text| text.trim_end_matches(['\r', '\n']).to_owned()))
+}
+
+impl Credentials {
+    fn of_http(secrets: &Secrets, field: &str) -> Result<Self, String> {
+        let user = text(secrets, field, "username")?;
+        let token = text(secrets, field, "token")?;
+        let password = text(secrets, field, "password")?;
+        if user.as_ref().is_some_and(|user| user.contains(':')) {
+            return Err("has a username with a colon, which HTTP cannot carry".into());
+        }
+        let basic = match (token, password) {
+            (Some(token), _) => Some((user.unwrap_or_else(|| USER_OF_TOKENS.into()), token)),
+            (None, Some(password)) => Some((user.unwrap_or_else(|| USER.into()), password)),
+            (None, None) if user.is_some() => {
+                return Err("has a username and neither token nor password".into());
+            }
+            (None, None) => None,
+        };
+        let file = |name| secrets.first(field, &[name]).map(<[u8]>::to_vec);
+        let own = match (file("tls.crt"), file("tls.key")) {
+            (Some(certificate), Some(key)) => {
+                identity(&certificate, &key)?;
+                Some((certificate, key))
+            }
+            (None, Some(_)) => return Err("has tls.key and no tls.crt".into()),
+            // A certificate without a key is one to trust, as in spec.tls.
+            (_, None) => None,
+        };
+        if basic.is_none() && own.is_none() {
+            return Err("has none of the keys token, password, tls.crt and tls.key".into());
+        }
+        Ok(Self { basic, identity: own, ssh: None })
+    }
+
+    fn of_ssh(
+        secrets: &Secrets,
+        field: &str,
+        url_user: Option<&str>,
+        trust_anybody: bool,
+    ) -> Result<Self, String> {
+        let Some(key) = secrets.first(field, KEY_KEYS) else {
+            return Err(format!("has none of the keys {}", KEY_KEYS.join(", ")));
+        };
+        let key = str::from_utf8(key).map_err(|_| "holds a private key that is no text".to_owned())?;
+        let passphrase = text(secrets, field, "passphrase")?;
+        ssh::private_key(key, passphrase.as_deref())?;
+        let known_hosts = match text(secrets, field, "known_hosts")? {
+            Some(known) => {
+                KnownHosts::parse(&known)?;
+                known
+            }
+            None if trust_anybody => String::new(),
+            None => {
+                return Err("has no key known_hosts, so nobody can tell whether the server is the right \
+                            one; add the output of ssh-keyscan, checked, or set \
+                            spec.tls.insecureSkipVerify"
+                    .into());
+            }
+        };
+        let user = text(secrets, field, "username")?;
+        let user = user.as_deref().or(url_user).unwrap_or(USER).to_owned();
+        let ssh = SshCredentials { user, key: key.to_owned(), passphrase, known_hosts };
+        Ok(Self { ssh: Some(ssh), ..Self::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests;

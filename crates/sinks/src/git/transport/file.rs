@@ -1,0 +1,163 @@
+//! A bare repository in a directory, read and written in this process. No hooks run.
+
+use std::{fmt, io::Write, path::PathBuf};
+
+use bytes::Bytes;
+use git2::{ErrorClass, ErrorCode, Oid, Repository, Sort};
+use kollect_model::sink::{SinkError, SinkReason};
+
+use super::{Advertised, Rejected};
+use crate::Files;
+
+/// A repository, opened for each use: it may come and go.
+#[derive(Clone)]
+pub(super) struct Directory {
+    path: PathBuf,
+}
+
+impl fmt::Display for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path.display())
+    }
+}
+
+impl Directory {
+    pub(super) fn open(path: &str, files: &Files) -> Result<Self, SinkError> {
+        let path = files.place(path).map_err(|problem| {
+            SinkError::new(SinkReason::Forbidden, format!("open the repository {path}: {problem}"))
+        })?;
+        Ok(Self { path })
+    }
+
+    pub(super) async fn refs(&self) -> Result<Advertised, SinkError> {
+        self.run("list the refs of", |repository| {
+            let mut found = Advertised::default();
+            for reference in repository.references()? {
+                let reference = reference?;
+                // Refs that lead nowhere are no refs for others either.
+                if let (Ok(name), Ok(target)) = (reference.name(), reference.resolve()) {
+                    found.refs.extend(target.target().map(|target| (name.to_owned(), target)));
+                }
+            }
+            let head = repository.find_reference("HEAD")?;
+            found.head = head.symbolic_target()?.map(str::to_owned);
+            Ok(found)
+        })
+        .await
+    }
+
+    /// The whole history: nothing is saved by less where it is at hand.
+    pub(super) async fn fetch(
+        &self,
+        want: Oid,
+        have: &[Oid],
+        shallow: &[Oid],
+        mut into: Box<dyn Write + Send>,
+    ) -> Result<Vec<Oid>, SinkError> {
+        let have = have.to_vec();
+        self.run("read the pack of", move |repository| {
+            let mut walk = repository.revwalk()?;
+            walk.set_sorting(Sort::TOPOLOGICAL)?;
+            walk.push(want)?;
+            for known in have {
+                // Others may have commits that this repository has never seen.
+                if repository.find_commit(known).is_ok() {
+                    walk.hide(known)?;
+                }
+            }
+            let mut pack = repository.packbuilder()?;
+            pack.insert_walk(&mut walk)?;
+            let mut outcome = Ok(());
+            let written = pack.foreach(|chunk| {
+                outcome = into.write_all(chunk);
+                outcome.is_ok()
+            });
+            outcome.and_then(|()| into.flush()).map_err(unwritten)?;
+            written
+        })
+        .await?;
+        // What is missing there, behind commits that it has, was not asked for.
+        Ok(shallow.to_vec())
+    }
+
+    pub(super) async fn push(
+        &self,
+        reference: &str,
+        old: Oid,
+        new: Oid,
+        pack: Bytes,
+    ) -> Result<Result<(), Rejected>, SinkError> {
+        let reference = reference.to_owned();
+        self.run("push to", move |repository| {
+            let at = |repository: &Repository| match repository.find_reference(&reference) {
+                Ok(found) => Ok(found.target()),
+                Err(error) if error.code() == ErrorCode::NotFound => Ok(None),
+                Err(error) => Err(error),
+            };
+            if let Some(outcome) = Rejected::before_pushing(&reference, at(repository)?, old, new) {
+                return Ok(outcome);
+            }
+            if new.is_zero() {
+                // Compared by hand: nobody else deletes refs of ours.
+                repository.find_reference(&reference)?.delete()?;
+                return Ok(Ok(()));
+            }
+            let odb = repository.odb()?;
+            let mut writer = odb.packwriter()?;
+            writer.write_all(&pack).map_err(unwritten)?;
+            writer.commit()?;
+            repository.find_commit(new)?.tree()?;
+            let moved = if old.is_zero() {
+                repository.reference(&reference, new, false, "push")
+            } else {
+                repository.reference_matching(&reference, new, true, old, "push")
+            };
+            match moved {
+                Ok(_) => Ok(Ok(())),
+                Err(error)
+                    if matches!(
+                        error.code(),
+                        ErrorCode::Modified | ErrorCode::Exists | ErrorCode::Locked | ErrorCode::NotFound
+                    ) =>
+                {
+                    Ok(Err(Rejected::NonFastForward(error.message().to_owned())))
+                }
+                Err(error) => Err(error),
+            }
+        })
+        .await
+    }
+
+    /// Runs work on the repository, where blocking hurts nobody.
+    async fn run<T: Send + 'static>(
+        &self,
+        what: &str,
+        work: impl FnOnce(&Repository) -> Result<T, git2::Error> + Send + 'static,
+    ) -> Result<T, SinkError> {
+        let path = self.path.clone();
+        let attempt = format!("{what} {self}");
+        let ran = tokio::task::spawn_blocking(move || work(&Repository::open_bare(path)?)).await;
+        match ran {
+            Ok(outcome) => outcome.map_err(|error| failed(&attempt, error)),
+            Err(error) => Err(SinkError::because(SinkReason::WriteFailed, attempt, error)),
+        }
+    }
+}
+
+fn unwritten(error: std::io::Error) -> git2::Error {
+    git2::Error::new(ErrorCode::GenericError, ErrorClass::Os, error.to_string())
+}
+
+fn failed(attempt: &str, error: git2::Error) -> SinkError {
+    let whole = matches!(error.class(), ErrorClass::Repository | ErrorClass::Os);
+    let missing = whole && error.code() == ErrorCode::NotFound;
+    if missing {
+        return SinkError::new(
+            SinkReason::Missing,
+            format!("{attempt}: there is no bare repository; make one with git init --bare"),
+        );
+    }
+    let owned = error.code() == ErrorCode::Owner;
+    let reason = if owned { SinkReason::Forbidden } else { SinkReason::WriteFailed };
+    SinkError::because(reason, attempt, error)
+}

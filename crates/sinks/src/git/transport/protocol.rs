@@ -1,0 +1,414 @@
+//! The conversation itself, version 0, whatever carries it.
+//!
+//! Everything is one request and one answer: nothing is negotiated, so that HTTP needs one round trip and
+//! SSH cannot block. What is read is bounded, packs excepted: these go on as they come.
+
+use std::{collections::BTreeMap, fmt, io::Write};
+
+use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
+use git2::Oid;
+use tokio::{sync::mpsc, task::JoinHandle};
+
+use super::{
+    Advertised, Rejected,
+    failure::{Failure, spoken},
+};
+
+/// Of all names and lines of an advertisement.
+const ADVERTISEMENT_LIMIT: usize = 64 << 20;
+/// Of a server's report about a push.
+const REPORT_LIMIT: usize = 256 << 10;
+/// Of a server's words for people.
+const WORDS_LIMIT: usize = 8 << 10;
+/// A line with its length. No server sends longer ones.
+const LINE_LIMIT: usize = 65520;
+/// Commits that are named as known: more make packs hardly smaller, and requests larger.
+const HAVE_LIMIT: usize = 256;
+/// Pieces of a pack that wait to be written.
+const PIECES: usize = 16;
+/// Packs are sent in pieces, so that none is copied as a whole.
+pub(super) const PIECE: usize = 64 << 10;
+pub(super) const AGENT: &str = "git/kollect";
+
+/// Something to be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Service {
+    Fetch,
+    Push,
+}
+
+impl Service {
+    pub(super) fn program(self) -> &'static str {
+        match self {
+            Self::Fetch => "git-upload-pack",
+            Self::Push => "git-receive-pack",
+        }
+    }
+}
+
+/// What is sent to a service: lines, then a pack.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Request {
+    pub(super) head: Bytes,
+    pub(super) pack: Bytes,
+}
+
+/// Who speaks the protocol, however it is carried.
+#[async_trait]
+pub(super) trait Server: fmt::Display + Send + Sync {
+    /// Begins a conversation. The answer starts with the advertisement.
+    async fn ask(&self, service: Service) -> Result<(Box<dyn Conversation + '_>, Answer), Failure>;
+}
+
+/// A conversation whose advertisement has been read.
+#[async_trait]
+pub(super) trait Conversation: Send {
+    /// Sends the request, and answers what comes after it.
+    async fn send(
+        self: Box<Self>,
+        service: Service,
+        request: Request,
+        advertisement: Answer,
+    ) -> Result<Answer, Failure>;
+}
+
+/// Bytes of a server, as they come; `None` at the end.
+#[async_trait]
+pub(super) trait Chunks: Send {
+    async fn next(&mut self) -> Result<Option<Bytes>, Failure>;
+}
+
+/// An answer, line by line.
+pub(super) struct Answer {
+    chunks: Box<dyn Chunks>,
+    buffer: BytesMut,
+}
+
+/// A line, or one of the marks between lines.
+#[derive(Debug, PartialEq, Eq)]
+enum Line {
+    Flush,
+    Data(Bytes),
+}
+
+impl Answer {
+    pub(super) fn new(chunks: impl Chunks + 'static) -> Self {
+        Self { chunks: Box::new(chunks), buffer: BytesMut::new() }
+    }
+
+    /// The refs of a repository, and what the server can do.
+    pub(super) async fn advertisement(&mut self) -> Result<Advertised, Failure> {
+        let mut lines = self.lines_until_flush().await?;
+        // HTTP says first which service answers.
+        if lines.first().is_some_and(|line| line.starts_with(b"# service=")) {
+            lines = self.lines_until_flush().await?;
+        }
+        let mut found = Advertised { refs: BTreeMap::new(), head: None, capabilities: Vec::new() };
+        for line in lines {
+            if line.starts_with(b"version ") || line.starts_with(b"shallow ") {
+                continue;
+            }
+            let text = str::from_utf8(&line).map_err(|_| NO_GIT)?;
+            let (reference, capabilities) = text.split_once('\0').unwrap_or((text, ""));
+            found.capabilities.extend(capabilities.split_whitespace().map(str::to_owned));
+            let (id, name) = reference.split_once(' ').ok_or(NO_GIT)?;
+            // What tags point at, objects that refs of others hold, and the place of capabilities if there
+            // is no ref at all.
+            if name.ends_with("^{}") || name == ".have" || name == "HEAD" {
+                continue;
+            }
+            if id.len() == 64 {
+                return Err(SHA256);
+            }
+            found.refs.insert(name.to_owned(), Oid::from_str(id).map_err(|_| NO_GIT)?);
+        }
+        found.head = found.capability("symref=HEAD:").map(str::to_owned);
+        if found.capability("object-format=").is_some_and(|format| format != "sha1") {
+            return Err(SHA256);
+        }
+        Ok(found)
+    }
+
+    /// The answer to [`fetch_request`]: the pack goes into `into`. Answers the commits without parents.
+    pub(super) async fn pack(
+        mut self,
+        deepened: bool,
+        shallow: &[Oid],
+        into: Box<dyn Write + Send>,
+    ) -> Result<Vec<Oid>, Failure> {
+        let mut shallow = shallow.to_vec();
+        if deepened {
+            for line in self.lines_until_flush().await? {
+                let text = str::from_utf8(&line).map_err(|_| NO_GIT)?;
+                let (word, id) = text.split_once(' ').ok_or(NO_GIT)?;
+                let id = Oid::from_str(id).map_err(|_| NO_GIT)?;
+                shallow.retain(|known| *known != id);
+                match word {
+                    "shallow" => shallow.push(id),
+                    "unshallow" => {}
+                    _ => return Err(NO_GIT),
+                }
+            }
+        }
+        let storing = Storing::start(into);
+        let received = async {
+            loop {
+                match self.line().await? {
+                    Line::Flush => return Ok(()),
+                    Line::Data(data) if data.starts_with(b"ACK ") || data.starts_with(b"NAK") => {}
+                    Line::Data(mut data) if data.first() == Some(&1) => {
+                        if storing.pieces.send(data.split_off(1)).await.is_err() {
+                            // It failed, and says why below.
+                            return Ok(());
+                        }
+                    }
+                    Line::Data(data) if data.first() == Some(&2) => {}
+                    Line::Data(data) if data.first() == Some(&3) => return Err(refusal(&data)),
+                    Line::Data(_) => return Err(NO_GIT),
+                }
+            }
+        };
+        let received = received.await;
+        let stored = storing.finish().await;
+        received?;
+        stored?;
+        Ok(shallow)
+    }
+
+    /// The answer to [`push_request`].
+    pub(super) async fn report(mut self, reference: &str) -> Result<Result<(), Rejected>, Failure> {
+        let (mut report, mut words) = (BytesMut::new(), BytesMut::new());
+        loop {
+            match self.line().await {
+                // A whole report is a report, even if nothing ends it.
+                Ok(Line::Flush) | Err(Failure::Ended) => break,
+                Ok(Line::Data(data)) => match data.first() {
+                    Some(1) if report.len() + data.len() > REPORT_LIMIT => return Err(TOO_LONG),
+                    Some(1) => report.extend_from_slice(&data[1..]),
+                    Some(2) if words.len() + data.len() <= WORDS_LIMIT => words.extend_from_slice(&data[1..]),
+                    Some(2) => {}
+                    Some(3) => return Err(refusal(&data)),
+                    _ => return Err(NO_GIT),
+                },
+                Err(failure) => return Err(failure),
+            }
+        }
+        let mut report = Self { chunks: Box::new(Nothing), buffer: report };
+        let mut outcome = None;
+        for line in report.lines_until_flush().await? {
+            let text = String::from_utf8_lossy(&line).into_owned();
+            match text.split_once(' ') {
+                Some(("unpack", "ok")) => {}
+                Some(("unpack", why)) => {
+                    return Err(Failure::Said(format!("{why} {}", spoken(&words))));
+                }
+                Some(("ok", name)) if name == reference => outcome = Some(Ok(())),
+                Some(("ng", rest)) => {
+                    let (name, why) = rest.split_once(' ').unwrap_or((rest, "refused"));
+                    if name == reference {
+                        outcome = Some(Err(rejection(why, &words)));
+                    }
+                }
+                // Options of a line above.
+                _ => {}
+            }
+        }
+        outcome.ok_or(Failure::Ended)
+    }
+
+    /// Reads what is left, which should be nothing: then the connection can be used again.
+    pub(super) async fn end(mut self) {
+        self.chunks.next().await.ok();
+    }
+
+    async fn lines_until_flush(&mut self) -> Result<Vec<Bytes>, Failure> {
+        let (mut lines, mut size) = (Vec::new(), 0);
+        loop {
+            match self.line().await? {
+                Line::Flush => return Ok(lines),
+                Line::Data(line) => {
+                    size += line.len() + size_of::<Bytes>();
+                    if size > ADVERTISEMENT_LIMIT {
+                        return Err(TOO_LONG);
+                    }
+                    let end = line.strip_suffix(b"\n").map_or(line.len(), <[u8]>::len);
+                    lines.push(line.slice(..end));
+                }
+            }
+        }
+    }
+
+    async fn line(&mut self) -> Result<Line, Failure> {
+        let length = self.take(4).await?;
+        let length = str::from_utf8(&length).ok().and_then(|text| usize::from_str_radix(text, 16).ok());
+        match length {
+            Some(0) => Ok(Line::Flush),
+            Some(length @ 4..=LINE_LIMIT) => {
+                let data = self.take(length - 4).await?;
+                match data.strip_prefix(b"ERR ") {
+                    Some(words) => Err(Failure::Said(spoken(words))),
+                    None => Ok(Line::Data(data)),
+                }
+            }
+            _ => Err(NO_GIT),
+        }
+    }
+
+    async fn take(&mut self, count: usize) -> Result<Bytes, Failure> {
+        while self.buffer.len() < count {
+            match self.chunks.next().await? {
+                Some(chunk) => self.buffer.extend_from_slice(&chunk),
+                None => return Err(Failure::Ended),
+            }
+        }
+        Ok(self.buffer.split_to(count).freeze())
+    }
+}
+
+const NO_GIT: Failure =
+    Failure::Malformed("the answer is not Git's protocol; is this the address of a repository?");
+const SHA256: Failure = Failure::Malformed(
+    "the repository names objects by SHA-256, which is not supported; make one with SHA-1",
+);
+const TOO_LONG: Failure = Failure::Malformed("the answer is longer than any that makes sense");
+
+/// The server has stopped, and says why.
+fn refusal(data: &[u8]) -> Failure {
+    Failure::Said(spoken(data.get(1..).unwrap_or_default()))
+}
+
+/// Nothing follows.
+struct Nothing;
+
+#[async_trait]
+impl Chunks for Nothing {
+    async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
+        Ok(None)
+    }
+}
+
+impl Advertised {
+    /// What follows a prefix in the list of capabilities.
+    fn capability(&self, prefix: &str) -> Option<&str> {
+        self.capabilities.iter().find_map(|capability| capability.strip_prefix(prefix))
+    }
+
+    fn needs(&self, capability: &str) -> Result<(), Failure> {
+        if self.capabilities.iter().any(|found| found == capability) {
+            return Ok(());
+        }
+        Err(Failure::Malformed("the server is too old: it cannot report beside data"))
+    }
+}
+
+/// Asks for a commit. There is no second request: whatever is not named as known is sent.
+pub(super) fn fetch_request(
+    advertised: &Advertised,
+    want: Oid,
+    have: &[Oid],
+    depth: Option<u32>,
+    shallow: &[Oid],
+) -> Result<Bytes, Failure> {
+    advertised.needs("side-band-64k")?;
+    // Some servers insist on it. We take any number of acknowledgements.
+    let several = advertised.capability("multi_ack_detailed").map_or("", |_| " multi_ack_detailed");
+    let mut request = Vec::new();
+    write_line(
+        &mut request,
+        &format!("want {want}{several} side-band-64k ofs-delta no-progress agent={AGENT}\n"),
+    );
+    if depth.is_some() || !shallow.is_empty() {
+        if advertised.capability("shallow").is_none() {
+            return Err(Failure::Malformed("the server cannot send a part of the history"));
+        }
+        for commit in shallow {
+            write_line(&mut request, &format!("shallow {commit}\n"));
+        }
+        if let Some(depth) = depth {
+            write_line(&mut request, &format!("deepen {depth}\n"));
+        }
+    }
+    request.extend_from_slice(b"0000");
+    for commit in have.iter().take(HAVE_LIMIT) {
+        write_line(&mut request, &format!("have {commit}\n"));
+    }
+    write_line(&mut request, "done\n");
+    Ok(request.into())
+}
+
+/// What goes before a pack.
+pub(super) fn push_request(
+    advertised: &Advertised,
+    reference: &str,
+    old: Oid,
+    new: Oid,
+) -> Result<Bytes, Failure> {
+    advertised.needs("report-status")?;
+    advertised.needs("side-band-64k")?;
+    let mut request = Vec::new();
+    let line = format!("{old} {new} {reference}\0 report-status side-band-64k agent={AGENT}");
+    write_line(&mut request, &line);
+    request.extend_from_slice(b"0000");
+    Ok(request.into())
+}
+
+fn write_line(to: &mut Vec<u8>, line: &str) {
+    to.extend_from_slice(format!("{:04x}{line}", line.len() + 4).as_bytes());
+}
+
+/// Why a ref has not moved. Hooks explain themselves beside the report.
+fn rejection(why: &str, words: &[u8]) -> Rejected {
+    let words = spoken(words);
+    let text = if words.is_empty() {
+        spoken(why.as_bytes())
+    } else {
+        format!("{}: {words}", spoken(why.as_bytes()))
+    };
+    let lower = why.to_ascii_lowercase();
+    let quicker = [
+        "non-fast-forward",
+        "fetch first",
+        "stale info",
+        "failed to lock",
+        "cannot lock ref",
+        "unable to lock",
+        "failed to update ref",
+        "reference already exists",
+        "incorrect old value",
+        "but expected",
+    ];
+    if quicker.iter().any(|known| lower.contains(known)) {
+        Rejected::NonFastForward(text)
+    } else {
+        Rejected::Refused(text)
+    }
+}
+
+/// Writes a pack where blocking hurts nobody.
+struct Storing {
+    pieces: mpsc::Sender<Bytes>,
+    task: JoinHandle<std::io::Result<()>>,
+}
+
+impl Storing {
+    fn start(mut into: Box<dyn Write + Send>) -> Self {
+        let (pieces, mut received) = mpsc::channel::<Bytes>(PIECES);
+        let task = tokio::task::spawn_blocking(move || {
+            while let Some(piece) = received.blocking_recv() {
+                into.write_all(&piece)?;
+            }
+            into.flush()
+        });
+        Self { pieces, task }
+    }
+
+    async fn finish(self) -> Result<(), Failure> {
+        drop(self.pieces);
+        let stored = self.task.await.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+        stored.map_err(Failure::Unstored)
+    }
+}
+
+#[cfg(test)]
+mod tests;

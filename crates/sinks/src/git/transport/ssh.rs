@@ -1,0 +1,286 @@
+//! Git over SSH, with a key, to hosts that are known.
+
+use std::{
+    fmt, io,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use kollect_model::sink::{SinkError, SinkReason};
+use russh::{
+    ChannelMsg, ChannelReadHalf, ChannelWriteHalf,
+    client::{self, AuthResult, Handle, Msg},
+    keys::{self, HashAlg, PrivateKey, PrivateKeyWithHashAlg, PublicKeyOrCertificate},
+};
+use tokio::time::timeout;
+
+use super::{
+    failure::{Failure, spoken},
+    known_hosts::KnownHosts,
+    protocol::{Answer, Chunks, Conversation, PIECE, Request, Server, Service},
+    stream::{Attentive, SILENCE_LIMIT},
+};
+use crate::{
+    Network,
+    git::remote::{Address, SshCredentials},
+};
+
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// How long a connection may take to say why it has ended.
+const LAST_WORDS_LIMIT: Duration = Duration::from_secs(1);
+/// Of a server's words for people.
+const WORDS_LIMIT: usize = 8 << 10;
+
+/// A repository behind an SSH server.
+pub(super) struct Ssh {
+    address: Address,
+    host: String,
+    port: u16,
+    path: String,
+    user: String,
+    key: Arc<PrivateKey>,
+    /// `None`: anybody may answer.
+    known: Option<Arc<KnownHosts>>,
+    network: Network,
+}
+
+impl fmt::Display for Ssh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.address)
+    }
+}
+
+/// A private key from a Secret. A problem says nothing about it.
+pub(in crate::git) fn private_key(text: &str, passphrase: Option<&str>) -> Result<PrivateKey, String> {
+    // Secrets that were written by hand often lack the newline at the end.
+    match keys::decode_secret_key(&format!("{}\n", text.trim()), passphrase) {
+        Ok(key) => Ok(key),
+        Err(keys::Error::KeyIsEncrypted) => {
+            Err("has a private key with a passphrase and no key passphrase; add it".into())
+        }
+        Err(_) if passphrase.is_some() => {
+            Err("has a private key that its passphrase does not open, or that cannot be read".into())
+        }
+        Err(_) => Err("has a private key that cannot be read; write what ssh-keygen makes, from -----BEGIN \
+                       to the end"
+            .into()),
+    }
+}
+
+impl Ssh {
+    pub(super) fn open(
+        address: &Address,
+        credentials: Option<&SshCredentials>,
+        trust_anybody: bool,
+        network: &Network,
+    ) -> Result<Self, SinkError> {
+        let wrong =
+            |problem: &str| SinkError::new(SinkReason::Incompatible, format!("open {address}: {problem}"));
+        let (Address::Ssh { host, port, path, .. }, Some(credentials)) = (address, credentials) else {
+            return Err(wrong("there is no key for SSH"));
+        };
+        let key = private_key(&credentials.key, credentials.passphrase.as_deref())
+            .map_err(|problem| wrong(&format!("the Secret {problem}")))?;
+        let known = (!trust_anybody).then(|| KnownHosts::parse(&credentials.known_hosts)).transpose();
+        let known = known.map_err(|problem| wrong(&format!("the Secret {problem}")))?;
+        Ok(Self {
+            address: address.clone(),
+            host: host.clone(),
+            port: *port,
+            path: path.clone(),
+            user: credentials.user.clone(),
+            key: Arc::new(key),
+            known: known.map(Arc::new),
+            network: network.clone(),
+        })
+    }
+
+    /// A connection to the right host, as the right user.
+    async fn connect(&self) -> Result<Handle<Doorkeeper>, Failure> {
+        let attempt = format!("connect to {} port {} with SSH", self.host, self.port);
+        let failed = |trouble: Trouble| Failure::Sink(trouble.into_error(&attempt));
+        let stream = self.network.connect(&self.host, self.port, CONNECT_LIMIT).await?;
+        let stream = Attentive::new(stream, SILENCE_LIMIT);
+        let mut config = client::Config::default();
+        if let Some(known) = &self.known {
+            let mut kinds = known.algorithms(&self.host, self.port);
+            kinds.extend(
+                config.preferred.key.iter().filter(|kind| !kinds.contains(kind)).cloned().collect::<Vec<_>>(),
+            );
+            config.preferred.key = kinds.into();
+        }
+        let doorkeeper = Doorkeeper { known: self.known.clone(), host: self.host.clone(), port: self.port };
+        let connected = client::connect_stream(Arc::new(config), stream, doorkeeper);
+        let mut handle =
+            timeout(CONNECT_LIMIT, connected).await.unwrap_or_else(|_| Err(Trouble::Late)).map_err(failed)?;
+        let accepted = timeout(CONNECT_LIMIT, self.authenticate(&mut handle))
+            .await
+            .unwrap_or(Err(Trouble::Late))
+            .map_err(failed)?;
+        if !accepted.success() {
+            let why = format!(
+                "{attempt}: the server does not accept the key {} ({}) for the user {}",
+                self.key.public_key().fingerprint(HashAlg::Sha256),
+                self.key.algorithm(),
+                self.user,
+            );
+            return Err(SinkError::new(SinkReason::Forbidden, why).into());
+        }
+        Ok(handle)
+    }
+
+    async fn authenticate(&self, handle: &mut Handle<Doorkeeper>) -> Result<AuthResult, Trouble> {
+        // RSA keys sign in several ways, and the oldest is broken.
+        let hash = if self.key.algorithm().is_rsa() {
+            handle.best_supported_rsa_hash().await?.flatten().or(Some(HashAlg::Sha512))
+        } else {
+            None
+        };
+        let key = PrivateKeyWithHashAlg::new(self.key.clone(), hash);
+        Ok(handle.authenticate_publickey(&self.user, key).await?)
+    }
+}
+
+#[async_trait]
+impl Server for Ssh {
+    async fn ask(&self, service: Service) -> Result<(Box<dyn Conversation + '_>, Answer), Failure> {
+        let handle = self.connect().await?;
+        let opened = async {
+            let channel = handle.channel_open_session().await?;
+            let path = self.path.replace('\'', r"'\''");
+            channel.exec(true, format!("{} '{path}'", service.program())).await?;
+            Ok::<_, russh::Error>(channel.split())
+        };
+        let (read, write) = opened.await.map_err(|error| Failure::Io(io::Error::other(error)))?;
+        let listened = Arc::new(());
+        let sending = Sending { write, listened: Arc::downgrade(&listened) };
+        let receiving = Receiving { read, handle, words: Vec::new(), _listened: listened };
+        Ok((Box::new(sending), Answer::new(receiving)))
+    }
+}
+
+/// What goes to the program on the other side.
+struct Sending {
+    write: ChannelWriteHalf<Msg>,
+    /// Gone when nobody waits for the answer any more.
+    listened: Weak<()>,
+}
+
+#[async_trait]
+impl Conversation for Sending {
+    async fn send(
+        self: Box<Self>,
+        _: Service,
+        request: Request,
+        advertisement: Answer,
+    ) -> Result<Answer, Failure> {
+        // Beside the reading: a program that talks while it listens must not wait for us.
+        tokio::spawn(async move {
+            let Request { head, mut pack } = request;
+            let is_listened = || self.listened.strong_count() > 0;
+            let mut sent = self.write.data_bytes(head).await;
+            while !pack.is_empty() && sent.is_ok() && is_listened() {
+                sent = self.write.data_bytes(pack.split_to(pack.len().min(PIECE))).await;
+            }
+            // If that failed, the program has ended, and whoever reads learns why.
+        });
+        Ok(advertisement)
+    }
+}
+
+/// What comes from the program on the other side.
+struct Receiving {
+    read: ChannelReadHalf,
+    /// The connection lives as long as this.
+    handle: Handle<Doorkeeper>,
+    /// What the program says to people.
+    words: Vec<u8>,
+    _listened: Arc<()>,
+}
+
+#[async_trait]
+impl Chunks for Receiving {
+    async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
+        let mut good = false;
+        loop {
+            match self.read.wait().await {
+                Some(ChannelMsg::Data { data }) => return Ok(Some(data)),
+                Some(ChannelMsg::ExtendedData { data, .. }) => {
+                    let room = WORDS_LIMIT.saturating_sub(self.words.len()).min(data.len());
+                    self.words.extend_from_slice(&data[..room]);
+                }
+                Some(ChannelMsg::ExitStatus { exit_status }) => good = exit_status == 0,
+                Some(ChannelMsg::Failure) => {
+                    return Err(Failure::Said("permission denied: no program may be run".into()));
+                }
+                Some(ChannelMsg::Close) => break,
+                Some(_) => {}
+                None => {
+                    if let Ok(Err(Trouble::Ssh(error))) = timeout(LAST_WORDS_LIMIT, &mut self.handle).await {
+                        return Err(Failure::Io(io::Error::other(error)));
+                    }
+                    break;
+                }
+            }
+        }
+        let words = spoken(&self.words);
+        if good || words.is_empty() { Ok(None) } else { Err(Failure::Said(words)) }
+    }
+}
+
+/// Looks at the key that a server shows.
+struct Doorkeeper {
+    known: Option<Arc<KnownHosts>>,
+    host: String,
+    port: u16,
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+enum Trouble {
+    Ssh(russh::Error),
+    /// Somebody else may have answered.
+    WrongHost(String),
+    Late,
+}
+
+impl From<russh::Error> for Trouble {
+    fn from(error: russh::Error) -> Self {
+        Self::Ssh(error)
+    }
+}
+
+impl Trouble {
+    fn into_error(self, attempt: &str) -> SinkError {
+        match self {
+            Self::WrongHost(why) => SinkError::new(SinkReason::Incompatible, format!("{attempt}: {why}")),
+            Self::Late => SinkError::new(SinkReason::Unreachable, format!("{attempt}: no answer in time")),
+            Self::Ssh(
+                error @ (russh::Error::NoCommonAlgo { .. }
+                | russh::Error::Version
+                | russh::Error::KexInit
+                | russh::Error::WrongServerSig),
+            ) => SinkError::because(SinkReason::Incompatible, attempt, error),
+            Self::Ssh(error) => SinkError::because(SinkReason::Unreachable, attempt, error),
+        }
+    }
+}
+
+impl client::Handler for Doorkeeper {
+    type Error = Trouble;
+
+    async fn check_server_key(&mut self, shown: &PublicKeyOrCertificate) -> Result<bool, Trouble> {
+        let Some(known) = &self.known else { return Ok(true) };
+        match shown {
+            PublicKeyOrCertificate::PublicKey { key, .. } => {
+                known.check(&self.host, self.port, key).map_err(Trouble::WrongHost)?;
+                Ok(true)
+            }
+            PublicKeyOrCertificate::Certificate(_) => Err(Trouble::WrongHost(
+                "the server shows a certificate, and certificates of hosts are not supported".into(),
+            )),
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! A connection that is given up when nothing moves on it.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Instant, Sleep, sleep},
+};
+
+/// Servers that work for long say so every few seconds.
+pub(super) const SILENCE_LIMIT: Duration = Duration::from_mins(1);
+
+/// Fails to read when no byte has gone either way for a while.
+pub(super) struct Attentive<S> {
+    stream: S,
+    limit: Duration,
+    deadline: Pin<Box<Sleep>>,
+}
+
+impl<S> Attentive<S> {
+    pub(super) fn new(stream: S, limit: Duration) -> Self {
+        Self { stream, limit, deadline: Box::pin(sleep(limit)) }
+    }
+
+    fn moved(&mut self) {
+        self.deadline.as_mut().reset(Instant::now() + self.limit);
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Attentive<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if let Poll::Ready(outcome) = Pin::new(&mut self.stream).poll_read(cx, buf) {
+            self.moved();
+            return Poll::Ready(outcome);
+        }
+        ready!(self.deadline.as_mut().poll(cx));
+        let why = format!("the server was silent for {} s", self.limit.as_secs_f32());
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, why)))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Attentive<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.stream).poll_write(cx, buf));
+        self.moved();
+        Poll::Ready(written)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, bufs));
+        self.moved();
+        Poll::Ready(written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_ends_a_connection_and_movement_keeps_it() {
+        let (near, mut far) = tokio::io::duplex(64);
+        let mut near = Attentive::new(near, Duration::from_secs(10));
+        for _ in 0..3 {
+            sleep(Duration::from_secs(6)).await;
+            far.write_all(b"x").await.unwrap();
+            assert_eq!(near.read_u8().await.unwrap(), b'x');
+        }
+        sleep(Duration::from_secs(6)).await;
+        near.write_all(b"y").await.unwrap();
+        let before = Instant::now();
+        let error = near.read_u8().await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(before.elapsed().as_secs(), 10);
+    }
+}

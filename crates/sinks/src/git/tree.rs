@@ -1,0 +1,176 @@
+//! The files of a commit, read and changed without a work tree.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, HashMap},
+    rc::Rc,
+};
+
+use bytes::Bytes;
+use git2::{FileMode, ObjectType, Oid, Repository, Tree};
+
+use crate::layout::manifest::Hash;
+
+/// The files of a commit, or none.
+pub(super) struct Files<'r> {
+    repository: &'r Repository,
+    /// Directories that were looked at; `None` if there is none.
+    directories: RefCell<HashMap<String, Option<Rc<Tree<'r>>>>>,
+}
+
+/// What is at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    Nothing,
+    File(Oid),
+    /// A directory, a link, a submodule; or a file where the path needs a directory.
+    Other,
+}
+
+impl<'r> Files<'r> {
+    pub(super) fn of(repository: &'r Repository, commit: Option<Oid>) -> Result<Self, git2::Error> {
+        let root = commit.map(|commit| repository.find_commit(commit)?.tree()).transpose()?;
+        Ok(Self::below(repository, root))
+    }
+
+    fn below(repository: &'r Repository, root: Option<Tree<'r>>) -> Self {
+        let directories = HashMap::from([(String::new(), root.map(Rc::new))]);
+        Self { repository, directories: RefCell::new(directories) }
+    }
+
+    /// What is left without some files. Nobody is told about the objects that this takes.
+    pub(super) fn without<'a>(
+        &self,
+        paths: impl IntoIterator<Item = &'a String>,
+    ) -> Result<Self, git2::Error> {
+        let changes = paths.into_iter().map(|path| (path.clone(), None)).collect();
+        let tree = self.change(changes, &mut Vec::new())?;
+        Ok(Self::below(self.repository, Some(self.repository.find_tree(tree)?)))
+    }
+
+    /// Whether just these bytes are at a path.
+    pub(super) fn holds(&self, path: &str, bytes: &[u8]) -> Result<bool, git2::Error> {
+        Ok(match self.entry(path)? {
+            Entry::File(id) => Hash::prefix(id.as_bytes()) == Hash::of(bytes),
+            Entry::Nothing | Entry::Other => false,
+        })
+    }
+
+    /// The directory at a path.
+    pub(super) fn directory(&self, path: &str) -> Result<Option<Rc<Tree<'r>>>, git2::Error> {
+        if let Some(known) = self.directories.borrow().get(path) {
+            return Ok(known.clone());
+        }
+        let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let parent = self.directory(parent)?;
+        let found = match parent.as_ref().and_then(|parent| parent.get_name(name)) {
+            Some(entry) if entry.kind() == Some(ObjectType::Tree) => {
+                Some(Rc::new(self.repository.find_tree(entry.id())?))
+            }
+            _ => None,
+        };
+        self.directories.borrow_mut().insert(path.to_owned(), found.clone());
+        Ok(found)
+    }
+
+    pub(super) fn entry(&self, path: &str) -> Result<Entry, git2::Error> {
+        let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let Some(directory) = self.directory(parent)? else {
+            return Ok(if parent.is_empty() { Entry::Nothing } else { self.above(parent)? });
+        };
+        Ok(match directory.get_name(name) {
+            None => Entry::Nothing,
+            Some(entry) if matches!(entry.filemode(), 0o100_644 | 0o100_755 | 0o100_664) => {
+                Entry::File(entry.id())
+            }
+            Some(_) => Entry::Other,
+        })
+    }
+
+    /// Whether something is in the way of a directory.
+    fn above(&self, directory: &str) -> Result<Entry, git2::Error> {
+        Ok(match self.entry(directory)? {
+            Entry::Nothing => Entry::Nothing,
+            Entry::File(_) | Entry::Other => Entry::Other,
+        })
+    }
+
+    /// The bytes of a file.
+    pub(super) fn read(&self, path: &str) -> Result<Option<Bytes>, git2::Error> {
+        match self.entry(path)? {
+            Entry::File(id) => self.bytes(id).map(Some),
+            Entry::Nothing | Entry::Other => Ok(None),
+        }
+    }
+
+    pub(super) fn bytes(&self, blob: Oid) -> Result<Bytes, git2::Error> {
+        Ok(Bytes::copy_from_slice(self.repository.find_blob(blob)?.content()))
+    }
+
+    /// The tree after changes: bytes for a file, nothing to remove it. Names of the objects that the tree
+    /// did not have in their place are added to `made`.
+    pub(super) fn change(
+        &self,
+        changes: BTreeMap<String, Option<Bytes>>,
+        made: &mut Vec<Oid>,
+    ) -> Result<Oid, git2::Error> {
+        let mut root = Node::default();
+        for (path, change) in changes {
+            root.place(&path, change);
+        }
+        let tree = root.apply(self, "", made)?;
+        tree.map_or_else(|| self.repository.treebuilder(None)?.write().inspect(|id| made.push(*id)), Ok)
+    }
+}
+
+/// Changes below a directory.
+#[derive(Default)]
+struct Node {
+    files: BTreeMap<String, Option<Bytes>>,
+    directories: BTreeMap<String, Node>,
+}
+
+impl Node {
+    fn place(&mut self, path: &str, change: Option<Bytes>) {
+        match path.split_once('/') {
+            Some((directory, rest)) => {
+                self.directories.entry(directory.to_owned()).or_default().place(rest, change);
+            }
+            None => drop(self.files.insert(path.to_owned(), change)),
+        }
+    }
+
+    /// The tree of the directory; `None` if it is empty.
+    fn apply(self, files: &Files<'_>, path: &str, made: &mut Vec<Oid>) -> Result<Option<Oid>, git2::Error> {
+        let before = files.directory(path)?;
+        let mut builder = files.repository.treebuilder(before.as_deref())?;
+        let had = |name: &str| before.as_ref().and_then(|tree| Some(tree.get_name(name)?.id()));
+        // Removals come first: a file may become a directory.
+        for (name, _) in self.files.iter().filter(|(name, change)| change.is_none() && had(name).is_some()) {
+            builder.remove(name)?;
+        }
+        for (name, node) in self.directories {
+            let below = if path.is_empty() { name.clone() } else { format!("{path}/{name}") };
+            match node.apply(files, &below, made)? {
+                Some(tree) => drop(builder.insert(&name, tree, FileMode::Tree.into())?),
+                None if builder.get(&name)?.is_some() => builder.remove(&name)?,
+                None => {}
+            }
+        }
+        for (name, bytes) in self.files.into_iter().filter_map(|(name, change)| Some((name, change?))) {
+            let blob = files.repository.blob(&bytes)?;
+            if had(&name) != Some(blob) {
+                made.push(blob);
+            }
+            builder.insert(&name, blob, FileMode::Blob.into())?;
+        }
+        if builder.is_empty() {
+            return Ok(None);
+        }
+        let tree = builder.write()?;
+        if before.is_none_or(|before| before.id() != tree) {
+            made.push(tree);
+        }
+        Ok(Some(tree))
+    }
+}

@@ -1,0 +1,229 @@
+//! Git repositories behind real servers, as auditors and others who push see them.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use kollect_model::sink::{Sink, SinkSpec};
+use kollect_sinks::{Plan, Policy, Secrets, Sinks, plan};
+use kollect_testbed::git::{GitHttp, GitSsh, Repository};
+use serde_json::{Value, json};
+
+use crate::{
+    conformance::{Place, conformance},
+    filesystem::{attributes, files_of, meddle, side_by_side},
+};
+
+mod faults;
+mod history;
+mod others;
+
+/// How a repository is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    File,
+    Https,
+    Ssh,
+}
+
+/// A repository of one test, with mirrors of its own.
+struct Remote {
+    way: Way,
+    repository: Repository,
+    url: String,
+    more: Value,
+    mirrors: tempfile::TempDir,
+    _directory: tempfile::TempDir,
+}
+
+impl Remote {
+    fn new(way: Way, more: Value) -> Self {
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("sink-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        let directory = tempfile::tempdir().unwrap();
+        let (repository, url) = match way {
+            Way::File => {
+                let repository = Repository::at(directory.path().join("remote.git")).unwrap();
+                let url = format!("file://{}", repository.path().display());
+                (repository, url)
+            }
+            Way::Https => (GitHttp::shared().create(&name).unwrap(), GitHttp::shared().url(&name)),
+            Way::Ssh => (GitSsh::shared().create(&name).unwrap(), GitSsh::shared().url(&name)),
+        };
+        Self { way, repository, url, more, mirrors: tempfile::tempdir().unwrap(), _directory: directory }
+    }
+
+    /// A document of YAML below `inventory/`, as without any settings.
+    fn plain() -> Self {
+        Self::new(Way::File, json!({}))
+    }
+
+    fn plan(&self, more: &Value) -> Plan {
+        let mut spec = json!({ "type": "git", "endpoint": self.url });
+        if self.way != Way::File {
+            spec["secretRef"] = json!({ "name": "git" });
+        }
+        if self.way == Way::Https {
+            spec["tls"] = json!({ "caBundle": STANDARD.encode(&GitHttp::shared().certificates().ca) });
+        }
+        for fields in [&self.more, more] {
+            for (name, value) in fields.as_object().unwrap() {
+                spec[name] = value.clone();
+            }
+        }
+        let mut secrets = Secrets::default();
+        let text = |text: &str| text.as_bytes().to_vec();
+        let content = match self.way {
+            Way::File => BTreeMap::new(),
+            Way::Https => BTreeMap::from([
+                ("username".into(), text(GitHttp::USER)),
+                ("password".into(), text(GitHttp::PASSWORD)),
+            ]),
+            Way::Ssh => BTreeMap::from([
+                ("ssh-privatekey".into(), text(&GitSsh::shared().keys()[0].private)),
+                ("known_hosts".into(), text(&GitSsh::shared().known_hosts())),
+            ]),
+        };
+        secrets.insert("spec.secretRef", content);
+        let spec = SinkSpec::Snapshot(serde_json::from_value(spec).unwrap());
+        plan(&spec).unwrap().with_secrets(&secrets).unwrap()
+    }
+
+    /// Sinks with a writer of their own, as another process has.
+    fn sinks(&self) -> Sinks {
+        Sinks::with_mirrors(self.mirrors.path().join("git"))
+    }
+
+    async fn open_with(&self, more: &Value) -> Box<dyn Sink> {
+        self.sinks().open(&self.plan(more), &Policy::default()).await.unwrap()
+    }
+
+    async fn open(&self) -> Box<dyn Sink> {
+        self.open_with(&json!({})).await
+    }
+
+    fn git(&self, arguments: &[&str]) -> String {
+        self.repository.git(arguments).unwrap().trim_end().to_owned()
+    }
+
+    /// Number of commits on the branch.
+    fn commits(&self) -> usize {
+        self.git(&["rev-list", "--count", "main"]).parse().unwrap()
+    }
+
+    /// A work tree, as somebody else has one.
+    fn checkout(&self) -> Checkout {
+        let directory = tempfile::tempdir().unwrap();
+        let checkout = Checkout { path: directory.path().join("work"), _directory: directory };
+        let source = self.repository.path().to_str().unwrap();
+        git(
+            Path::new("/"),
+            &["clone", "--quiet", "--branch", "main", source, checkout.path.to_str().unwrap()],
+        );
+        checkout
+    }
+
+    /// The one mirror.
+    fn mirror(&self) -> PathBuf {
+        let entries = std::fs::read_dir(self.mirrors.path().join("git")).unwrap();
+        let mut mirrors = entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+        let mirror = mirrors.next().unwrap();
+        assert_eq!(mirrors.next(), None);
+        mirror
+    }
+}
+
+/// Whatever a test did, what it left is sound.
+impl Drop for Remote {
+    fn drop(&mut self) {
+        if !std::thread::panicking() && self.repository.path().exists() {
+            self.repository.fsck().unwrap();
+        }
+    }
+}
+
+struct Checkout {
+    path: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl Checkout {
+    fn git(&self, arguments: &[&str]) -> String {
+        git(&self.path, arguments)
+    }
+
+    fn push(&self, message: &str) {
+        self.git(&["add", "--all"]);
+        self.git(&["commit", "--quiet", "--message", message]);
+        self.git(&["push", "--quiet", "origin", "HEAD:main"]);
+    }
+}
+
+/// The real program.
+fn git(directory: &Path, arguments: &[&str]) -> String {
+    let output = Command::new("git")
+        .current_dir(directory)
+        .args(["-c", "user.name=Eve", "-c", "user.email=eve@example.com"])
+        .args(arguments)
+        .envs([("GIT_CONFIG_NOSYSTEM", "1"), ("GIT_CONFIG_GLOBAL", "/dev/null"), ("LC_ALL", "C")])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "git {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+}
+
+impl Place for Remote {
+    async fn open(&self) -> Box<dyn Sink> {
+        self.open().await
+    }
+
+    /// With its history: a commit is a change.
+    async fn seen(&self) -> String {
+        let log = self.git(&["log", "--format=%H %cI %s", "main"]);
+        let files = files_of(&self.checkout().path, "all");
+        format!("{log}\n{files:?}")
+    }
+
+    async fn meddle(&self) {
+        let checkout = self.checkout();
+        meddle(&checkout.path, files_of(&checkout.path, "all"));
+        checkout.push("tidy up");
+    }
+
+    async fn attributes(&self, uid: &str) -> String {
+        attributes(&files_of(&self.checkout().path, "awkward"), uid)
+    }
+
+    fn many(&self) -> usize {
+        5_000
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn documents_of_yaml_over_https_conform() {
+    conformance(&Remote::new(Way::Https, side_by_side("document", "yaml"))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_per_row_over_https_conform() {
+    conformance(&Remote::new(Way::Https, side_by_side("perResource", "yaml"))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_per_row_over_ssh_conform() {
+    conformance(&Remote::new(Way::Ssh, side_by_side("perResource", "json"))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn split_files_in_a_directory_conform() {
+    conformance(&Remote::new(Way::File, side_by_side("split", "ndjson"))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn documents_of_json_in_a_directory_conform() {
+    conformance(&Remote::new(Way::File, side_by_side("document", "json"))).await;
+}

@@ -1,0 +1,270 @@
+//! Mirrors and servers that fail, and names that want to leave the tree.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
+};
+
+use kollect_model::sink::{ErrorClass, SinkReason};
+use kollect_sinks::{Files, Policy, Sinks, plan_destination};
+use kollect_testbed::git::GitHttp;
+use serde_json::json;
+
+use super::{Remote, Way};
+use crate::{
+    conformance::{added, claimant, holding, inventory, row, write},
+    filesystem::{object, tree},
+};
+
+/// Every file below a directory.
+fn files(directory: &Path) -> Vec<std::path::PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.is_dir() {
+            found.extend(files(&entry));
+        } else {
+            found.push(entry);
+        }
+    }
+    found
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_mirror_is_made_anew() {
+    for damage in 0..7 {
+        let remote = Remote::new(Way::Https, json!({ "layout": { "mode": "perResource" } }));
+        let sink = remote.open().await;
+        let all = inventory("", "all");
+        let mut rows: Vec<_> =
+            (0..4).map(|i| object(&format!("u{i}"), "", "Pod", "s", &format!("p{i}"), "{}")).collect();
+        for row in &rows {
+            write(&*sink, &all, None, &added(std::slice::from_ref(row))).await.unwrap();
+        }
+        let mirror = remote.mirror();
+        let packs: Vec<_> =
+            files(&mirror).into_iter().filter(|path| path.extension().is_some_and(|e| e == "pack")).collect();
+        match damage {
+            0 => fs::remove_dir_all(&mirror).unwrap(),
+            1 => fs::remove_dir_all(mirror.join("objects")).unwrap(),
+            2 => packs.iter().for_each(|pack| {
+                fs::set_permissions(pack, fs::Permissions::from_mode(0o600)).unwrap();
+                fs::write(pack, "PACK?").unwrap();
+            }),
+            3 => packs.iter().skip(1).for_each(|pack| fs::remove_file(pack).unwrap()),
+            4 => fs::write(mirror.join("HEAD"), "nonsense").unwrap(),
+            5 => fs::remove_dir_all(mirror.join("objects/pack")).unwrap(),
+            _ => fs::write(mirror.join("config"), "[core\nnonsense").unwrap(),
+        }
+        let more = object("u9", "", "Pod", "s", "p9", "{}");
+        write(&*sink, &all, None, &added(std::slice::from_ref(&more))).await.unwrap();
+        rows.push(more);
+        assert_eq!(remote.open().await.baseline(&all).await.unwrap(), holding(&rows), "damage {damage}");
+        assert_eq!(tree(&remote.checkout().path).len(), 5);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mirror_stays_small() {
+    let remote = Remote::new(Way::File, json!({ "layout": { "mode": "perResource" } }));
+    let sink = remote.open().await;
+    let all = inventory("", "all");
+    let rows: Vec<_> =
+        (0..200).map(|i| object(&format!("u{i}"), "", "Pod", "s", &format!("p{i}"), "{}")).collect();
+    write(&*sink, &all, None, &added(&rows)).await.unwrap();
+    let size = || files(&remote.mirror()).iter().map(|path| path.metadata().unwrap().len()).sum::<u64>();
+    let (first, claim) = (size(), sink.claim(&all, &claimant(None)).await.unwrap());
+    let mut largest = 0;
+    for i in 0..150 {
+        let delta = added(&[object("u0", "", "Pod", "s", "p0", &format!("{{\"n\":{i}}}"))]);
+        sink.write(&kollect_model::batch::Batch::new(&all, &claim, &delta)).await.unwrap();
+        largest = largest.max(size());
+    }
+    assert_eq!(remote.commits(), 151);
+    // Half a hundred packs of one commit each, then one again.
+    assert!(largest < first + 60 * 8192, "{first} {largest}");
+    let packs =
+        files(&remote.mirror()).into_iter().filter(|path| path.extension().is_some_and(|e| e == "pack"));
+    assert!(packs.count() <= 50);
+    super::git(&remote.mirror(), &["fsck", "--strict"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mirror_belongs_to_us_alone() {
+    let remote = Remote::plain();
+    let all = inventory("", "all");
+    let outside = tempfile::tempdir().unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let link = place.path().join("link");
+    symlink(outside.path(), &link).unwrap();
+    let open = place.path().join("open");
+    fs::create_dir(&open).unwrap();
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+    for (mirrors, why) in [(&link, "symbolic link"), (&open, "others may write")] {
+        let sinks = Sinks::with_mirrors(mirrors.clone());
+        let sink = sinks.open(&remote.plan(&json!({})), &Policy::default()).await.unwrap();
+        let error = sink.baseline(&all).await.unwrap_err();
+        assert_eq!(error.reason, SinkReason::Forbidden);
+        assert!(
+            error.to_string().contains(why) && error.to_string().contains("KOLLECT_GIT_MIRROR_DIR"),
+            "{error}"
+        );
+    }
+    assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
+    let good = place.path().join("new/er");
+    let sink =
+        Sinks::with_mirrors(good.clone()).open(&remote.plan(&json!({})), &Policy::default()).await.unwrap();
+    sink.baseline(&all).await.unwrap();
+    assert_eq!(fs::metadata(&good).unwrap().permissions().mode() & 0o777, 0o700);
+}
+
+/// Between commit and push, whatever happens: objects of a commit are nowhere until it is pushed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_that_fails_leaves_nothing() {
+    let mut server = GitHttp::start().unwrap();
+    let repository = server.create("broken").unwrap();
+    let mut remote = Remote::new(Way::Https, json!({}));
+    remote.url = server.url("broken");
+    remote.more = json!({ "tls": { "insecureSkipVerify": true } });
+    let sink = remote.open().await;
+    let all = inventory("", "all");
+    write(&*sink, &all, None, &added(&[row("u1", "{}")])).await.unwrap();
+    let (before, objects) = (repository.git(&["rev-parse", "main"]).unwrap(), files(&remote.mirror()).len());
+    let claim = sink.claim(&all, &claimant(None)).await.unwrap();
+    repository.hook("pre-receive", "kill -9 $PPID").unwrap();
+    let delta = added(&[row("u2", "{}")]);
+    let failed = sink.write(&kollect_model::batch::Batch::new(&all, &claim, &delta)).await.unwrap_err();
+    assert_eq!(failed.class(), ErrorClass::Transient, "{failed}");
+    fs::remove_file(repository.path().join("hooks/pre-receive")).unwrap();
+    server.kill();
+    let failed = sink.write(&kollect_model::batch::Batch::new(&all, &claim, &delta)).await.unwrap_err();
+    assert_eq!((failed.reason, failed.class()), (SinkReason::Unreachable, ErrorClass::Transient), "{failed}");
+    server.resume().unwrap();
+    assert_eq!(repository.git(&["rev-parse", "main"]).unwrap(), before);
+    assert_eq!(files(&remote.mirror()).len(), objects);
+    sink.write(&kollect_model::batch::Batch::new(&all, &claim, &delta)).await.unwrap();
+    assert_eq!(sink.baseline(&all).await.unwrap().len(), 2);
+    repository.fsck().unwrap();
+}
+
+/// Credentials are in no file, and in no error.
+#[tokio::test(flavor = "multi_thread")]
+async fn w41_credentials_stay_in_memory() {
+    let remote = Remote::new(Way::Https, json!({}));
+    let sink = remote.open().await;
+    write(&*sink, &inventory("", "all"), None, &added(&[row("u1", "{}")])).await.unwrap();
+    for file in files(remote.mirrors.path()) {
+        let bytes = fs::read(&file).unwrap();
+        let secret = GitHttp::PASSWORD.as_bytes();
+        assert!(!bytes.windows(secret.len()).any(|window| window == secret), "{}", file.display());
+    }
+    assert!(!format!("{:?}", remote.plan(&json!({}))).contains(GitHttp::PASSWORD));
+    remote.git(&["config", "http.receivepack", "false"]);
+    let refused = write(&*sink, &inventory("", "all"), None, &added(&[row("u2", "{}")])).await.unwrap_err();
+    assert!(!format!("{refused:?}").contains(GitHttp::PASSWORD), "{refused:?}");
+}
+
+/// The probe uses the client of the export, with its certificates and known hosts.
+#[tokio::test(flavor = "multi_thread")]
+async fn w21_w22_the_probe_is_the_client_of_the_export() {
+    for way in [Way::Https, Way::Ssh, Way::File] {
+        let remote = Remote::new(way, json!({}));
+        remote.open().await.check().await.unwrap();
+        fs::remove_dir_all(remote.repository.path()).unwrap();
+        let sink = remote.open_with(&json!({ "provisioning": { "mode": "existing" } })).await;
+        let error = sink.check().await.unwrap_err();
+        assert_eq!(error.reason, SinkReason::Missing, "{way:?} {error}");
+    }
+    // Whoever may read and not write hears about it before the first export.
+    let remote = Remote::new(Way::Https, json!({}));
+    remote.git(&["config", "http.receivepack", "false"]);
+    let error = remote.open().await.check().await.unwrap_err();
+    assert_eq!(error.reason, SinkReason::Forbidden, "{error}");
+    // `engine: cli` means the same engine.
+    let remote = Remote::new(Way::Https, json!({ "git": { "engine": "cli" } }));
+    write(&*remote.open().await, &inventory("", "all"), None, &added(&[row("u1", "{}")])).await.unwrap();
+}
+
+/// Names that mean something to Git, to file systems or to nobody.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_name_leaves_the_tree() {
+    let template = ".{sourceName}/{sourceNamespace}.{group}/{kind}~{uid}{extension}";
+    let remote =
+        Remote::new(Way::Https, json!({ "layout": { "mode": "perResource", "pathTemplate": template } }));
+    let sink = remote.open().await;
+    let all = inventory("", "all");
+    let long = "n".repeat(4000);
+    let names = [
+        "git",
+        "GIT",
+        "g\u{200c}it",
+        "git ",
+        "git.",
+        "git::$INDEX_ALLOCATION",
+        "..",
+        ".",
+        "",
+        "a/../../b",
+        "/etc",
+        "kollect",
+        "KOLLECT",
+        "C:\\x",
+        "a\0b",
+        &long,
+    ];
+    let rows: Vec<_> =
+        names.iter().enumerate().map(|(i, name)| object(&i.to_string(), "", "Git", "", name, "{}")).collect();
+    write(&*sink, &all, None, &added(&rows)).await.unwrap();
+    assert_eq!(sink.baseline(&all).await.unwrap(), holding(&rows));
+    for path in remote
+        .git(&["ls-tree", "-r", "-z", "--name-only", "main"])
+        .split('\0')
+        .filter(|path| !path.is_empty())
+    {
+        assert!(path.len() < 1024, "{} bytes", path.len());
+        for (depth, segment) in path.split('/').enumerate() {
+            let plain: String = segment.chars().filter(|c| c.is_ascii() && !c.is_ascii_control()).collect();
+            let plain = plain.to_lowercase();
+            let plain = plain.split(':').next().unwrap().trim_end_matches(['.', ' ']);
+            assert!(!matches!(plain, ".git" | "git~1" | "" | "." | ".."), "{path}");
+            let books = path.ends_with(".ndjson")
+                || path.ends_with("/manifest.json")
+                || path == ".kollect/.gitattributes";
+            assert!(depth > 0 || plain != ".kollect" || books, "{path}");
+        }
+    }
+    for template in [".git/{uid}", "x/.GIT/{uid}", "a/.git./{uid}", "git~1/{uid}", "x/../{uid}"] {
+        let spec = json!({ "type": "git", "endpoint": "https://example.com/x.git", "layout": { "pathTemplate": template } });
+        let spec = kollect_model::sink::SinkSpec::Snapshot(serde_json::from_value(spec).unwrap());
+        let errors = kollect_sinks::plan(&spec).unwrap_err();
+        assert!(errors[0].to_string().contains("spec.layout.pathTemplate"), "{}", errors[0]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_is_enough_and_made_if_need_be() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("new/inventory.git");
+    let plan = plan_destination(&format!("git:{}?layout=perResource&format=json", path.display())).unwrap();
+    let sinks = Sinks::with_mirrors(directory.path().join("mirrors"));
+    let sink = sinks.open(&plan, &Policy::default()).await.unwrap();
+    write(&*sink, &inventory("", "all"), None, &added(&[row("u1", "{}")])).await.unwrap();
+    let log = super::git(&path, &["log", "--format=%s", "main"]);
+    assert!(log.starts_with("chore(default/team/all): export 1 items @ "), "{log}");
+    // The operator keeps files below its root, or not at all.
+    for (files, why) in
+        [(Files::Refused, "--file-sink-root"), (Files::Below(directory.path().into()), "relative")]
+    {
+        let policy = Policy { files, ..Policy::default() };
+        let errors = plan.check(&policy).unwrap_err();
+        assert!(errors[0].to_string().contains(why), "{}", errors[0]);
+    }
+    for (text, problem) in [
+        ("git:", "names no"),
+        ("git:x?layout=heap", "an option that is not known, layout=heap"),
+        ("git:https://user:hunter2@example.com/x.git", "holds a password"),
+    ] {
+        let found = plan_destination(text).unwrap_err();
+        assert!(found.contains(problem) && !found.contains("hunter2"), "{found}");
+    }
+}

@@ -1,0 +1,268 @@
+//! What auditors read: commits that say what happened, and none where nothing did.
+
+use std::sync::Arc;
+
+use kollect_model::{
+    batch::{Batch, Changed, Delta, Removed},
+    row::Row,
+    sink::Sink,
+};
+use serde_json::json;
+
+use super::{Remote, Way};
+use crate::{
+    conformance::{added, changed, claimant, gone, holding, inventory, write},
+    filesystem::{object, tree},
+};
+
+fn deployment(name: &str, attributes: &str) -> Arc<Row> {
+    object(&format!("uid-{name}"), "apps", "Deployment", "shop", name, attributes)
+}
+
+fn removed(row: &Row) -> Delta {
+    Delta { removed: vec![gone(row)], ..Delta::default() }
+}
+
+fn change(after: &Arc<Row>) -> Delta {
+    Delta { changed: vec![changed(after)], ..Delta::default() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_alone_answers_what_happened() {
+    let remote = Remote::plain();
+    let sink = remote.open().await;
+    let all = inventory("prod", "all");
+    let (old, new) =
+        (deployment("cart", r#"{"image":"cart:1.1"}"#), deployment("cart", r#"{"image":"cart:1.2"}"#));
+    let node = object("n1", "", "Node", "", "worker-1", r#"{"ready":true}"#);
+    write(&*sink, &all, None, &added(&[node.clone(), old.clone()])).await.unwrap();
+    let delta = Delta {
+        added: vec![deployment("web", "{}")],
+        changed: vec![Changed { before: Some(old), after: new.clone() }],
+        removed: vec![Removed { key: node.key.clone(), before: None }],
+    };
+    write(&*sink, &all, None, &delta).await.unwrap();
+    // After a restart nobody knows what a row was; the files do.
+    let again = remote.open().await;
+    let newer = deployment("cart", r#"{"image":"cart:1.3","note":"two\nlines"}"#);
+    write(&*again, &all, None, &change(&newer)).await.unwrap();
+    let log = remote.git(&["log", "--reverse", "--format=%an <%ae>%n%B%x00"]);
+    let commits: Vec<&str> = log.split('\0').map(str::trim).filter(|text| !text.is_empty()).collect();
+    let checksum = |commit: &str| commit.split(" @ ").nth(1).unwrap().split('\n').next().unwrap().to_owned();
+    let subject = |commit: &str, items| {
+        let checksum = checksum(commit);
+        assert_eq!(checksum.len(), 12);
+        format!("kollect <kollect@kollect.dev>\nchore(prod/team/all): export {items} items @ {checksum}\n\n")
+    };
+    assert_eq!(commits[0], subject(commits[0], 2) + "+ Node/worker-1\n+ shop/Deployment/cart");
+    assert_eq!(
+        commits[1],
+        subject(commits[1], 2)
+            + "- Node/worker-1\n~ shop/Deployment/cart: image cart:1.1 → cart:1.2\n+ shop/Deployment/web"
+    );
+    assert_eq!(
+        commits[2],
+        subject(commits[2], 2)
+            + "~ shop/Deployment/cart: image cart:1.2 → cart:1.3, note - → \"two\\nlines\""
+    );
+    assert_eq!(commits.len(), 3);
+    // The books are there, and not in the way.
+    let diff = remote.checkout().git(&["log", "-1", "-p"]);
+    assert!(diff.contains("-    image: cart:1.2\n+    image: cart:1.3\n"), "{diff}");
+    assert!(diff.contains("Binary files a/.kollect/") && !diff.contains("+{\"target\""), "{diff}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn templates_and_trailers_are_filled() {
+    let git = json!({ "git": {
+        "branch": "audit",
+        "commitMessage": "{sink} {cluster} {namespace}/{name} {generation} {exportGeneration} {itemCount}\n{nothing}",
+        "commitBody": "{path} at {exportedAt}\n{checksum}\n\n{changes}",
+        "commitTrailers": ["Signed-off-by: Audit <audit@example.com>", "Inventory: {name}"],
+        "author": { "name": "Robot", "email": "robot@example.com" },
+    } });
+    let remote = Remote::new(Way::File, git);
+    let plan = remote.plan(&json!({})).named("nightly");
+    let sink = remote.sinks().open(&plan, &kollect_sinks::Policy::default()).await.unwrap();
+    let all = inventory("", "all");
+    let claim = sink.claim(&all, &claimant(None)).await.unwrap();
+    let delta = added(&[deployment("cart", "{}")]);
+    let receipt = sink.write(&Batch { generation: 7, ..Batch::new(&all, &claim, &delta) }).await.unwrap();
+    let message = remote.git(&["log", "-1", "--format=%an <%ae>%n%B", "audit"]);
+    let lines: Vec<&str> = message.lines().collect();
+    assert_eq!(lines[..3], ["Robot <robot@example.com>", "nightly default team/all 7 7 1 {nothing}", ""]);
+    assert!(lines[3].starts_with("inventory/team/all.yaml at 20"), "{}", lines[3]);
+    assert_eq!(lines[4], receipt.checksum.unwrap());
+    assert_eq!(
+        lines[5..],
+        ["", "+ shop/Deployment/cart", "", "Signed-off-by: Audit <audit@example.com>", "Inventory: all"]
+    );
+    let parsed = remote.git(&["log", "-1", "--format=%(trailers:key=Inventory,valueonly)", "audit"]);
+    assert_eq!(parsed, "all");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn long_lists_are_cut_with_a_count() {
+    let remote = Remote::plain();
+    let rows: Vec<_> = (0..60).map(|i| deployment(&format!("d{i:02}"), "{}")).collect();
+    write(&*remote.open().await, &inventory("", "all"), None, &added(&rows)).await.unwrap();
+    let body = remote.git(&["log", "-1", "--format=%b"]);
+    assert_eq!(body.lines().count(), 51);
+    assert!(body.ends_with("+ shop/Deployment/d49\n… and 10 more"), "{body}");
+}
+
+/// Also after a restart, and whatever a file says about when it was written.
+#[tokio::test(flavor = "multi_thread")]
+async fn w64_nothing_changed_makes_no_commit() {
+    for (mode, format) in [
+        ("document", "yaml"),
+        ("document", "json"),
+        ("document", "ndjson"),
+        ("perResource", "yaml"),
+        ("split", "json"),
+        ("split", "yaml"),
+    ] {
+        let remote = Remote::new(
+            Way::File,
+            json!({ "layout": { "mode": mode }, "serialization": { "format": format } }),
+        );
+        let all = inventory("", "all");
+        let rows = [deployment("cart", r#"{"n":1}"#), deployment("web", r#"{"n":2}"#)];
+        write(&*remote.open().await, &all, None, &added(&rows)).await.unwrap();
+        let before = remote.git(&["rev-parse", "main"]);
+        let again = remote.open().await;
+        assert_eq!(again.baseline(&all).await.unwrap(), holding(&rows), "{mode} {format}");
+        for delta in [Delta::default(), added(&rows), change(&rows[0])] {
+            write(&*again, &all, None, &delta).await.unwrap();
+            assert_eq!(remote.git(&["rev-parse", "main"]), before, "{mode} {format}");
+        }
+    }
+}
+
+/// Files go with their rows, the last one of a directory too; files of siblings in the same directories stay.
+#[tokio::test(flavor = "multi_thread")]
+async fn w17_files_belong_to_inventories() {
+    let more = json!({ "layout": { "mode": "perResource" } });
+    let remote = Remote::new(Way::Https, more);
+    let sink = remote.open().await;
+    let (one, two) = (inventory("", "one"), inventory("", "two"));
+    let (cart, web) = (deployment("cart", "{}"), deployment("web", "{}"));
+    let job = object("j", "batch", "Job", "night", "copy", "{}");
+    write(&*sink, &one, None, &added(&[cart.clone(), job.clone()])).await.unwrap();
+    write(&*sink, &two, None, &added(std::slice::from_ref(&web))).await.unwrap();
+    let files = || tree(&remote.checkout().path).into_keys().collect::<Vec<_>>();
+    let (cart_file, web_file) = ("default/shop/deployment/cart.yaml", "default/shop/deployment/web.yaml");
+    assert_eq!(files(), ["default/night/job/copy.yaml", cart_file, web_file]);
+    write(&*sink, &one, None, &removed(&job)).await.unwrap();
+    assert_eq!(files(), [cart_file, web_file]);
+    // The same object in both: nobody takes it from the other.
+    let refused = write(&*sink, &two, None, &added(std::slice::from_ref(&cart))).await.unwrap_err();
+    assert!(refused.to_string().contains("it is a file of inventory team/one"), "{refused}");
+    write(&*sink, &one, None, &removed(&cart)).await.unwrap();
+    assert_eq!(files(), [web_file]);
+    let claim = sink.claim(&one, &claimant(None)).await.unwrap();
+    sink.forget(&one, &claim).await.unwrap();
+    assert_eq!(files(), [web_file]);
+    let claim = sink.claim(&two, &claimant(None)).await.unwrap();
+    sink.forget(&two, &claim).await.unwrap();
+    assert_eq!(remote.git(&["ls-tree", "-r", "main"]), "", "the books are gone too");
+    assert_eq!(remote.git(&["for-each-ref", "--format=%(refname)"]), "refs/heads/main");
+    assert_eq!(remote.git(&["log", "-1", "--format=%B"]), "chore(default/team/two): remove the inventory");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn w18_rows_with_one_path_are_told_apart() {
+    let remote = Remote::new(Way::File, json!({ "layout": { "mode": "perResource" } }));
+    let sink = remote.open().await;
+    let all = inventory("", "all");
+    let knative = object("k1", "serving.knative.dev", "Service", "shop", "cart", "{}");
+    let core = object("c1", "", "Service", "shop", "cart", "{}");
+    let receipt = write(&*sink, &all, None, &added(&[knative.clone(), core.clone()])).await.unwrap();
+    let files: Vec<String> = tree(&remote.checkout().path).into_keys().collect();
+    assert_eq!(files.len(), 2, "{files:?}");
+    assert!(files.iter().all(|file| file.starts_with("default/shop/service/cart-")), "{files:?}");
+    assert_eq!(sink.baseline(&all).await.unwrap(), holding([&knative, &core]));
+    let warning = receipt.warnings.join("\n");
+    assert!(
+        warning.contains("Service shop/cart") && warning.contains("k1") && warning.contains("c1"),
+        "{warning}"
+    );
+    // It is told when it begins, not with every write.
+    let web = deployment("web", "{}");
+    assert_eq!(write(&*sink, &all, None, &added(&[web])).await.unwrap().warnings, Vec::<String>::new());
+    write(&*sink, &all, None, &removed(&knative)).await.unwrap();
+    let files: Vec<String> = tree(&remote.checkout().path).into_keys().collect();
+    assert_eq!(files, ["default/shop/deployment/web.yaml", "default/shop/service/cart.yaml"]);
+}
+
+/// `layout: {}` leaves the choice to the rows: whole objects become files of their own.
+#[tokio::test(flavor = "multi_thread")]
+async fn w63_an_empty_layout_still_chooses() {
+    let remote = Remote::new(Way::File, json!({ "layout": {} }));
+    let whole = r#"{"resource":{"apiVersion":"apps/v1","kind":"Deployment","spec":{"replicas":2}}}"#;
+    write(&*remote.open().await, &inventory("", "all"), None, &added(&[deployment("cart", whole)]))
+        .await
+        .unwrap();
+    let files = tree(&remote.checkout().path);
+    assert_eq!(
+        files["default/shop/deployment/cart.yaml"],
+        "apiVersion: apps/v1\nkind: Deployment\nspec:\n  replicas: 2\n"
+    );
+}
+
+/// One changed file among many: a handful of objects is sent, whatever else is there.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_change_sends_few_objects() {
+    let remote = Remote::new(Way::Https, json!({ "layout": { "mode": "perResource" } }));
+    let sink = remote.open().await;
+    let all = inventory("", "all");
+    let rows: Vec<_> = (0..2000).map(|i| deployment(&format!("d{i}"), r#"{"n":1}"#)).collect();
+    write(&*sink, &all, None, &added(&rows)).await.unwrap();
+    let objects = || -> usize {
+        let counts = remote.git(&["count-objects", "-v"]);
+        let count = |name: &str| {
+            let line = counts.lines().find(|line| line.starts_with(name)).unwrap();
+            line.rsplit(' ').next().unwrap().parse::<usize>().unwrap()
+        };
+        count("count:") + count("in-pack:")
+    };
+    let before = objects();
+    let claim = sink.claim(&all, &claimant(None)).await.unwrap();
+    let claimed = objects();
+    sink.write(&Batch::new(&all, &claim, &change(&deployment("d7", r#"{"n":2}"#)))).await.unwrap();
+    assert!(objects() - claimed <= 10, "{before} {claimed} {}", objects());
+    assert_eq!(remote.commits(), 2);
+}
+
+/// Inventories that are written at the same time share a push.
+#[tokio::test(flavor = "multi_thread")]
+async fn inventories_on_one_branch_have_one_writer() {
+    let remote = Remote::new(Way::Https, json!({}));
+    let count = remote.repository.path().join("pushes");
+    // Slow enough for the others to gather.
+    remote.repository.hook("post-receive", &format!("cat >> {}; sleep 0.3", count.display())).unwrap();
+    let sinks = remote.sinks();
+    let sink: Arc<dyn Sink> =
+        sinks.open(&remote.plan(&json!({})), &kollect_sinks::Policy::default()).await.unwrap().into();
+    let mut claims = Vec::new();
+    for i in 0..8 {
+        let place = inventory("", &format!("i{i}"));
+        let claim = sink.claim(&place, &claimant(None)).await.unwrap();
+        claims.push((place, claim));
+    }
+    std::fs::write(&count, "").unwrap();
+    let writes = claims.into_iter().map(|(place, claim)| {
+        let sink = sink.clone();
+        tokio::spawn(async move {
+            let delta = added(&[deployment(&place.name, "{}")]);
+            sink.write(&Batch::new(&place, &claim, &delta)).await.map(drop)
+        })
+    });
+    for written in futures::future::join_all(writes).await {
+        written.unwrap().unwrap();
+    }
+    let pushes = std::fs::read_to_string(&count).unwrap().lines().count();
+    assert_eq!(remote.commits(), 8);
+    assert!(pushes <= 3, "{pushes} pushes");
+    assert_eq!(tree(&remote.checkout().path).len(), 8);
+}

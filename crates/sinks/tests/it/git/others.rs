@@ -1,0 +1,396 @@
+//! A branch is shared: with people, with other operators, and with the rules of its server.
+
+use std::{fs, sync::Arc};
+
+use kollect_model::{
+    batch::Batch,
+    sink::{ErrorClass, Sink, SinkReason},
+};
+use kollect_sinks::Policy;
+use serde_json::json;
+
+use super::{Remote, Way, git};
+use crate::{
+    conformance::{added, changed, claimant, gone, holding, inventory, row, write},
+    filesystem::{object, tree},
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_of_others_stay_and_their_commits_too() {
+    let remote = Remote::new(Way::Https, json!({}));
+    let sink = remote.open().await;
+    let all = inventory("", "all");
+    write(&*sink, &all, None, &added(&[row("u1", "{}")])).await.unwrap();
+    let checkout = remote.checkout();
+    fs::write(checkout.path.join("README.md"), "Ours.\n").unwrap();
+    checkout.push("say what this is");
+    write(&*sink, &all, None, &added(&[row("u2", "{}")])).await.unwrap();
+    assert_eq!(tree(&remote.checkout().path)["README.md"], "Ours.\n");
+    let subjects = remote.git(&["log", "--format=%an", "main"]);
+    assert_eq!(subjects, "kollect\nEve\nkollect");
+    // What is not ours is not written over.
+    let theirs = inventory("", "theirs");
+    let checkout = remote.checkout();
+    fs::write(checkout.path.join("inventory/team/theirs.yaml"), "mine\n").unwrap();
+    checkout.push("a file that is in the way");
+    let refused = write(&*sink, &theirs, None, &added(&[row("u1", "{}")])).await.unwrap_err();
+    assert_eq!((refused.reason, refused.class()), (SinkReason::Incompatible, ErrorClass::Terminal));
+    assert!(refused.to_string().contains("inventory/team/theirs.yaml"), "{refused}");
+    assert_eq!(tree(&remote.checkout().path)["inventory/team/theirs.yaml"], "mine\n");
+}
+
+/// Two operators with mirrors of their own: no lost file, no lost commit, one line of history.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_operators_push_to_one_branch() {
+    let remote = Arc::new(Remote::new(Way::Https, json!({ "layout": { "mode": "perResource" } })));
+    let operators = ["a", "b"].map(|name| {
+        let remote = remote.clone();
+        tokio::spawn(async move {
+            let mirrors = tempfile::tempdir().unwrap();
+            let sinks = kollect_sinks::Sinks::with_mirrors(mirrors.path().join("git"));
+            let sink = sinks.open(&remote.plan(&json!({})), &Policy::default()).await.unwrap();
+            let place = inventory(name, "all");
+            let claim = sink.claim(&place, &claimant(Some(name))).await.unwrap();
+            for i in 0..12 {
+                let delta =
+                    added(&[object(&format!("{name}{i}"), "", "Pod", "shop", &format!("p{i}"), "{}")]);
+                // Somebody was quicker too often: the engine tries again as well.
+                while let Err(error) = sink.write(&Batch::new(&place, &claim, &delta)).await {
+                    assert_eq!(error.reason, SinkReason::Busy, "{error}");
+                }
+            }
+        })
+    });
+    for operator in operators {
+        operator.await.unwrap();
+    }
+    assert_eq!(tree(&remote.checkout().path).len(), 24);
+    assert_eq!(remote.commits(), 24);
+    assert_eq!(remote.git(&["rev-list", "--min-parents=2", "main"]), "", "no merges");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_push_says_the_words_of_the_server() {
+    let remote = Remote::new(Way::Ssh, json!({}));
+    let sink = remote.open().await;
+    let all = inventory("", "all");
+    write(&*sink, &all, None, &added(&[row("u1", "{}")])).await.unwrap();
+    let before = remote.git(&["rev-parse", "main"]);
+    let script = "while read old new ref; do case $ref in refs/heads/main) \
+                  echo 'main is protected: ask the audit team' >&2; exit 1;; esac; done";
+    remote.repository.hook("pre-receive", script).unwrap();
+    let refused = write(&*sink, &all, None, &added(&[row("u2", "{}")])).await.unwrap_err();
+    assert_eq!((refused.reason, refused.class()), (SinkReason::Forbidden, ErrorClass::Forbidden));
+    assert!(refused.to_string().contains("main is protected: ask the audit team"), "{refused}");
+    assert_eq!(remote.git(&["rev-parse", "main"]), before);
+    fs::remove_file(remote.repository.path().join("hooks/pre-receive")).unwrap();
+    write(&*sink, &all, None, &added(&[row("u2", "{}")])).await.unwrap();
+    assert_eq!(sink.baseline(&all).await.unwrap().len(), 2);
+}
+
+/// A server may not want one inventory: the others of the same push are written.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_bad_inventory_stays_one_bad_inventory() {
+    let remote = Remote::new(Way::Https, json!({}));
+    let script = "while read old new ref; do if git ls-tree -r --name-only $new | grep -q /bad; then \
+                  echo 'no bad files' >&2; exit 1; fi; done; sleep 0.2";
+    let sinks = remote.sinks();
+    let sink: Arc<dyn Sink> = sinks.open(&remote.plan(&json!({})), &Policy::default()).await.unwrap().into();
+    let mut claims = Vec::new();
+    for name in ["first", "good", "bad", "fine"] {
+        let place = inventory("", name);
+        let claim = sink.claim(&place, &claimant(None)).await.unwrap();
+        claims.push((place, claim));
+    }
+    remote.repository.hook("pre-receive", script).unwrap();
+    let writes = claims.into_iter().map(|(place, claim)| {
+        let sink = sink.clone();
+        tokio::spawn(async move {
+            let delta = added(&[row("u1", "{}")]);
+            (place.name.clone(), sink.write(&Batch::new(&place, &claim, &delta)).await)
+        })
+    });
+    for written in futures::future::join_all(writes).await {
+        let (name, written) = written.unwrap();
+        match written {
+            Ok(_) => assert_ne!(name, "bad"),
+            Err(error) => {
+                assert_eq!((&*name, error.reason), ("bad", SinkReason::Forbidden), "{error}");
+                assert!(error.to_string().contains("no bad files"), "{error}");
+            }
+        }
+    }
+    assert_eq!(remote.commits(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn force_push_drops_what_others_did_and_commit_does_not() {
+    for (policy, kept) in [("Commit", true), ("ForcePush", false)] {
+        let remote = Remote::new(Way::Https, json!({ "git": { "pushPolicy": policy } }));
+        let sink = remote.open().await;
+        let all = inventory("", "all");
+        write(&*sink, &all, None, &added(&[row("u1", "{}")])).await.unwrap();
+        let checkout = remote.checkout();
+        fs::write(checkout.path.join("notes.txt"), "hello\n").unwrap();
+        checkout.push("notes");
+        write(&*sink, &all, None, &added(&[row("u2", "{}")])).await.unwrap();
+        assert_eq!(tree(&remote.checkout().path).contains_key("notes.txt"), kept, "{policy}");
+        assert_eq!(sink.baseline(&all).await.unwrap().len(), 2);
+        assert_eq!(remote.commits(), if kept { 3 } else { 2 });
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_branch_begins_at_the_default_one() {
+    let remote = Remote::new(Way::Https, json!({}));
+    let (all, branch) = (inventory("", "all"), json!({ "git": { "branch": "audit/prod" } }));
+    let existing = json!({ "git": { "branch": "audit/prod" }, "provisioning": { "mode": "existing" } });
+    let error = remote.open_with(&existing).await.check().await.unwrap_err();
+    assert_eq!(error.reason, SinkReason::Missing);
+    assert!(error.to_string().contains("no such branch"), "{error}");
+    // An empty repository has no default branch either.
+    write(&*remote.open().await, &all, None, &added(&[row("u1", "{}")])).await.unwrap();
+    let checkout = remote.checkout();
+    fs::write(checkout.path.join("README.md"), "Ours.\n").unwrap();
+    checkout.push("readme");
+    let sink = remote.open_with(&branch).await;
+    let other = inventory("", "other");
+    write(&*sink, &other, None, &added(&[row("u1", "{}")])).await.unwrap();
+    let files = remote.git(&["ls-tree", "-r", "--name-only", "audit/prod"]);
+    assert!(files.contains("README.md") && files.contains("inventory/team/other.yaml"), "{files}");
+    assert_eq!(remote.commits(), 2, "main is as it was");
+    remote.open_with(&existing).await.check().await.unwrap();
+}
+
+/// A sink that moves to a new branch finds its rows there, because it begins at the old one; it is made all
+/// the same, before anybody cleans the old one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_branch_is_made_even_if_no_row_differs() {
+    let remote = Remote::new(Way::Https, json!({}));
+    let all = inventory("", "all");
+    let rows = [row("u1", "{}")];
+    let main = remote.open().await;
+    write(&*main, &all, None, &added(&rows)).await.unwrap();
+    let moved = remote.open_with(&json!({ "git": { "branch": "audit" } })).await;
+    assert_eq!(moved.baseline(&all).await.unwrap(), holding(&rows));
+    write(&*moved, &all, None, &added(&[])).await.unwrap();
+    let claim = main.claim(&all, &claimant(None)).await.unwrap();
+    main.forget(&all, &claim).await.unwrap();
+    assert_eq!(moved.baseline(&all).await.unwrap(), holding(&rows));
+    assert_eq!(remote.git(&["ls-tree", "--name-only", "-r", "main"]), "");
+    // Nothing is to be forgotten where nothing is, and nothing is made for that.
+    let never = json!({ "git": { "branch": "never" }, "provisioning": { "mode": "existing" } });
+    let other = remote.open_with(&never).await;
+    let claim = other.claim(&all, &claimant(None)).await.unwrap();
+    other.forget(&all, &claim).await.unwrap();
+    assert_eq!(remote.git(&["branch", "--list", "never"]), "");
+}
+
+/// Two who claim in the same second know who of them has it, and a claim that somebody removed is made again.
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_are_told_apart_and_found_missing() {
+    let remote = Arc::new(Remote::new(Way::Https, json!({})));
+    let all = inventory("", "all");
+    let claims = (0..4).map(|_| {
+        let (remote, all) = (remote.clone(), all.clone());
+        tokio::spawn(async move {
+            let mirrors = tempfile::tempdir().unwrap();
+            let sinks = kollect_sinks::Sinks::with_mirrors(mirrors.path().join("git"));
+            let sink = sinks.open(&remote.plan(&json!({})), &Policy::default()).await.unwrap();
+            sink.claim(&all, &claimant(Some("c"))).await.unwrap().epoch
+        })
+    });
+    let mut epochs: Vec<i64> =
+        futures::future::join_all(claims).await.into_iter().map(Result::unwrap).collect();
+    epochs.sort_unstable();
+    assert_eq!(epochs, [1, 2, 3, 4]);
+
+    let sink = remote.open().await;
+    let claim = sink.claim(&all, &claimant(Some("c"))).await.unwrap();
+    let reference = remote.git(&["for-each-ref", "--format=%(refname)", "refs/kollect"]);
+    remote.git(&["update-ref", "-d", &reference]);
+    let delta = added(&[row("u1", "{}")]);
+    let refused = sink.write(&Batch::new(&all, &claim, &delta)).await.unwrap_err();
+    assert_eq!((refused.reason, refused.class()), (SinkReason::Busy, ErrorClass::Transient), "{refused}");
+    write(&*sink, &all, Some("c"), &delta).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn force_push_puts_right_what_others_did_to_our_files() {
+    let remote = Remote::new(Way::Https, json!({ "git": { "pushPolicy": "ForcePush" } }));
+    let sink = remote.open().await;
+    let all = inventory("", "all");
+    let rows = [row("u1", "{}")];
+    write(&*sink, &all, None, &added(&rows)).await.unwrap();
+    let checkout = remote.checkout();
+    fs::write(checkout.path.join("inventory/team/all.yaml"), "nonsense\n").unwrap();
+    checkout.push("meddle");
+    assert_ne!(sink.baseline(&all).await.unwrap(), holding(&rows));
+    write(&*sink, &all, None, &added(&rows)).await.unwrap();
+    assert_eq!(sink.baseline(&all).await.unwrap(), holding(&rows));
+    assert_eq!(remote.commits(), 1, "it is as it was");
+    // The server has forgotten our commits: we go on from what it has.
+    let name = ["-c", "user.name=Eve", "-c", "user.email=eve@example.com"];
+    let empty = remote.git(&["hash-object", "-t", "tree", "-w", "/dev/null"]);
+    let start = remote.git(&[&name[..], &["commit-tree", "-m", "start again", &empty]].concat());
+    remote.git(&["update-ref", "refs/heads/main", &start]);
+    remote.git(&["reflog", "expire", "--expire=now", "--all"]);
+    remote.git(&["gc", "--quiet", "--prune=now"]);
+    let more = [rows[0].clone(), row("u2", "{}")];
+    write(&*sink, &all, None, &added(&more)).await.unwrap();
+    assert_eq!(remote.open().await.baseline(&all).await.unwrap(), holding(&more));
+}
+
+/// Where our file was, somebody has put something else: it stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_put_in_the_place_of_our_files_stays() {
+    let remote = Remote::new(Way::File, json!({ "layout": { "mode": "perResource" } }));
+    let sink = remote.open().await;
+    let all = inventory("", "all");
+    let pods: Vec<_> = ["p1", "p2"].iter().map(|name| object(name, "", "Pod", "shop", name, "{}")).collect();
+    write(&*sink, &all, None, &added(&pods)).await.unwrap();
+    let checkout = remote.checkout();
+    git(&checkout.path, &["rm", "-r", "--quiet", "default/shop/pod"]);
+    fs::create_dir_all(checkout.path.join("default/shop")).unwrap();
+    fs::write(checkout.path.join("default/shop/pod"), "a file\n").unwrap();
+    checkout.push("meddle");
+    let removal = kollect_model::batch::Delta {
+        removed: pods.iter().map(|pod| gone(pod)).collect(),
+        ..Default::default()
+    };
+    sink.baseline(&all).await.unwrap();
+    write(&*sink, &all, None, &removal).await.unwrap();
+    assert_eq!(tree(&remote.checkout().path)["default/shop/pod"], "a file\n");
+    let refused = write(&*sink, &all, None, &added(&pods)).await.unwrap_err();
+    assert!(refused.to_string().contains("default/shop/pod/p1.yaml"), "{refused}");
+
+    let taken = Remote::plain();
+    write(&*taken.open().await, &all, None, &added(&[])).await.unwrap();
+    let checkout = taken.checkout();
+    git(&checkout.path, &["rm", "-r", "--quiet", ".kollect", "inventory"]);
+    fs::write(checkout.path.join(".kollect"), "mine\n").unwrap();
+    checkout.push("meddle");
+    let refused = write(&*taken.open().await, &all, None, &added(&pods)).await.unwrap_err();
+    assert!(refused.to_string().contains(".kollect"), "{refused}");
+}
+
+/// A changed template may turn a file into a directory and back.
+#[tokio::test(flavor = "multi_thread")]
+async fn files_and_directories_change_places() {
+    let remote = Remote::plain();
+    let layout = |template: &str| json!({ "layout": { "mode": "perResource", "pathTemplate": template } });
+    let all = inventory("", "all");
+    let pods: Vec<_> = ["p1", "p2"].iter().map(|name| object(name, "", "Pod", "shop", name, "{}")).collect();
+    let mut seen = Vec::new();
+    for template in [
+        "{sourceNamespace}/{sourceName}",
+        "{sourceNamespace}/{sourceName}/{kind}",
+        "{sourceNamespace}/{sourceName}",
+    ] {
+        let sink = remote.open_with(&layout(template)).await;
+        write(&*sink, &all, None, &added(&pods)).await.unwrap();
+        assert_eq!(sink.baseline(&all).await.unwrap(), holding(&pods), "{template}");
+        seen.push(tree(&remote.checkout().path).into_keys().collect::<Vec<_>>());
+    }
+    assert_eq!(seen, [["shop/p1", "shop/p2"], ["shop/p1/pod", "shop/p2/pod"], ["shop/p1", "shop/p2"]]);
+}
+
+/// Somebody takes the branch back to an older state, or away: what we know is not true any more, and is
+/// not built upon.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rewritten_or_deleted_branch_is_compared_again() {
+    for delete in [false, true] {
+        let remote = Remote::new(Way::Https, json!({ "layout": { "mode": "perResource" } }));
+        let sink = remote.open().await;
+        let all = inventory("", "all");
+        let pods: Vec<_> =
+            ["p1", "p2", "p3"].iter().map(|name| object(name, "", "Pod", "shop", name, "{}")).collect();
+        let claim = sink.claim(&all, &claimant(None)).await.unwrap();
+        for pod in &pods[..2] {
+            sink.write(&Batch::new(&all, &claim, &added(std::slice::from_ref(pod)))).await.unwrap();
+        }
+        if delete {
+            remote.git(&["update-ref", "-d", "refs/heads/main"]);
+        } else {
+            remote.git(&["update-ref", "refs/heads/main", "main~1"]);
+        }
+        let delta = added(&pods[2..]);
+        let refused = sink.write(&Batch::new(&all, &claim, &delta)).await.unwrap_err();
+        assert_eq!((refused.reason, refused.class()), (SinkReason::Busy, ErrorClass::Transient), "{refused}");
+        let held = sink.baseline(&all).await.unwrap();
+        assert_eq!(held, holding(&pods[..usize::from(!delete)]));
+        sink.write(&Batch::new(&all, &claim, &added(&pods[held.len()..]))).await.unwrap();
+        assert_eq!(sink.baseline(&all).await.unwrap(), holding(&pods));
+        assert_eq!(tree(&remote.checkout().path).len(), 3);
+    }
+}
+
+/// A claim of another writer leaves no commit, and stops those who came before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_writer_that_wakes_up_late_is_stopped() {
+    let remote = Remote::new(Way::Ssh, json!({}));
+    let (early, late) = (remote.open().await, remote.open().await);
+    let all = inventory("", "all");
+    let old = early.claim(&all, &claimant(Some("c"))).await.unwrap();
+    early.write(&Batch::new(&all, &old, &added(&[row("u1", "{}")]))).await.unwrap();
+    let before = remote.git(&["rev-parse", "main"]);
+    late.claim(&all, &claimant(Some("c"))).await.unwrap();
+    assert_eq!(remote.git(&["rev-parse", "main"]), before);
+    let delta = added(&[row("u2", "{}")]);
+    let fenced = early.write(&Batch::new(&all, &old, &delta)).await.unwrap_err();
+    assert_eq!(fenced.reason, SinkReason::Fenced);
+    assert_eq!(remote.git(&["rev-parse", "main"]), before);
+}
+
+/// Whoever gives up waiting must not be written for: he may have lost the right to.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_written_for_those_who_left() {
+    let remote = Remote::new(Way::Https, json!({}));
+    let sinks = remote.sinks();
+    let sink: Arc<dyn Sink> = sinks.open(&remote.plan(&json!({})), &Policy::default()).await.unwrap().into();
+    let (one, two) = (inventory("", "one"), inventory("", "two"));
+    let claim_one = sink.claim(&one, &claimant(None)).await.unwrap();
+    let claim_two = sink.claim(&two, &claimant(None)).await.unwrap();
+    remote.repository.hook("pre-receive", "sleep 1").unwrap();
+    let delta = added(&[row("u1", "{}")]);
+    let slow = tokio::spawn({
+        let (sink, one, delta) = (sink.clone(), one.clone(), delta.clone());
+        async move { sink.write(&Batch::new(&one, &claim_one, &delta)).await.map(drop) }
+    });
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    let batch = Batch::new(&two, &claim_two, &delta);
+    let left = tokio::time::timeout(std::time::Duration::from_millis(100), sink.write(&batch));
+    assert!(left.await.is_err(), "the other one was not slow");
+    slow.await.unwrap().unwrap();
+    // The next one takes along whoever waits.
+    write(&*sink, &one, None, &added(&[row("u2", "{}")])).await.unwrap();
+    assert_eq!(tree(&remote.checkout().path).into_keys().collect::<Vec<_>>(), ["inventory/team/one.yaml"]);
+}
+
+/// A foreign edit of our files is put right, and seen as what it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn foreign_edits_show_in_the_baseline() {
+    let remote = Remote::new(Way::File, json!({ "layout": { "mode": "perResource" } }));
+    let sink = remote.open().await;
+    let all = inventory("", "all");
+    let pods: Vec<_> =
+        ["p1", "p2", "p3"].iter().map(|name| object(name, "", "Pod", "shop", name, "{}")).collect();
+    write(&*sink, &all, None, &added(&pods)).await.unwrap();
+    let checkout = remote.checkout();
+    git(&checkout.path, &["rm", "--quiet", "default/shop/pod/p1.yaml"]);
+    fs::write(checkout.path.join("default/shop/pod/p2.yaml"), "nonsense\n").unwrap();
+    checkout.push("meddle");
+    let held = sink.baseline(&all).await.unwrap();
+    let wrong: Vec<&str> =
+        pods.iter().filter(|pod| held.get(&pod.key) != Some(&pod.digest)).map(|pod| &*pod.name).collect();
+    assert_eq!(wrong, ["p1", "p2"]);
+    let repair = kollect_model::batch::Delta {
+        changed: pods[..2].iter().map(changed).collect(),
+        removed: vec![gone(&pods[2])],
+        ..Default::default()
+    };
+    write(&*sink, &all, None, &repair).await.unwrap();
+    assert_eq!(sink.baseline(&all).await.unwrap(), holding(&pods[..2]));
+    let files: Vec<String> = tree(&remote.checkout().path).into_keys().collect();
+    assert_eq!(files, ["default/shop/pod/p1.yaml", "default/shop/pod/p2.yaml"]);
+}
