@@ -26,6 +26,7 @@ use crate::{
 };
 
 mod branch;
+mod claims;
 mod draw;
 mod message;
 mod mirror;

@@ -9,10 +9,10 @@ use std::{
     time::Duration,
 };
 
-use git2::{Oid, Repository, Signature};
+use git2::Oid;
 use kollect_model::{
     batch::{Baseline, InventoryId},
-    claim::{Claim, Claimant, Holder},
+    claim::Holder,
     sink::{SinkError, SinkReason},
 };
 use tokio::{sync::oneshot, time};
@@ -23,13 +23,10 @@ use super::{
     remote::RemoteConfig,
     transport::{Advertised, Rejected, Remote},
 };
-use crate::{
-    Policy,
-    layout::{Settings, paths},
-};
+use crate::{Policy, layout::Settings};
 
 /// How often others may be quicker before we give up.
-const ATTEMPTS: u32 = 8;
+pub(super) const ATTEMPTS: u32 = 8;
 /// How long another process may use our mirror.
 const MIRROR_LIMIT: Duration = Duration::from_mins(1);
 
@@ -48,15 +45,15 @@ pub(super) struct Key {
 /// A branch and its writer.
 pub(super) struct Branch {
     pub(super) key: Key,
-    remote: Remote,
-    place: String,
+    pub(super) remote: Remote,
+    pub(super) place: String,
     reference: String,
     mirrors: PathBuf,
     waiting: Mutex<Vec<Waiting>>,
     /// Held by whoever uses the mirror.
-    turn: Arc<tokio::sync::Mutex<()>>,
+    pub(super) turn: Arc<tokio::sync::Mutex<()>>,
     /// What claims say, by the names of their commits.
-    holders: Mutex<HashMap<Oid, Holder>>,
+    pub(super) holders: Mutex<HashMap<Oid, Holder>>,
 }
 
 struct Waiting {
@@ -65,8 +62,8 @@ struct Waiting {
 }
 
 /// What the remote has.
-struct Seen {
-    refs: Advertised,
+pub(super) struct Seen {
+    pub(super) refs: Advertised,
     /// The branch, if it is there.
     tip: Option<Oid>,
     /// The commit that the next one stands on.
@@ -138,64 +135,6 @@ impl Branch {
             drop(mirror);
             drop(turn);
         });
-    }
-
-    /// Takes the next number for an inventory. It is kept in a ref of its own, so that history tells about
-    /// rows alone.
-    pub(super) async fn claim(
-        &self,
-        inventory: &InventoryId,
-        claimant: &Claimant,
-    ) -> Result<Claim, SinkError> {
-        let _turn = self.turn.lock().await;
-        let mirror = self.mirror().await?;
-        let reference = self.claims(inventory);
-        for attempt in 0..ATTEMPTS {
-            let refs = self.remote.refs().await?;
-            let found = refs.refs.get(&reference).copied();
-            let held = self.holder(&mirror, found).await?;
-            let taken = claimant.take(inventory, held.as_ref())?;
-            let record = taken.clone();
-            let made = blocking(&mirror, move |mirror| claim_commit(&mirror.repository()?, &record)).await?;
-            let (commit, pack) = made.map_err(|failure| self.unusable(failure))?;
-            match self.remote.push(&reference, found.unwrap_or(Oid::ZERO_SHA1), commit, &[], pack).await? {
-                Ok(()) => {
-                    self.remember(commit, &taken);
-                    return Ok(taken.claim());
-                }
-                Err(Rejected::NonFastForward(_)) => pause(attempt).await,
-                Err(Rejected::Refused(words)) => {
-                    let why = format!(
-                        "claim inventory {inventory} in {}: the server does not take {reference}, where \
-                         Kollect notes who writes: {words}",
-                        self.place
-                    );
-                    return Err(SinkError::new(SinkReason::Forbidden, why));
-                }
-            }
-        }
-        let why = format!("claim inventory {inventory} in {}: others keep claiming it", self.place);
-        Err(SinkError::new(SinkReason::Busy, why))
-    }
-
-    /// Gives an inventory back.
-    pub(super) async fn release(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
-        let _turn = self.turn.lock().await;
-        let mirror = self.mirror().await?;
-        let reference = self.claims(inventory);
-        let refs = self.remote.refs().await?;
-        let Some(found) = refs.refs.get(&reference).copied() else { return Ok(()) };
-        Holder::admits(self.holder(&mirror, Some(found)).await?.as_ref(), inventory, claim)?;
-        match self.remote.push(&reference, found, Oid::ZERO_SHA1, &[], bytes::Bytes::new()).await? {
-            Ok(()) => Ok(()),
-            Err(rejected) => {
-                let (reason, words) = match rejected {
-                    Rejected::NonFastForward(words) => (SinkReason::Busy, words),
-                    Rejected::Refused(words) => (SinkReason::Forbidden, words),
-                };
-                Err(SinkError::new(reason, format!("remove {reference} in {}: {words}", self.place)))
-            }
-        }
     }
 
     /// Does a work, alone or with others that wait.
@@ -320,30 +259,6 @@ impl Branch {
         own.await?.map_err(|failure| self.unusable(failure))
     }
 
-    /// The ref that says that a work may be done, and where it is.
-    async fn admitted(
-        &self,
-        mirror: &Arc<Mirror>,
-        seen: &Seen,
-        work: &Work,
-    ) -> Result<(String, Oid), SinkError> {
-        if work.task.is_write() {
-            self.exists(seen)?;
-        }
-        let reference = self.claims(&work.inventory);
-        let Some(found) = seen.refs.refs.get(&reference).copied() else {
-            let why = format!(
-                "write inventory {} in {}: the ref {reference} is gone, where Kollect notes who writes; it is \
-                 claimed again",
-                work.inventory, self.place
-            );
-            return Err(SinkError::new(SinkReason::Busy, why));
-        };
-        let held = self.holder(mirror, Some(found)).await?;
-        Holder::admits(held.as_ref(), &work.inventory, &work.claim)?;
-        Ok((reference, found))
-    }
-
     /// What the remote has, with its commit in the mirror.
     async fn look(&self, mirror: &Arc<Mirror>) -> Result<Seen, SinkError> {
         let seen = self.see(self.remote.refs().await?);
@@ -384,7 +299,7 @@ impl Branch {
     }
 
     /// Refuses a branch that is not there and may not be made.
-    fn exists(&self, seen: &Seen) -> Result<(), SinkError> {
+    pub(super) fn exists(&self, seen: &Seen) -> Result<(), SinkError> {
         if seen.tip.is_some() || self.key.create {
             return Ok(());
         }
@@ -395,7 +310,7 @@ impl Branch {
         Err(SinkError::new(SinkReason::Missing, why))
     }
 
-    async fn fetch(
+    pub(super) async fn fetch(
         &self,
         mirror: &Arc<Mirror>,
         want: Oid,
@@ -407,49 +322,7 @@ impl Branch {
         blocking(mirror, move |mirror| Ok(mirror.accept(&now)?)).await
     }
 
-    /// What a claim says.
-    async fn holder(&self, mirror: &Arc<Mirror>, claim: Option<Oid>) -> Result<Option<Holder>, SinkError> {
-        let Some(claim) = claim else { return Ok(None) };
-        let known = self.holders.lock().unwrap_or_else(PoisonError::into_inner).get(&claim).cloned();
-        if known.is_some() {
-            return Ok(known);
-        }
-        let read = move |mirror: &Mirror| Ok(claim_of(&mirror.repository()?, claim));
-        let mut holder = blocking(mirror, read).await?.map_err(|failure| self.unusable(failure))?;
-        if holder.is_none() {
-            self.fetch(mirror, claim, &[], 1).await?.map_err(|failure| self.unusable(failure))?;
-            holder = blocking(mirror, read).await?.map_err(|failure| self.unusable(failure))?;
-        }
-        let Some(holder) = holder else {
-            let why = format!(
-                "read commit {claim} in {}, where Kollect notes who writes: somebody has changed it; remove \
-                 the ref that names it and start again",
-                self.place
-            );
-            return Err(SinkError::new(SinkReason::Incompatible, why));
-        };
-        self.remember(claim, &holder);
-        Ok(Some(holder))
-    }
-
-    fn remember(&self, claim: Oid, holder: &Holder) {
-        let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
-        if holders.len() > 1000 {
-            holders.clear();
-        }
-        holders.insert(claim, holder.clone());
-    }
-
-    /// The ref of the claims of an inventory.
-    fn claims(&self, inventory: &InventoryId) -> String {
-        let books = paths::books(inventory);
-        let name = books.rsplit('/').next().unwrap_or(&books);
-        let safe: String =
-            name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect();
-        format!("refs/kollect/{}/{safe}", self.key.remote.branch)
-    }
-
-    async fn mirror(&self) -> Result<Arc<Mirror>, SinkError> {
+    pub(super) async fn mirror(&self) -> Result<Arc<Mirror>, SinkError> {
         let started = time::Instant::now();
         loop {
             let (root, place) = (self.mirrors.clone(), self.place.clone());
@@ -479,7 +352,7 @@ impl Branch {
         blocking(mirror, |mirror| Ok(mirror.rebuild()?)).await?.map_err(|failure| self.unusable(failure))
     }
 
-    fn unusable(&self, failure: Failure) -> SinkError {
+    pub(super) fn unusable(&self, failure: Failure) -> SinkError {
         match failure {
             Failure::Sink(error) => error,
             Failure::Mirror(error) => SinkError::because(
@@ -491,28 +364,9 @@ impl Branch {
     }
 }
 
-/// The commit of a claim, which has no files.
-fn claim_commit(repository: &Repository, holder: &Holder) -> Result<(Oid, bytes::Bytes), Failure> {
-    repository.odb()?.add_new_mempack_backend(1000)?;
-    let tree = repository.treebuilder(None)?.write()?;
-    let signature = Signature::now("kollect", "kollect@kollect.dev")?;
-    let mut record = serde_json::to_value(holder).expect("a holder is always JSON");
-    // Two claims of the same second are two commits.
-    record["nonce"] = format!("{:016x}", fastrand::u64(..)).into();
-    let message = record.to_string();
-    let commit =
-        repository.commit(None, &signature, &signature, &message, &repository.find_tree(tree)?, &[])?;
-    Ok((commit, draw::pack(repository, &[tree, commit])?))
-}
-
-fn claim_of(repository: &Repository, commit: Oid) -> Option<Holder> {
-    let commit = repository.find_commit(commit).ok()?;
-    serde_json::from_slice(commit.message_bytes()).ok()
-}
-
 /// Works on the mirror where blocking hurts nobody. The mirror stays locked until that is done, also if
 /// nobody waits any more.
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     mirror: &Arc<Mirror>,
     work: impl FnOnce(&Mirror) -> Result<T, Failure> + Send + 'static,
 ) -> Result<Result<T, Failure>, SinkError> {
@@ -525,7 +379,7 @@ fn interrupted(error: tokio::task::JoinError) -> SinkError {
 }
 
 /// Others push as well: not all of them try again at the same moment.
-async fn pause(attempt: u32) {
+pub(super) async fn pause(attempt: u32) {
     let most = 20_u64 << attempt.min(6);
     time::sleep(Duration::from_millis(most / 2 + fastrand::u64(0..=most / 2))).await;
 }
