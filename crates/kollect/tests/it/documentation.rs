@@ -144,7 +144,8 @@ fn every_fault_has_a_test_that_exists_or_a_reason() {
         assert!(number.starts_with('⚠') || tests.iter().any(named), "no test carries the number: {line}");
         faults.push(number.to_owned());
     }
-    let wanted = [6, 13, 14, 23, 24, 36, 39, 40, 44, 54, 60, 61, 62, 66].map(|number| format!("W{number}"));
+    let wanted = [6, 13, 14, 17, 18, 21, 22, 23, 24, 36, 39, 40, 41, 44, 54, 60, 61, 62, 63, 64, 66];
+    let wanted = wanted.map(|number| format!("W{number}"));
     let wanted: Vec<String> = wanted.into_iter().chain((1..=31).map(|number| format!("⚠{number}"))).collect();
     assert_eq!(faults, wanted);
 }
