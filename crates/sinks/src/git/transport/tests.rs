@@ -186,7 +186,13 @@ async fn conversation(remote: &Remote, server: &OnServer) {
 
     let second = ours.commit(Some(first), b"2");
     let pack = ours.pack(second, Some(first));
-    assert_eq!(remote.push(MAIN, first, second, &[], pack).await.unwrap(), Ok(()));
+    for (name, id) in [("refs/kollect/claim", first), (MAIN, second)] {
+        let moved = [(name.to_owned(), id)];
+        let outcome = remote.push(MAIN, first, second, &moved, pack.clone()).await.unwrap();
+        assert!(matches!(outcome, Err(Rejected::NonFastForward(_))), "{outcome:?}");
+    }
+    let unmoved = [(MAIN.to_owned(), first)];
+    assert_eq!(remote.push(MAIN, first, second, &unmoved, pack).await.unwrap(), Ok(()));
     let third = ours.commit(Some(first), b"3");
     for old in [NONE, first] {
         let outcome = remote.push(MAIN, old, third, &[], ours.pack(third, Some(first))).await.unwrap();
