@@ -10,9 +10,9 @@ help: ## Show this list
 
 .PHONY: demo
 demo: ## The operator at work, on a throw-away control plane (needs no cluster)
-	@scripts/tools cargo go cc postgres
+	@scripts/tools cargo go cc git postgres
 	@echo "Building kollect; the first time takes some minutes"
-	@cargo build -p kollect --no-default-features --features sqlite,postgres
+	@cargo build -p kollect --no-default-features --features git,postgres,sqlite
 	@cargo run -p kollect-testbed -- demo target/debug/kollect
 
 .PHONY: test
