@@ -19,7 +19,8 @@ use kollect_model::{
 use crate::{
     Network, Secrets,
     preview::{Sample, provisioned},
-    tls::{certificates, identity},
+    secrets::ClientCertificate,
+    tls::certificates,
 };
 
 mod connect;
@@ -75,7 +76,7 @@ struct Credentials {
     token: Option<String>,
     user: Option<(String, String)>,
     /// Certificate and key, PEM.
-    identity: Option<(Vec<u8>, Vec<u8>)>,
+    identity: Option<ClientCertificate>,
 }
 
 /// Without credentials.
@@ -216,28 +217,14 @@ impl Config {
 
 impl Credentials {
     fn read(secrets: &Secrets, field: &str) -> Result<Self, String> {
-        let text = |key: &str| {
-            let text = secrets.first(field, &[key]).map(str::from_utf8).transpose();
-            let text = text.map_err(|_| format!("holds no text in key {key}"))?;
-            // Files that became Secrets end with a newline, tokens never do.
-            Ok::<_, String>(text.map(|text| text.trim_end_matches(['\r', '\n']).to_owned()))
-        };
+        let text = |key: &str| secrets.text(field, key);
         let user = match (text("username")?, text("password")?) {
             (Some(user), Some(password)) => Some((user, password)),
             (None, None) => None,
             (Some(_), None) => return Err("has a username and no password".into()),
             (None, Some(_)) => return Err("has a password and no username".into()),
         };
-        let key = |name| secrets.first(field, &[name]).map(<[u8]>::to_vec);
-        let identity = match (key("tls.crt"), key("tls.key")) {
-            (Some(certificate), Some(key)) => {
-                identity(&certificate, &key)?;
-                Some((certificate, key))
-            }
-            (None, Some(_)) => return Err("has tls.key and no tls.crt".into()),
-            // A certificate without a key is one to trust, as in spec.tls.
-            (_, None) => None,
-        };
+        let identity = secrets.identity(field)?;
         let token = text("token")?;
         if token.is_none() && user.is_none() && identity.is_none() {
             return Err("has none of the keys token, username and password, tls.crt and tls.key".into());

@@ -22,6 +22,34 @@ impl Secrets {
     }
 }
 
+/// A certificate and its key, PEM both.
+#[cfg(any(feature = "git", feature = "nats"))]
+pub(crate) type ClientCertificate = (Vec<u8>, Vec<u8>);
+
+#[cfg(any(feature = "git", feature = "nats"))]
+impl Secrets {
+    /// The text of a key. Files that became Secrets end with a newline, passwords never do.
+    pub(crate) fn text(&self, field: &str, key: &str) -> Result<Option<String>, String> {
+        let text = self.first(field, &[key]).map(str::from_utf8).transpose();
+        let text = text.map_err(|_| format!("holds no text in key {key}"))?;
+        Ok(text.map(|text| text.trim_end_matches(['\r', '\n']).to_owned()))
+    }
+
+    /// Who we are by certificate, seen to fit its key.
+    pub(crate) fn identity(&self, field: &str) -> Result<Option<ClientCertificate>, String> {
+        let file = |name| self.first(field, &[name]).map(<[u8]>::to_vec);
+        match (file("tls.crt"), file("tls.key")) {
+            (Some(certificate), Some(key)) => {
+                crate::tls::identity(&certificate, &key)?;
+                Ok(Some((certificate, key)))
+            }
+            (None, Some(_)) => Err("has tls.key and no tls.crt".into()),
+            // A certificate without a key is one to trust, as in spec.tls.
+            (_, None) => Ok(None),
+        }
+    }
+}
+
 /// Names of fields and keys only.
 impl fmt::Debug for Secrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

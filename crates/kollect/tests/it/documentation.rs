@@ -150,6 +150,17 @@ fn every_fault_has_a_test_that_exists_or_a_reason() {
     assert_eq!(faults, wanted);
 }
 
+/// `make demo` builds less than the tests do.
+#[test]
+fn the_demo_is_built_with_the_sinks_that_it_shows() {
+    let makefile = fs::read_to_string(root().join("Makefile")).unwrap();
+    let build = makefile.lines().find(|line| line.contains("cargo build -p kollect ")).unwrap();
+    let features: Vec<&str> = build.rsplit(' ').next().unwrap().split(',').collect();
+    let shown = fs::read_to_string(root().join("crates/testbed/demo/kollect.yaml")).unwrap();
+    let types: Vec<&str> = shown.lines().filter_map(|line| line.strip_prefix("  type: ")).collect();
+    assert!(types.len() == 2 && types.iter().all(|type_| features.contains(type_)), "{types:?} {features:?}");
+}
+
 #[test]
 fn every_flag_of_the_operator_is_documented() {
     let page = fs::read_to_string(root().join("docs/operator.md")).unwrap();

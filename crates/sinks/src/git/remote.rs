@@ -9,10 +9,7 @@ use kollect_model::{
 };
 
 use super::transport::{known_hosts::KnownHosts, ssh};
-use crate::{
-    Policy, Secrets,
-    tls::{certificates, identity},
-};
+use crate::{Policy, Secrets, secrets::ClientCertificate, tls::certificates};
 
 mod address;
 
@@ -58,7 +55,7 @@ pub(super) struct Credentials {
     /// User and password for HTTP.
     pub(super) basic: Option<(String, String)>,
     /// Client certificate and its key for HTTPS, PEM both.
-    pub(super) identity: Option<(Vec<u8>, Vec<u8>)>,
+    pub(super) identity: Option<ClientCertificate>,
     /// For SSH.
     pub(super) ssh: Option<SshCredentials>,
 }
@@ -228,18 +225,11 @@ pub(super) fn check_branch(name: &str) -> Result<(), String> {
         .into())
 }
 
-/// Text of a Secret. Files that became Secrets end with a newline, passwords never do.
-fn text(secrets: &Secrets, field: &str, key: &str) -> Result<Option<String>, String> {
-    let text = secrets.first(field, &[key]).map(str::from_utf8).transpose();
-    let text = text.map_err(|_| format!("holds no text in key {key}"))?;
-    Ok(text.map(|text| text.trim_end_matches(['\r', '\n']).to_owned()))
-}
-
 impl Credentials {
     fn of_http(secrets: &Secrets, field: &str) -> Result<Self, String> {
-        let user = text(secrets, field, "username")?;
-        let token = text(secrets, field, "token")?;
-        let password = text(secrets, field, "password")?;
+        let user = secrets.text(field, "username")?;
+        let token = secrets.text(field, "token")?;
+        let password = secrets.text(field, "password")?;
         if user.as_ref().is_some_and(|user| user.contains(':')) {
             return Err("has a username with a colon, which HTTP cannot carry".into());
         }
@@ -251,16 +241,7 @@ impl Credentials {
             }
             (None, None) => None,
         };
-        let file = |name| secrets.first(field, &[name]).map(<[u8]>::to_vec);
-        let own = match (file("tls.crt"), file("tls.key")) {
-            (Some(certificate), Some(key)) => {
-                identity(&certificate, &key)?;
-                Some((certificate, key))
-            }
-            (None, Some(_)) => return Err("has tls.key and no tls.crt".into()),
-            // A certificate without a key is one to trust, as in spec.tls.
-            (_, None) => None,
-        };
+        let own = secrets.identity(field)?;
         if basic.is_none() && own.is_none() {
             return Err("has none of the keys token, password, tls.crt and tls.key".into());
         }
@@ -277,9 +258,9 @@ impl Credentials {
             return Err(format!("has none of the keys {}", KEY_KEYS.join(", ")));
         };
         let key = str::from_utf8(key).map_err(|_| "holds a private key that is no text".to_owned())?;
-        let passphrase = text(secrets, field, "passphrase")?;
+        let passphrase = secrets.text(field, "passphrase")?;
         ssh::private_key(key, passphrase.as_deref())?;
-        let known_hosts = match text(secrets, field, "known_hosts")? {
+        let known_hosts = match secrets.text(field, "known_hosts")? {
             Some(known) => {
                 KnownHosts::parse(&known)?;
                 known
@@ -292,7 +273,7 @@ impl Credentials {
                     .into());
             }
         };
-        let user = text(secrets, field, "username")?;
+        let user = secrets.text(field, "username")?;
         let user = user.as_deref().or(url_user).unwrap_or(USER).to_owned();
         let ssh = SshCredentials { user, key: key.to_owned(), passphrase, known_hosts };
         Ok(Self { ssh: Some(ssh), ..Self::default() })

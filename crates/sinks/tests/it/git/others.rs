@@ -215,6 +215,37 @@ async fn claims_are_told_apart_and_found_missing() {
     write(&*sink, &all, Some("c"), &delta).await.unwrap();
 }
 
+/// Somebody has made something else of one claim: the other inventories of the branch go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn law_11_one_bad_claim_concerns_its_inventory_only() {
+    let remote = Remote::new(Way::Https, json!({}));
+    let sinks = remote.sinks();
+    let sink: Arc<dyn Sink> = sinks.open(&remote.plan(&json!({})), &Policy::default()).await.unwrap().into();
+    let places = ["first", "bad", "good"].map(|name| inventory("", name));
+    let delta = added(&[row("u1", "{}")]);
+    let mut claims = Vec::new();
+    for place in &places {
+        claims.push(sink.claim(place, &claimant(None)).await.unwrap());
+    }
+    sink.write(&Batch::new(&places[0], &claims[0], &delta)).await.unwrap();
+    let bad = remote.git(&["for-each-ref", "--format=%(refname)", "refs/kollect/main/team_bad*"]);
+    remote.git(&["update-ref", &bad, "refs/heads/main"]);
+    remote.repository.hook("pre-receive", "sleep 0.5").unwrap();
+    let first = [row("u2", "{}")];
+    let slow = added(&first);
+    let batches = [
+        Batch::new(&places[0], &claims[0], &slow),
+        Batch::new(&places[1], &claims[1], &delta),
+        Batch::new(&places[2], &claims[2], &delta),
+    ];
+    // The last two wait together for the first.
+    let (one, two, three) =
+        futures::join!(sink.write(&batches[0]), sink.write(&batches[1]), sink.write(&batches[2]));
+    one.unwrap();
+    three.unwrap();
+    assert_eq!(two.unwrap_err().reason, SinkReason::Incompatible);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn force_push_puts_right_what_others_did_to_our_files() {
     let remote = Remote::new(Way::Https, json!({ "git": { "pushPolicy": "ForcePush" } }));
