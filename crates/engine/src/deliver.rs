@@ -12,6 +12,8 @@ use std::{
 
 use kollect_model::{
     batch::InventoryId,
+    binding::BindingName,
+    destination::Destination,
     sink::{ErrorClass, SinkError, SinkReason},
 };
 use tokio::{
@@ -26,16 +28,13 @@ use crate::{
     store::StoreReader,
 };
 
-/// Tells bindings apart: inventory and sink reference.
-pub type BindingName = Arc<str>;
-
 /// A binding that somebody wants.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// What to write, and where.
     pub binding: Arc<Binding>,
-    /// Id of the place, the same for every sink that leads there.
-    pub destination: Arc<str>,
+    /// Where the rows are, the same for every sink that leads there.
+    pub destination: Destination,
     /// Writes nothing, and leaves what is there.
     pub suspended: bool,
 }
@@ -51,7 +50,7 @@ impl Wanted {
     }
 }
 
-type Place = (Arc<str>, InventoryId);
+type Place = (Destination, InventoryId);
 
 /// The references of `wanted` that lead to the place of an earlier one.
 pub fn duplicates(wanted: &BTreeMap<BindingName, Wanted>) -> BTreeMap<BindingName, BindingName> {
@@ -182,9 +181,9 @@ impl Deliveries {
     }
 
     /// Whether what somebody wrote to a place is being removed.
-    pub fn is_cleaning_place(&self, destination: &str, inventory: &InventoryId) -> bool {
+    pub fn is_cleaning_place(&self, destination: &Destination, inventory: &InventoryId) -> bool {
         self.cleaning.iter().any(|Cleaning { place, task, .. }| {
-            *place.0 == *destination && place.1 == *inventory && !task.0.is_finished()
+            place.0 == *destination && place.1 == *inventory && !task.0.is_finished()
         })
     }
 

@@ -16,6 +16,7 @@ use async_trait::async_trait;
 use kollect_model::{
     batch::{Baseline, Batch, Changed, Delta, InventoryId, Receipt, Refusal, Removed},
     claim::{Claim, Claimant},
+    destination::Destination,
     row::{RowKey, TargetId},
     sink::{Delivery, ErrorClass, Sink, SinkError, SinkReason},
 };
@@ -192,7 +193,7 @@ pub enum Told<'a> {
     /// Nothing of the inventory is left where it was written.
     Cleaned {
         /// Id of the place.
-        destination: &'a str,
+        destination: &'a Destination,
         /// Whose rows were there.
         inventory: &'a InventoryId,
         /// It is written somewhere else now.

@@ -38,7 +38,8 @@ use kube::ResourceExt;
 
 use crate::reason::Reason;
 
-pub(crate) use inventories::{BoundSink, InventoryName, ResolvedInventory, RowsWanted};
+pub(crate) use inventories::{BoundSink, ResolvedInventory, RowsWanted};
+pub(crate) use kollect_model::binding::{Family, InventoryName};
 pub(crate) use sinks::{SinkPlan, check_sink};
 pub(crate) use targets::ResolvedTarget;
 
@@ -47,34 +48,6 @@ pub(crate) type Name = (String, String);
 
 /// What a Secret holds.
 pub(crate) type Contents = BTreeMap<String, Vec<u8>>;
-
-/// Family of a sink, as status and messages name it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Family {
-    Snapshot,
-    Database,
-    Event,
-}
-
-impl Family {
-    pub(crate) fn kind(self) -> &'static str {
-        match self {
-            Self::Snapshot => "KollectSnapshotSink",
-            Self::Database => "KollectDatabaseSink",
-            Self::Event => "KollectEventSink",
-        }
-    }
-}
-
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Snapshot => "snapshot",
-            Self::Database => "database",
-            Self::Event => "event",
-        })
-    }
-}
 
 /// All objects that decisions depend on.
 #[derive(Clone, Default)]

@@ -4,8 +4,10 @@
 //! offers can be checked by a unit test without a server.
 
 pub mod batch;
+pub mod binding;
 pub mod claim;
 pub mod crd;
+pub mod destination;
 pub mod difference;
 pub mod envelope;
 pub mod event;

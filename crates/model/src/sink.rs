@@ -71,6 +71,16 @@ impl SinkSpec {
         }
     }
 
+    /// `spec.type`, as it is written.
+    pub fn type_name(&self) -> String {
+        let text = match self {
+            Self::Snapshot(spec) => serde_json::to_value(spec.type_),
+            Self::Database(spec) => serde_json::to_value(spec.type_),
+            Self::Event(spec) => serde_json::to_value(spec.type_),
+        };
+        text.ok().and_then(|text| Some(text.as_str()?.to_owned())).expect("types are texts")
+    }
+
     /// Every Secret that the sink reads, with the field that names it.
     pub fn secret_refs(&self) -> Vec<(&'static str, &SecretReference)> {
         match self {

@@ -14,15 +14,19 @@ use futures::TryStreamExt;
 use kollect_model::{
     SpecError,
     crd::sinks::{KollectSnapshotSinkSpec, Preview, ProvisioningMode},
-    sink::{SinkError, SinkReason},
+    destination::Destination,
+    sink::{Sink, SinkError, SinkReason},
 };
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, local::LocalFileSystem, path::Path as Location};
 
 use crate::{
-    Files,
+    Backend, Files, Out, Policy, SinkSettings,
     layout::{self, FileFormat, Settings, blobs::Blobs, keeper::Keeper},
     preview::provisioned,
 };
+
+/// Of destinations.
+const SERVER: &str = "dir:";
 
 /// Where the directory is, whether it may be created, and what its files look like.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,9 +36,15 @@ pub struct Config {
     settings: Settings,
 }
 
-impl Config {
-    /// The plan of a sink of type filesystem.
-    pub fn plan(spec: &KollectSnapshotSinkSpec) -> Result<Self, Vec<SpecError>> {
+impl Backend for Config {
+    const TYPE: &'static str = "filesystem";
+    const OUT: Option<Out> = Some(Out { schemes: &["dir"], form: "dir:DIRECTORY" });
+    type Spec = KollectSnapshotSinkSpec;
+    type Clients = ();
+
+    fn clients(_settings: &SinkSettings) {}
+
+    fn plan(spec: &KollectSnapshotSinkSpec) -> Result<Self, Vec<SpecError>> {
         let mut errors = Vec::new();
         let path = match spec.filesystem.as_ref().map(|filesystem| &*filesystem.path) {
             None | Some("") => {
@@ -58,8 +68,9 @@ impl Config {
         }
     }
 
-    /// A directory on a command line, with options: `DIRECTORY?layout=perResource&format=yaml`.
-    pub fn destination(text: &str) -> Result<Self, String> {
+    /// With options: `dir:DIRECTORY?layout=perResource&format=yaml`.
+    fn plan_out(text: &str) -> Result<Self, String> {
+        let text = text.split_once(':').map_or(text, |(_, text)| text);
         let (path, options) = text.split_once('?').unwrap_or((text, ""));
         if path.is_empty() || path.contains('\0') {
             return Err("is not a directory: write a path such as dir:inventory".into());
@@ -67,50 +78,47 @@ impl Config {
         let settings = Settings::options(options, FileFormat::Json)?;
         Ok(Self { path: path.into(), create: true, settings })
     }
-}
 
-impl Config {
+    fn advice(spec: &KollectSnapshotSinkSpec) -> Vec<String> {
+        layout::advice(spec)
+    }
+
     /// The files.
-    pub(crate) fn preview(&self, cluster: &str) -> Preview {
+    fn preview(&self, cluster: &str) -> Preview {
         let base = provisioned(self.create, "the directory must be there already");
         layout::preview::preview(&self.settings, cluster, base)
     }
 
-    /// Refuses paths that the program may not use.
-    pub(crate) fn check(&self, files: &Files) -> Result<(), Vec<SpecError>> {
-        files.check(&self.path).map_err(|problem| {
+    fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
+        policy.files.check(&self.path).map_err(|problem| {
             vec![SpecError::new("spec.filesystem.path", &self.path.as_str().into(), problem)]
         })
     }
 
-    /// Which directory this is, whatever its name.
-    pub(crate) fn place(&self, files: &Files) -> String {
-        let place = files.place(&self.path).unwrap_or_else(|_| PathBuf::from(&self.path));
-        let place = place.canonicalize().ok().or_else(|| std::path::absolute(&place).ok()).unwrap_or(place);
-        format!("dir:{}", place.display())
+    fn destination(&self, policy: &Policy) -> Destination {
+        Destination::new(SERVER, [policy.files.absolute(&self.path).display().to_string()])
     }
 
-    /// The same sink in the directory of a place.
-    pub(crate) fn at(&self, place: &str, files: &Files) -> Option<Self> {
-        let path = files.path_of(place.strip_prefix("dir:")?)?;
-        Some(Self { path, ..self.clone() })
+    fn at(&self, destination: &Destination, policy: &Policy) -> Option<Self> {
+        let [path] = destination.names_at(SERVER)?;
+        Some(Self { path: policy.files.path_of(path)?, ..self.clone() })
+    }
+
+    async fn open(&self, policy: &Policy, (): &()) -> Result<Box<dyn Sink>, SinkError> {
+        let (directory, settings) = directory(self.clone(), &policy.files).await?;
+        Ok(Box::new(Keeper::new(directory, settings)))
     }
 }
 
-/// Opens the directory, and creates it unless the plan says that it must exist.
-pub(crate) async fn open(config: Config, files: &Files) -> Result<Keeper<Directory>, SinkError> {
-    let (directory, settings) = directory(config, files).await?;
-    Ok(Keeper::new(directory, settings))
-}
-
-/// The directory and the way in which files shall be kept there.
+/// Opens the directory, and creates it unless the plan says that it must exist. Also the way in which files
+/// shall be kept there.
 pub async fn directory(config: Config, files: &Files) -> Result<(Directory, Settings), SinkError> {
     let Config { path, create, settings } = config;
     let files = files.clone();
     let open = move || {
         let forbidden =
             |why| SinkError::new(SinkReason::Forbidden, format!("open directory {path:?}: {why}"));
-        Directory::open(&files.place(&path).map_err(forbidden)?, create)
+        Directory::open(&files.resolve(&path).map_err(forbidden)?, create)
     };
     let directory = tokio::task::spawn_blocking(open)
         .await

@@ -16,13 +16,15 @@ use kollect_model::{
     batch::{Baseline, Batch, InventoryId, Receipt},
     claim::{Claim, Claimant, Holder},
     crd::sinks::{GitPreview, KollectSnapshotSinkSpec, Preview, ProvisioningMode, PushPolicy, SinkCommon},
+    destination::Destination,
     sink::{Sink, SinkError, SinkReason},
 };
 
 use crate::{
-    Policy, Secrets,
+    Backend, Out, Policy, Secrets, SinkSettings,
     layout::{self, FileFormat, Settings},
-    preview::{Sample, TIME, provisioned},
+    preview::provisioned,
+    sample::{Sample, TIME},
 };
 
 mod branch;
@@ -41,7 +43,7 @@ use remote::{Address, RemoteConfig};
 
 /// A branch, and what its files and commits look like.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub(crate) struct Config {
     remote: RemoteConfig,
     settings: Arc<Settings>,
     messages: Arc<Messages>,
@@ -52,9 +54,17 @@ pub struct Config {
     name: String,
 }
 
-impl Config {
-    /// The plan of a sink of type git.
-    pub fn plan(spec: &KollectSnapshotSinkSpec) -> Result<Self, Vec<SpecError>> {
+impl Backend for Config {
+    const TYPE: &'static str = "git";
+    const OUT: Option<Out> = Some(Out { schemes: &["git"], form: "git:REPOSITORY" });
+    type Spec = KollectSnapshotSinkSpec;
+    type Clients = Branches;
+
+    fn clients(settings: &SinkSettings) -> Branches {
+        Branches::with_mirrors(settings.mirrors.clone().unwrap_or_else(mirror::root))
+    }
+
+    fn plan(spec: &KollectSnapshotSinkSpec) -> Result<Self, Vec<SpecError>> {
         let git = spec.git.as_ref();
         let remote = RemoteConfig::plan(&spec.common, git);
         let (settings, messages) = (Settings::plan(spec), Messages::plan(git));
@@ -78,8 +88,9 @@ impl Config {
         }
     }
 
-    /// A repository on a command line: `PATH` or a URL, `#branch=NAME` and options behind a question mark.
-    pub fn destination(text: &str) -> Result<Self, String> {
+    /// `git:PATH` or `git:URL`, `#branch=NAME` and options behind a question mark.
+    fn plan_out(text: &str) -> Result<Self, String> {
+        let text = text.split_once(':').map_or(text, |(_, text)| text);
         let (place, options) = text.split_once('?').unwrap_or((text, ""));
         let endpoint = if place.contains("://") { place.to_owned() } else { format!("file:{place}") };
         let common = SinkCommon { endpoint: Some(endpoint), ..SinkCommon::default() };
@@ -96,25 +107,37 @@ impl Config {
         })
     }
 
-    /// The plan with credentials and certificates.
-    pub fn with_secrets(self, secrets: &Secrets) -> Result<Self, Vec<SpecError>> {
+    fn advice(spec: &KollectSnapshotSinkSpec) -> Vec<String> {
+        let mut advice = layout::advice(spec);
+        if spec.git.as_ref().and_then(|git| git.push_policy) == Some(PushPolicy::ForcePush) {
+            advice.push("spec.git.pushPolicy = ForcePush: the history of the branch is overwritten".into());
+        }
+        if spec.common.serialization.as_ref().and_then(|serialization| serialization.format).is_none() {
+            advice.push("spec.serialization.format is absent: documents are written as yaml".into());
+        }
+        advice
+    }
+
+    fn with_secrets(self, secrets: &Secrets) -> Result<Self, Vec<SpecError>> {
         Ok(Self { remote: self.remote.clone().with_secrets(secrets)?, ..self })
     }
 
-    /// The plan of the sink with this name.
-    #[must_use]
-    pub fn named(self, name: &str) -> Self {
+    /// Commits tell it.
+    fn named(self, name: &str) -> Self {
         Self { name: name.into(), ..self }
     }
 
-    /// The same repository with the branch of a former place.
-    pub(crate) fn at(&self, place: &str) -> Option<Self> {
-        let branch = place.rsplit_once(' ')?.1.to_owned();
-        Some(Self { remote: self.remote.clone().with_branch(branch), ..self.clone() })
+    fn destination(&self, policy: &Policy) -> Destination {
+        Destination::new(format!("git:{}", self.remote.repository(policy)), [&*self.remote.branch])
+    }
+
+    fn at(&self, destination: &Destination, policy: &Policy) -> Option<Self> {
+        let [branch] = destination.names_at(self.destination(policy).server())?;
+        Some(Self { remote: self.remote.clone().with_branch(branch.to_owned()), ..self.clone() })
     }
 
     /// Files and a commit of a sample.
-    pub(crate) fn preview(&self, cluster: &str) -> Preview {
+    fn preview(&self, cluster: &str) -> Preview {
         let base = provisioned(self.create, "the branch is not made");
         let preview = layout::preview::preview(&self.settings, cluster, base);
         let sample = Sample::new(cluster, false);
@@ -138,14 +161,12 @@ impl Config {
         Preview { git: Some(git), ..preview }
     }
 
-    /// Refuses what the policy does not allow.
-    pub(crate) fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
+    fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
         self.remote.check(policy)
     }
 
-    /// Which branch this is.
-    pub(crate) fn place(&self, policy: &Policy) -> String {
-        format!("git:{}", self.remote.place(policy))
+    async fn open(&self, policy: &Policy, branches: &Branches) -> Result<Box<dyn Sink>, SinkError> {
+        Ok(Box::new(open(self.clone(), policy, branches).await?))
     }
 }
 
@@ -156,14 +177,8 @@ pub(crate) struct Branches {
     open: Mutex<Vec<Weak<Branch>>>,
 }
 
-impl Default for Branches {
-    fn default() -> Self {
-        Self::with_mirrors(mirror::root())
-    }
-}
-
 impl Branches {
-    pub(crate) fn with_mirrors(mirrors: PathBuf) -> Self {
+    fn with_mirrors(mirrors: PathBuf) -> Self {
         Self { mirrors, open: Mutex::default() }
     }
 
@@ -180,7 +195,7 @@ impl Branches {
 }
 
 /// Opens a branch. A repository in a directory is made if there is none and the plan allows that.
-pub(crate) async fn open(config: Config, policy: &Policy, branches: &Branches) -> Result<GitSink, SinkError> {
+async fn open(config: Config, policy: &Policy, branches: &Branches) -> Result<GitSink, SinkError> {
     let Config { remote, settings, messages, depth, force, create, name } = config;
     if let Address::File(path) = &remote.address
         && create
@@ -197,7 +212,7 @@ pub(crate) async fn open(config: Config, policy: &Policy, branches: &Branches) -
 fn make(path: &str, branch: &str, files: &crate::Files) -> Result<(), SinkError> {
     let attempt = format!("make the repository {path}");
     let place = files
-        .place(path)
+        .resolve(path)
         .map_err(|why| SinkError::new(SinkReason::Forbidden, format!("{attempt}: {why}")))?;
     if place.exists() {
         return Ok(());

@@ -4,6 +4,8 @@
 //! differ. [`draft`] does that without touching anything; [`keeper`] keeps the files of a store that way,
 //! together with the [`manifest`] that says which files are whose.
 
+use std::path::Path;
+
 use kollect_model::{
     SpecError,
     crd::sinks::{
@@ -227,5 +229,16 @@ impl Settings {
             format: self.format,
             gzip: self.gzip && document,
         }
+    }
+}
+
+/// What a valid spec of documents says and its author may not mean.
+pub(crate) fn advice(spec: &KollectSnapshotSinkSpec) -> Vec<String> {
+    let template = Path::new(spec.common.path_template.as_deref().unwrap_or_default());
+    let is_json = template.extension().is_some_and(|extension| extension == "json");
+    if is_json && spec.format() != Format::Json {
+        vec!["spec.pathTemplate ends with .json, and the format is another".into()]
+    } else {
+        Vec::new()
     }
 }

@@ -13,14 +13,13 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kollect_model::{
     SpecError,
     crd::sinks::{EventMode, KollectEventSinkSpec, NatsPreview, Preview, ProvisioningMode},
+    destination::Destination,
     sink::{Sink, SinkError, SinkReason},
 };
 
 use crate::{
-    Network, Secrets,
-    preview::{Sample, provisioned},
-    secrets::ClientCertificate,
-    tls::certificates,
+    Backend, Network, Policy, Secrets, SinkSettings, preview::provisioned, sample::Sample,
+    secrets::ClientCertificate, tls::certificates,
 };
 
 mod connect;
@@ -92,9 +91,15 @@ impl fmt::Debug for Config {
     }
 }
 
-impl Config {
-    /// The plan of a sink of type nats. It opens after [`Config::with_secrets`].
-    pub fn plan(spec: &KollectEventSinkSpec) -> Result<Self, Vec<SpecError>> {
+impl Backend for Config {
+    const TYPE: &'static str = "nats";
+    type Spec = KollectEventSinkSpec;
+    type Clients = ();
+
+    fn clients(_settings: &SinkSettings) {}
+
+    /// It opens after `with_secrets`.
+    fn plan(spec: &KollectEventSinkSpec) -> Result<Self, Vec<SpecError>> {
         let Some(nats) = &spec.nats else {
             return Err(vec![SpecError::absent("spec.nats", "is required for type nats")]);
         };
@@ -147,8 +152,7 @@ impl Config {
         })
     }
 
-    /// The plan with credentials and certificates.
-    pub fn with_secrets(mut self, secrets: &Secrets) -> Result<Self, Vec<SpecError>> {
+    fn with_secrets(mut self, secrets: &Secrets) -> Result<Self, Vec<SpecError>> {
         if let Some(field) = self.secret {
             self.credentials = Credentials::read(secrets, field)
                 .map_err(|problem| vec![SpecError::absent(field, format!("the Secret {problem}"))])?;
@@ -161,13 +165,12 @@ impl Config {
         Ok(self)
     }
 
-    /// Refuses servers that the program may not reach, as far as their names tell.
-    pub(crate) fn check(&self, network: &Network) -> Result<(), Vec<SpecError>> {
+    fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
         let errors: Vec<SpecError> = self
             .servers
             .iter()
             .filter_map(|server| {
-                let problem = network.check_host(&server.host).err()?;
+                let problem = policy.network.check_host(&server.host).err()?;
                 Some(SpecError::new("spec.nats.url", &server.host.as_str().into(), problem))
             })
             .collect();
@@ -175,7 +178,7 @@ impl Config {
     }
 
     /// A message.
-    pub(crate) fn preview(&self, cluster: &str) -> Preview {
+    fn preview(&self, cluster: &str) -> Preview {
         let sample = Sample::new(cluster, false);
         let sent = match self.mode {
             EventMode::Rows => rows::sample(&self.subject, &sample.batch()),
@@ -191,22 +194,24 @@ impl Config {
         Preview { nats: Some(nats), ..base }
     }
 
-    /// Which subjects on which servers, whoever writes them.
-    pub(crate) fn place(&self) -> String {
+    fn destination(&self, _policy: &Policy) -> Destination {
         let mut servers: Vec<String> =
             self.servers.iter().map(|server| server.to_string().to_lowercase()).collect();
         servers.sort();
-        format!("nats://{} {} {}", servers.join(","), self.stream, self.subject)
+        Destination::new(format!("nats://{}", servers.join(",")), [&*self.stream, &*self.subject])
     }
 
-    /// The same sink with the stream and the subject of a place on the same servers.
-    pub(crate) fn at(&self, place: &str) -> Option<Self> {
-        let own = self.place();
-        let (servers, _) = own.split_once(' ')?;
-        let (stream, subject) = place.strip_prefix(servers)?.strip_prefix(' ')?.split_once(' ')?;
+    fn at(&self, destination: &Destination, policy: &Policy) -> Option<Self> {
+        let [stream, subject] = destination.names_at(self.destination(policy).server())?;
         Some(Self { stream: stream.to_owned(), subject: subject.to_owned(), ..self.clone() })
     }
 
+    async fn open(&self, policy: &Policy, (): &()) -> Result<Box<dyn Sink>, SinkError> {
+        open(self, &policy.network).await
+    }
+}
+
+impl Config {
     /// The plan with another time for removals to stay in the stream; whole seconds, at least one.
     #[must_use]
     pub fn with_marker_ttl(mut self, ttl: Duration) -> Self {
@@ -234,7 +239,7 @@ impl Credentials {
 }
 
 /// Connects, and creates the stream or adds the subject to it unless the plan says that both must exist.
-pub(crate) async fn open(config: &Config, network: &Network) -> Result<Box<dyn Sink>, SinkError> {
+async fn open(config: &Config, network: &Network) -> Result<Box<dyn Sink>, SinkError> {
     if let Some(field) = config.secret.filter(|_| !config.credentials.read) {
         let why = format!("connect to NATS: the Secret of {field} has not been read");
         return Err(SinkError::new(SinkReason::Missing, why));

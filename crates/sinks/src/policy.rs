@@ -56,26 +56,40 @@ impl Files {
         if names == 0 { Err("names no file".into()) } else { Ok(()) }
     }
 
-    /// Where a path really is. What exists of it is followed through symbolic links and must not lead
-    /// outside; nothing is created.
-    pub fn place(&self, path: &str) -> Result<PathBuf, String> {
+    /// The absolute path that a path of a spec means. No file is looked at: [`Files::resolve`] does that when
+    /// a sink is opened.
+    pub fn absolute(&self, path: &str) -> PathBuf {
+        let path = match self {
+            Self::Below(directory) => directory.join(path),
+            Self::Anywhere | Self::Refused => path.into(),
+        };
+        std::path::absolute(&path).unwrap_or(path)
+    }
+
+    /// Where a path really is. Below a directory it must not go through symbolic links, so that one file has
+    /// one path. Nothing is created.
+    pub fn resolve(&self, path: &str) -> Result<PathBuf, String> {
         self.check(path)?;
         let Self::Below(directory) = self else { return Ok(path.into()) };
         let unreadable = |error: io::Error| format!("cannot be looked up below --file-sink-root: {error}");
-        let root = real(directory).map_err(unreadable)?;
-        let place = real(&root.join(path)).map_err(unreadable)?;
-        if place == root || !place.starts_with(&root) {
+        let root = real_path(directory).map_err(unreadable)?;
+        let real = real_path(&root.join(path)).map_err(unreadable)?;
+        if real == root || !real.starts_with(&root) {
             return Err("leads out of --file-sink-root through a symbolic link".into());
         }
-        Ok(place)
+        if real != Self::Below(root.clone()).absolute(path) {
+            let path = real.strip_prefix(&root).unwrap_or(&real).display();
+            return Err(format!("goes through a symbolic link below --file-sink-root; write {path}"));
+        }
+        Ok(real)
     }
 
-    /// The path that leads to a place.
-    pub(crate) fn path_of(&self, place: &str) -> Option<String> {
+    /// The path, as a spec writes it, that means this absolute one.
+    pub(crate) fn path_of(&self, absolute: &str) -> Option<String> {
         match self {
-            Self::Anywhere => Some(place.to_owned()),
+            Self::Anywhere => Some(absolute.to_owned()),
             Self::Below(directory) => {
-                let path = Path::new(place).strip_prefix(real(directory).ok()?).ok()?;
+                let path = Path::new(absolute).strip_prefix(directory).ok()?;
                 path.to_str().map(ToOwned::to_owned)
             }
             Self::Refused => None,
@@ -83,9 +97,9 @@ impl Files {
     }
 }
 
-/// A path without symbolic links, as far as it exists. A link to nowhere is an error: whoever writes there
-/// would create what it names.
-fn real(path: &Path) -> io::Result<PathBuf> {
+/// A path without symbolic links, as far as it exists. A link to nowhere is an error: a writer would create
+/// the file that it names.
+pub fn real_path(path: &Path) -> io::Result<PathBuf> {
     let mut missing = Vec::new();
     let mut existing = path;
     loop {
@@ -135,10 +149,9 @@ mod tests {
             ("team/x.db", "team/x.db"),
             ("team/old.db", "team/old.db"),
             ("new/er/x.db", "new/er/x.db"),
-            ("in/x.db", "team/x.db"),
             ("file:x.db", "file:x.db"),
         ] {
-            assert_eq!(files.place(path), Ok(root.join(place)), "{path}");
+            assert_eq!(files.resolve(path), Ok(root.join(place)), "{path}");
         }
         for (path, part, at_admission) in [
             ("", "names no file", true),
@@ -152,9 +165,10 @@ mod tests {
             ("out/deep/er/x.db", "symbolic link", false),
             ("dangling.db", "cannot be looked up", false),
             ("self", "symbolic link", false),
+            ("in/x.db", "write team/x.db", false),
             ("team/old.db/x", "cannot be looked up", false),
         ] {
-            let problem = files.place(path).unwrap_err();
+            let problem = files.resolve(path).unwrap_err();
             assert!(problem.contains(part), "{path:?}: {problem}");
             assert_eq!(files.check(path).is_err(), at_admission, "{path:?}");
         }
@@ -165,16 +179,16 @@ mod tests {
     fn a_directory_that_is_not_there_yet_bounds_as_well() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap().join("later/team");
-        assert_eq!(Files::Below(root.clone()).place("x.db"), Ok(root.join("x.db")));
+        assert_eq!(Files::Below(root.clone()).resolve("x.db"), Ok(root.join("x.db")));
         assert!(!root.exists(), "nothing is created");
     }
 
     #[test]
     fn without_bounds_paths_are_the_users() {
         for path in ["x.db", "../x.db", "/tmp/x.db"] {
-            assert_eq!(Files::Anywhere.place(path), Ok(path.into()));
+            assert_eq!(Files::Anywhere.resolve(path), Ok(path.into()));
         }
-        for refused in [Files::Refused.place("x.db").map(drop), Files::Refused.check("x.db")] {
+        for refused in [Files::Refused.resolve("x.db").map(drop), Files::Refused.check("x.db")] {
             assert_eq!(refused.unwrap_err(), "the operator was started without --file-sink-root");
         }
     }

@@ -32,7 +32,7 @@ mod write;
 
 pub use config::Config;
 use failure::Failure;
-pub(crate) use pool::Pools;
+pub use pool::Pools;
 use pool::{Lease, Pool};
 use session::{Server, Statements};
 use tables::Tables;

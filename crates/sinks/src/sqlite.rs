@@ -6,7 +6,7 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -17,12 +17,16 @@ use kollect_model::{
     batch::{Baseline, Batch, InventoryId, Receipt},
     claim::{Claim, Claimant, Holder, Writer},
     crd::sinks::{KollectDatabaseSinkSpec, Preview, ProvisioningMode, TablePreview},
+    destination::Destination,
     row::{Row, RowKey, TargetId},
     sink::{Sink, SinkError, SinkReason},
 };
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, params};
 
-use crate::{Files, preview::provisioned};
+use crate::{Backend, Files, Out, Policy, SinkSettings, preview::provisioned};
+
+/// Of destinations.
+const SERVER: &str = "sqlite:";
 
 /// Version of the tables, kept in the file's `user_version`.
 const SCHEMA_VERSION: i64 = 3;
@@ -118,16 +122,24 @@ pub struct Config {
 
 impl Config {
     /// A file that is created when it is missing.
-    pub fn file(path: &str) -> Result<Self, String> {
+    fn file(path: &str) -> Result<Self, String> {
         // SQLite gives these names a meaning of their own, and nothing would be kept.
         if path.is_empty() || path == ":memory:" {
             return Err("is not a file: write a path such as inventory.db".into());
         }
         Ok(Self { path: path.to_owned(), create: true })
     }
+}
 
-    /// The plan of a sink of type sqlite.
-    pub fn plan(spec: &KollectDatabaseSinkSpec) -> Result<Self, Vec<SpecError>> {
+impl Backend for Config {
+    const TYPE: &'static str = "sqlite";
+    const OUT: Option<Out> = Some(Out { schemes: &["sqlite"], form: "sqlite:FILE" });
+    type Spec = KollectDatabaseSinkSpec;
+    type Clients = ();
+
+    fn clients(_settings: &SinkSettings) {}
+
+    fn plan(spec: &KollectDatabaseSinkSpec) -> Result<Self, Vec<SpecError>> {
         let Some(sqlite) = &spec.sqlite else {
             return Err(vec![SpecError::absent("spec.sqlite.path", "is required for type sqlite")]);
         };
@@ -138,30 +150,34 @@ impl Config {
         Ok(Self { create: mode == ProvisioningMode::Ensure, ..file })
     }
 
-    /// Checks the path without looking at any file.
-    pub(crate) fn check(&self, files: &Files) -> Result<(), Vec<SpecError>> {
-        files
+    fn plan_out(text: &str) -> Result<Self, String> {
+        Self::file(text.split_once(':').map_or(text, |(_, path)| path))
+    }
+
+    fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
+        policy
+            .files
             .check(&self.path)
             .map_err(|problem| vec![SpecError::new("spec.sqlite.path", &self.path.as_str().into(), problem)])
     }
 
     /// The tables.
-    pub(crate) fn preview(&self) -> Preview {
+    fn preview(&self, _cluster: &str) -> Preview {
         let sqlite = Some(TablePreview { expected_ddl: Some(SCHEMA.trim().to_owned()) });
         Preview { sqlite, ..provisioned(self.create, "the file must have these tables already") }
     }
 
-    /// Which file this is, whatever its name.
-    pub(crate) fn place(&self, files: &Files) -> String {
-        let place = files.place(&self.path).unwrap_or_else(|_| PathBuf::from(&self.path));
-        let place = place.canonicalize().ok().or_else(|| std::path::absolute(&place).ok()).unwrap_or(place);
-        format!("sqlite:{}", place.display())
+    fn destination(&self, policy: &Policy) -> Destination {
+        Destination::new(SERVER, [policy.files.absolute(&self.path).display().to_string()])
     }
 
-    /// The same sink in the file of a place.
-    pub(crate) fn at(&self, place: &str, files: &Files) -> Option<Self> {
-        let path = files.path_of(place.strip_prefix("sqlite:")?)?;
-        Some(Self { path, ..self.clone() })
+    fn at(&self, destination: &Destination, policy: &Policy) -> Option<Self> {
+        let [path] = destination.names_at(SERVER)?;
+        Some(Self { path: policy.files.path_of(path)?, ..self.clone() })
+    }
+
+    async fn open(&self, policy: &Policy, (): &()) -> Result<Box<dyn Sink>, SinkError> {
+        Ok(Box::new(SqliteSink::open(self.clone(), &policy.files).await?))
     }
 }
 
@@ -182,7 +198,7 @@ impl SqliteSink {
                     format!("open the SQLite file {:?}: {why}", config.path),
                 )
             };
-            let path = files.place(&config.path).map_err(forbidden)?;
+            let path = files.resolve(&config.path).map_err(forbidden)?;
             if config.create && matches!(files, Files::Below(_)) {
                 // Nobody else can: the directory is the operator's.
                 let parent = path.parent().unwrap_or(&path);

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use kollect_model::row::RowKey;
+use kollect_model::{binding::InventoryName, row::RowKey};
 
 use super::*;
 use crate::{
@@ -33,7 +33,7 @@ impl World {
                 Told::Failed { .. } => "failed",
                 _ => return,
             };
-            log.lock().unwrap().push(format!("{name} {word}"));
+            log.lock().unwrap().push(format!("{} {word}", name.sink));
         });
         let world = Self { deliveries, pods, wanted: BTreeMap::new(), told };
         world.put(1, 1);
@@ -48,8 +48,7 @@ impl World {
     fn want(&mut self, name: &str, destination: &str, sink: &Memory) -> &mut Wanted {
         let wanted =
             Wanted { binding: Arc::new(binding(sink)), destination: destination.into(), suspended: false };
-        self.wanted.insert(name.into(), wanted);
-        self.wanted.get_mut(name).unwrap()
+        self.wanted.entry(named(name)).insert_entry(wanted).into_mut()
     }
 
     async fn set(&mut self) {
@@ -60,6 +59,12 @@ impl World {
     fn told(&self) -> Vec<String> {
         std::mem::take(&mut *self.told.lock().unwrap())
     }
+}
+
+/// The name of a binding of the one inventory.
+fn named(sink: &str) -> BindingName {
+    let inventory = InventoryName { namespace: Some("team".into()), name: "inventory".into() };
+    BindingName { inventory, sink: sink.into() }
 }
 
 fn held(sink: &Memory) -> usize {
@@ -74,7 +79,7 @@ async fn w61_a_removed_reference_leaves_nothing_behind() {
     world.want("two", "b", &two);
     world.set().await;
     assert_eq!((held(&one), held(&two)), (1, 1));
-    world.wanted.remove("two");
+    world.wanted.remove(&named("two"));
     world.put(2, 2);
     world.set().await;
     assert_eq!((held(&one), held(&two)), (2, 0));
@@ -137,7 +142,7 @@ async fn two_references_to_one_place_are_one_too_many() {
     world.set().await;
     assert!(world.told().is_empty(), "it is said once");
     // The other one takes over without a moment of emptiness.
-    world.wanted.remove("one");
+    world.wanted.remove(&named("one"));
     let rows: BTreeSet<RowKey> = sink.with(|held| held.rows.keys().cloned().collect());
     world.set().await;
     assert_eq!(sink.with(|held| held.rows.keys().cloned().collect::<BTreeSet<_>>()), rows);
@@ -179,24 +184,24 @@ async fn cleaning_outlives_failures_until_somebody_gives_up() {
         held.faults = vec![Fault::Before; 1000];
         held.rows.insert(row("Pod", 1, 1).key, row("Pod", 1, 1).digest);
     });
-    world.deliveries.clean(&"one".into(), wanted.clone(), false);
+    world.deliveries.clean(&named("one"), wanted.clone(), false);
     time::sleep(Duration::from_mins(1)).await;
-    assert!(world.deliveries.is_cleaning(&"one".into()));
+    assert!(world.deliveries.is_cleaning(&named("one")));
     sink.with(|held| held.faults.clear());
     time::sleep(Duration::from_hours(1)).await;
-    assert_eq!((held(&sink), world.deliveries.is_cleaning(&"one".into())), (0, false));
+    assert_eq!((held(&sink), world.deliveries.is_cleaning(&named("one"))), (0, false));
     // Left behind by a move: told apart from the end of the binding.
     assert_eq!(world.told().last().unwrap(), "one cleaned");
     sink.with(|held| held.rows.insert(row("Pod", 1, 1).key, row("Pod", 1, 1).digest));
-    world.deliveries.clean(&"one".into(), wanted.clone(), true);
-    assert!(world.deliveries.is_cleaning_place("a", &wanted.binding.inventory));
-    assert!(!world.deliveries.is_cleaning_place("b", &wanted.binding.inventory));
+    world.deliveries.clean(&named("one"), wanted.clone(), true);
+    assert!(world.deliveries.is_cleaning_place(&"a".into(), &wanted.binding.inventory));
+    assert!(!world.deliveries.is_cleaning_place(&"b".into(), &wanted.binding.inventory));
     time::sleep(Duration::from_mins(1)).await;
     assert_eq!((held(&sink), world.told().pop().unwrap().as_str()), (0, "one moved"));
     // What is written under another name is nobody's leftover.
     world.want("two", "a", &sink);
     world.set().await;
-    world.deliveries.clean(&"one".into(), wanted, false);
+    world.deliveries.clean(&named("one"), wanted, false);
     time::sleep(Duration::from_mins(1)).await;
     assert_eq!(held(&sink), 1);
 }

@@ -19,6 +19,7 @@ use kollect_engine::{
 };
 use kollect_model::{
     batch::InventoryId,
+    binding::SinkName,
     claim::Claimant,
     row::{Row, TargetId},
     sink::SinkError,
@@ -291,7 +292,7 @@ fn changes(outcome: &Outcome, snapshot: &Snapshot) -> Vec<String> {
 
 fn summary(
     id: &InventoryId,
-    sink: &str,
+    sink: &SinkName,
     snapshot: &Snapshot,
     outcome: &Outcome,
     time: String,
@@ -305,7 +306,7 @@ fn summary(
         outcome.unchanged,
         outcome.left_alone,
     ];
-    let mut line = vec![id.to_string(), sink.to_owned()];
+    let mut line = vec![id.to_string(), sink.to_string()];
     line.extend(counts.iter().map(ToString::to_string));
     line.push(time);
     line

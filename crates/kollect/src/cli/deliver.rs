@@ -13,10 +13,11 @@ use kollect_engine::{
 };
 use kollect_model::{
     batch::{Delta, InventoryId, PART_BYTES, Receipt},
+    binding::{BindingName, SinkName},
     claim::{Claimant, TakeOver, Writer},
     sink::{Sink, SinkError},
 };
-use kollect_sinks::{Plan, Policy, Sinks, destination_name, plan_destination};
+use kollect_sinks::{Plan, Policy, Sinks, destination_name, plan_out};
 
 use super::manifests::{BoundSink, Inventory};
 use crate::causes::told_once;
@@ -24,9 +25,8 @@ use crate::causes::told_once;
 /// A sink on the command line.
 #[derive(clap::Args)]
 pub(crate) struct Out {
-    /// Write to this sink instead of those of the manifests: sqlite:FILE, dir:DIRECTORY or
-    /// postgres://USER@HOST/DATABASE.
-    #[arg(long = "out", id = "out", value_name = "DESTINATION", conflicts_with = "output")]
+    // What this build can write to is part of the help.
+    #[arg(long = "out", id = "out", value_name = "DESTINATION", conflicts_with = "output", help = out_help())]
     destination: Option<String>,
     /// Name of the cluster in --out, so that several clusters can share it.
     #[arg(long, default_value = "", requires = "out", value_name = "NAME", hide_default_value = true)]
@@ -36,6 +36,10 @@ pub(crate) struct Out {
     take_over: bool,
 }
 
+fn out_help() -> String {
+    format!("Write to this sink instead of those of the manifests: {}", kollect_sinks::out_forms())
+}
+
 /// An inventory and where this run writes it.
 pub(crate) struct Bound {
     pub(crate) inventory: Inventory,
@@ -43,7 +47,7 @@ pub(crate) struct Bound {
 }
 
 pub(crate) struct Destination {
-    pub(crate) name: String,
+    pub(crate) name: SinkName,
     /// The inventory, as the sink knows it.
     pub(crate) id: InventoryId,
     pub(crate) plan: Plan,
@@ -64,8 +68,8 @@ impl Out {
         inventories: Vec<Inventory>,
         only_print: bool,
     ) -> Result<Vec<Bound>, Vec<String>> {
-        let plan = |text: &String| match plan_destination(text) {
-            Ok(plan) => Ok((destination_name(text), plan)),
+        let plan = |text: &String| match plan_out(text) {
+            Ok(plan) => Ok((SinkName::Other(destination_name(text)), plan)),
             Err(problem) => Err(vec![format!("--out {}: {problem}", destination_name(text))]),
         };
         let out = self.destination.as_ref().map(plan).transpose()?;
@@ -137,7 +141,7 @@ pub(crate) fn follow(
 ) -> anyhow::Result<Deliveries> {
     let mut deliveries = Deliveries::new(rows.clone(), |name, told| {
         if let Some(line) = line(&told) {
-            eprintln!("{name}: {line}");
+            eprintln!("{} → {}: {line}", name.inventory, name.sink);
         }
     });
     let opener = Sinks::default();
@@ -162,8 +166,8 @@ pub(crate) fn follow(
                 breaker: Arc::default(),
                 inventory: id,
             };
-            let name = format!("{} → {name}", binding.inventory).into();
-            let destination = plan.destination(&Policy::default()).into();
+            let name = BindingName { inventory: (&binding.inventory).into(), sink: name };
+            let destination = plan.destination(&Policy::default());
             wanted.insert(name, Wanted { binding: Arc::new(binding), destination, suspended: false });
         }
     }

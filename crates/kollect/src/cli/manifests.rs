@@ -16,6 +16,7 @@ use std::{
 use kollect_engine::{collect::Target, schedule::Cadence};
 use kollect_model::{
     SpecError,
+    binding::SinkName,
     crd::{
         GROUP, KollectConnectionTest, KollectDatabaseSink, KollectEventSink, KollectSnapshotSink, VERSION,
     },
@@ -47,8 +48,7 @@ impl fmt::Display for Place {
 /// A sink that an inventory is bound to.
 #[derive(Clone, Debug)]
 pub(crate) struct BoundSink {
-    /// `family/name`
-    pub(crate) name: String,
+    pub(crate) name: SinkName,
     /// Name of the cluster in the sink.
     pub(crate) cluster: String,
     /// When it is written.

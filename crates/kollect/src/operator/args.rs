@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use kollect_engine::{extract::Policy, select::NamespaceDefaults};
 use kollect_model::crd::shapes::{GoDuration, is_namespace_name};
 use kollect_sinks::{Cidr, Network};
@@ -239,6 +239,14 @@ impl Args {
         if self.retired.inventory_http_enabled == Some(true) {
             bail!("--inventory-http-enabled: the read API is not part of this build; remove the flag");
         }
+        // One directory has one path, whatever links lead to it.
+        let files = match &self.file_sink_root {
+            None => FileRoot::Refused,
+            Some(root) => FileRoot::Directory(
+                kollect_sinks::real_path(root)
+                    .with_context(|| format!("--file-sink-root {}: look it up", root.display()))?,
+            ),
+        };
         Ok(Rules {
             policy: Policy { scrub_keys: self.scrub_keys.clone(), ..Policy::default() },
             defaults: NamespaceDefaults {
@@ -250,7 +258,7 @@ impl Args {
                 allow_private: self.allow_private_sinks,
                 allowed: self.allow_sink_cidrs.clone(),
             },
-            files: self.file_sink_root.clone().map_or(FileRoot::Refused, FileRoot::Directory),
+            files,
         })
     }
 

@@ -2,29 +2,27 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    ops::Bound,
     sync::Arc,
 };
 
 use async_trait::async_trait;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kollect_engine::{
-    deliver::{BindingName, Deliveries, Wanted},
+    deliver::{Deliveries, Wanted},
     export::{Binding, Choice, LastChecksum, Open},
     schedule::Breaker,
     select::Namespaces,
     store::Sight,
 };
 use kollect_model::{
+    binding::{BindingName, SinkName},
     claim::{Claimant, TakeOver, Writer},
     crd::inventory::{ExportPlace, SinkExport},
     sink::{Sink, SinkError},
 };
 use kollect_sinks::{Plan, Policy, Sinks};
 
-use super::{
-    finalize::is_protected, metrics::Meter, objects::Known, progress::Board, reconcile::inventory_kind,
-};
+use super::{finalize::is_protected, metrics::Meter, objects::Known, progress::Board};
 use crate::{
     reason::Reason,
     world::{BoundSink, Family, InventoryName, Name, Resolved, ResolvedInventory, Rules},
@@ -60,15 +58,9 @@ struct Good {
     wanted: Wanted,
 }
 
-/// The name of a binding. Names of cluster inventories have no slash: no namespace is taken for one.
-pub(crate) fn binding_name(inventory: &InventoryName, sink: &str) -> BindingName {
-    format!("{}{sink}", binding_prefix(inventory)).into()
-}
-
-/// What the names of all bindings of an inventory begin with.
-pub(crate) fn binding_prefix(inventory: &InventoryName) -> String {
-    let InventoryName { namespace, name } = inventory;
-    namespace.as_ref().map_or_else(|| format!("{name} "), |namespace| format!("{namespace}/{name} "))
+/// The name of a binding.
+pub(crate) fn binding_name(inventory: &InventoryName, sink: &SinkName) -> BindingName {
+    BindingName { inventory: inventory.clone(), sink: sink.clone() }
 }
 
 /// Opens a sink as its plan says.
@@ -134,9 +126,7 @@ impl Bindings {
             }
             if !inventory.faults.is_empty() {
                 // Which sinks it names cannot be told.
-                let prefix = binding_prefix(name);
-                let own = self.good.range::<str, _>((Bound::Included(&*prefix), Bound::Unbounded));
-                for (binding, good) in own.take_while(|(binding, _)| binding.starts_with(&prefix)) {
+                for (binding, good) in self.good.iter().filter(|(binding, _)| binding.inventory == *name) {
                     wanted.insert(binding.clone(), Wanted { suspended: true, ..good.wanted.clone() });
                 }
             }
@@ -161,7 +151,7 @@ impl Bindings {
         let known = self.good.get(&binding);
         // Before the first row is written the inventory cannot vanish, and its status says where rows are:
         // whoever comes after this process finds them. Until then it is written where it was.
-        let findable = is_protected(inventory_kind(name), metadata)
+        let findable = is_protected(name.kind(), metadata)
             && export.is_some_and(|export| export.place.as_ref() == Some(place));
         if known.is_none_or(|known| known.place != *place) && !findable {
             return;
@@ -188,7 +178,7 @@ impl Bindings {
         let same = |known: &Good| same(&known.wanted.binding, &candidate) && known.place == *place;
         if !known.is_some_and(same) {
             self.board.doubt(&binding, place);
-            let destination = place.destination.as_str().into();
+            let destination = place.destination.clone();
             let wanted = Wanted { binding: Arc::new(candidate), destination, suspended: false };
             let (plan, place) = (plan.clone(), place.clone());
             self.good.insert(binding, Good { plan, place, moves, wanted });
@@ -201,7 +191,7 @@ impl Bindings {
             plan,
             policy: self.rules.sink_policy(&sink.key.0),
             meter: self.meter.clone(),
-            counted: Some(inventory_kind(name)),
+            counted: Some(name.kind()),
         })
     }
 
@@ -276,7 +266,7 @@ impl Bindings {
         let Some(plan) = plan else { return Cleaning::Impossible };
         let opener = self.opener(name, sink, plan);
         let binding = Arc::new(self.binding(name, metadata, sink, place, opener));
-        let destination = place.destination.as_str().into();
+        let destination = place.destination.clone();
         let wanted = Wanted { binding, destination, suspended: false };
         deliveries.clean(&binding_name(name, &sink.name), wanted, moved);
         Cleaning::Underway

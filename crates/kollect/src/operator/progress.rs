@@ -6,12 +6,10 @@ use std::{
     time::SystemTime,
 };
 
-use kollect_engine::{
-    deliver::BindingName,
-    export::{Outcome, Told},
-};
+use kollect_engine::export::{Outcome, Told};
 use kollect_model::{
     batch::{Delta, Receipt},
+    binding::BindingName,
     crd::inventory::{ExportPlace, SinkExport},
     row::RowKey,
     sink::ErrorClass,
@@ -198,13 +196,13 @@ impl Board {
                 progress.held_back_since.get_or_insert(now);
             }
             Told::Cleaned { destination, inventory, moved } => {
-                info!(binding = %name, destination, moved, "cleaned");
+                info!(binding = %name, %destination, moved, "cleaned");
                 if !moved {
                     let done_with = std::mem::take(&mut progress.done_with);
                     *progress = Progress { done_with, ..Progress::default() };
                 }
                 progress.moves += u64::from(*moved);
-                let (destination, cluster) = ((*destination).to_owned(), inventory.cluster.clone());
+                let (destination, cluster) = ((*destination).clone(), inventory.cluster.clone());
                 progress.done_with.insert(ExportPlace { destination, cluster });
             }
             Told::NotCleaned { error, moved, .. } => {

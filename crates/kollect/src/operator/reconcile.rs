@@ -30,7 +30,7 @@ use connection::{test_connection, tested_sink};
 use left::left_sink;
 
 use super::{
-    bindings::{Bindings, Planned, binding_prefix},
+    bindings::{Bindings, Planned},
     finalize::{self, Deleted},
     health::Health,
     leader::{self, Leadership},
@@ -44,7 +44,7 @@ use super::{
 };
 use crate::{
     cluster::ClusterSource,
-    world::{Compiled, Family, InventoryName, Name, Resolved, Rules, World},
+    world::{Compiled, Family, Name, Resolved, Rules, World},
 };
 
 /// Changes that come together are looked at together.
@@ -284,7 +284,7 @@ impl Operator {
         let Some(deliveries) = &mut self.deliveries else { return };
         for (name, inventory) in &resolved.inventories {
             let Some((metadata, exports)) = known.inventory(name) else { continue };
-            let kind = inventory_kind(name);
+            let kind = name.kind();
             if metadata.deletion_timestamp.is_some() {
                 // What never could be written, because its name is another's, is not there.
                 let exports = if name.is_reserved() { &[][..] } else { exports };
@@ -303,10 +303,7 @@ impl Operator {
             targets.chain(cluster_targets).filter(|(_, metadata)| metadata.deletion_timestamp.is_some());
         steps.extend(deleted.filter_map(|(kind, metadata)| finalize::release(kind, metadata)));
         finalize::take(&self.client, steps).await;
-        let names: BTreeSet<String> = resolved.inventories.keys().map(binding_prefix).collect();
-        // A binding's name begins with that of its inventory, up to the only space.
-        self.board
-            .retain(|binding| binding.split_inclusive(' ').next().is_some_and(|own| names.contains(own)));
+        self.board.retain(|binding| resolved.inventories.contains_key(&binding.inventory));
     }
 
     fn probe(&mut self, known: &Known, resolved: &Resolved) {
@@ -336,9 +333,4 @@ impl Operator {
         }
         self.probes.set(wanted);
     }
-}
-
-/// The kind of an inventory.
-pub(crate) fn inventory_kind(name: &InventoryName) -> &'static str {
-    if name.namespace.is_some() { "KollectInventory" } else { "KollectClusterInventory" }
 }

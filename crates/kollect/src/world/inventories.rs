@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
     sync::Arc,
     time::Duration,
 };
@@ -14,7 +13,8 @@ use kollect_engine::{
 };
 use kollect_model::{
     SpecError,
-    batch::{CLUSTER_NAMESPACE, InventoryId, PART_BYTES},
+    batch::{CLUSTER_NAMESPACE, PART_BYTES},
+    binding::SinkName,
     crd::{
         inventory::{Dedupe, ExportPlace, MAX_SINK_REFS, SinkRef, SinkRefs},
         shapes::LabelSelector,
@@ -23,39 +23,10 @@ use kollect_model::{
 };
 
 use super::{
-    Ceilings, Family, Fault, Name, ResolvedTarget, Rules, SinkPlan, World, dangling, sinks::SinkPlans,
+    Ceilings, Family, Fault, InventoryName, Name, ResolvedTarget, Rules, SinkPlan, World, dangling,
+    sinks::SinkPlans,
 };
 use crate::reason::Reason;
-
-/// An inventory of either kind.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct InventoryName {
-    /// `None` for a KollectClusterInventory.
-    pub(crate) namespace: Option<String>,
-    pub(crate) name: String,
-}
-
-impl InventoryName {
-    /// Whether sinks keep cluster inventories under its name.
-    pub(crate) fn is_reserved(&self) -> bool {
-        self.namespace.as_deref() == Some(CLUSTER_NAMESPACE)
-    }
-
-    /// The inventory as a sink knows it that calls the cluster so.
-    pub(crate) fn in_cluster(&self, cluster: &str) -> InventoryId {
-        InventoryId {
-            cluster: cluster.to_owned(),
-            namespace: self.namespace.clone(),
-            name: self.name.clone(),
-        }
-    }
-}
-
-impl fmt::Display for InventoryName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.in_cluster("").fmt(f)
-    }
-}
 
 /// What an inventory means.
 #[derive(Default)]
@@ -105,8 +76,7 @@ impl RowsWanted {
 /// A sink that an inventory names.
 #[derive(Clone, Debug)]
 pub(crate) struct BoundSink {
-    /// `family/name`
-    pub(crate) name: String,
+    pub(crate) name: SinkName,
     pub(crate) family: Family,
     /// Of the sink.
     pub(crate) key: Name,
@@ -273,7 +243,7 @@ impl World {
         let part_bytes = sink_ref.max_export_bytes.or(asked.max_export_bytes);
         let cluster = spec.and_then(|spec| spec.common().cluster.clone()).unwrap_or_default();
         BoundSink {
-            name: format!("{family}/{}", key.1),
+            name: SinkName::Object { family, name: key.1.clone() },
             family,
             place: place(&plan, &key.0, &cluster, rules),
             cluster,
@@ -303,20 +273,19 @@ impl World {
     /// A sink that an inventory has written to, whoever names it now.
     pub(crate) fn left_sink(
         &self,
-        written: &str,
+        written: &SinkName,
         namespace: &str,
         rules: &Rules,
         sinks: &SinkPlans,
     ) -> Option<BoundSink> {
-        let (family, name) = written.split_once('/')?;
-        let families = [Family::Snapshot, Family::Database, Family::Event];
-        let family = families.into_iter().find(|known| known.to_string() == family)?;
+        let SinkName::Object { family, name } = written else { return None };
+        let family = *family;
         let key = (namespace.to_owned(), name.to_owned());
         let plan = self.plan(sinks, family, &key, "status.sinkExports");
         let spec = self.sinks.get(&(family, key.clone()));
         let cluster = spec.and_then(|spec| spec.common().cluster.clone()).unwrap_or_default();
         Some(BoundSink {
-            name: written.to_owned(),
+            name: written.clone(),
             family,
             place: place(&plan, namespace, &cluster, rules),
             cluster,

@@ -13,7 +13,7 @@ use super::{
     shapes::{Condition, GoDuration, LabelSelector, NamespacedRef, is_namespace_name},
     target::local_name,
 };
-use crate::SpecError;
+use crate::{SpecError, binding::SinkName, destination::Destination};
 
 /// Sink refs that one inventory may have in all three lists together.
 pub const MAX_SINK_REFS: usize = 20;
@@ -290,7 +290,7 @@ pub struct NamespaceShard {
 #[serde(rename_all = "camelCase")]
 pub struct SinkExport {
     /// Family and name of the sink, such as `database/portal`.
-    pub name: String,
+    pub name: SinkName,
     /// Namespace of the sink; only on cluster inventories.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
@@ -330,7 +330,7 @@ pub struct SinkExport {
 #[serde(rename_all = "camelCase")]
 pub struct ExportPlace {
     /// Server and table, file, directory or subject, without credentials.
-    pub destination: String,
+    pub destination: Destination,
     /// Name of the cluster in the rows.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub cluster: String,
@@ -338,7 +338,7 @@ pub struct ExportPlace {
 
 impl fmt::Display for ExportPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.destination)?;
+        self.destination.fmt(f)?;
         if self.cluster.is_empty() { Ok(()) } else { write!(f, " (cluster {})", self.cluster) }
     }
 }

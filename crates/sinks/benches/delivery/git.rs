@@ -16,7 +16,7 @@ use kollect_model::{
     row::{Row, RowKey},
     sink::{Sink, SinkSpec},
 };
-use kollect_sinks::{Plan, Policy, Sinks, plan};
+use kollect_sinks::{Plan, Policy, SinkSettings, Sinks, plan};
 use kollect_testbed::{GitHttp, git::Repository};
 use serde_json::{json, value::RawValue};
 
@@ -43,7 +43,7 @@ pub(crate) async fn measure(files: usize, changes: usize) -> Result<Measured> {
     let server = GitHttp::start()?;
     let directory = tempfile::tempdir()?;
     let mirrors = directory.path().join("mirrors");
-    let sinks = Sinks::with_mirrors(mirrors.clone());
+    let sinks = Sinks::new(&SinkSettings { mirrors: Some(mirrors.clone()), ..SinkSettings::default() });
     let (ours, theirs) = (server.create("ours")?, server.create("theirs")?);
     // Objects are counted.
     ours.git(&["config", "receive.autogc", "false"])?;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use kollect_model::sink::SinkSpec;
-use kollect_sinks::{Plan, plan, plan_destination};
+use kollect_sinks::{Plan, plan, plan_out};
 use kollect_testbed::Postgres;
 use rusqlite::Connection;
 use tempfile::TempDir;
@@ -103,7 +103,7 @@ impl Place for Schema<'_> {
 }
 
 fn planned(destination: &str) -> Result<Plan> {
-    plan_destination(destination).map_err(anyhow::Error::msg)
+    plan_out(destination).map_err(anyhow::Error::msg)
 }
 
 fn planned_spec(spec: &SinkSpec) -> Result<Plan> {

@@ -18,6 +18,7 @@ use kollect_engine::{
 };
 use kollect_model::{
     batch::{Baseline, Batch, InventoryId, PART_BYTES, Receipt},
+    binding::BindingName,
     claim::{Claim, Claimant, Writer},
     sink::{Delivery, Sink, SinkError},
 };
@@ -87,7 +88,8 @@ impl Running {
             tell.send(heard).ok();
         });
         let wanted = Wanted { binding: Arc::new(binding), destination: "here".into(), suspended: false };
-        deliveries.set([("all".into(), wanted)].into());
+        let name = BindingName { inventory: (&inventory()).into(), sink: "database/all".into() };
+        deliveries.set([(name, wanted)].into());
         Self { deliveries, said, counts }
     }
 

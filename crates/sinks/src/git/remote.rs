@@ -163,16 +163,17 @@ impl RemoteConfig {
         checked.map_err(|problem| vec![SpecError::new(ENDPOINT, &self.address.to_string().into(), problem)])
     }
 
-    /// Which branch of which repository, whoever writes it.
-    pub(super) fn place(&self, policy: &Policy) -> String {
-        let place = match &self.address {
-            Address::File(path) => {
-                let place = policy.files.place(path).unwrap_or_else(|_| path.into());
-                format!("file://{}", place.canonicalize().unwrap_or(place).display())
-            }
+    /// Which repository, without the user: who writes says nothing about where.
+    pub(super) fn repository(&self, policy: &Policy) -> String {
+        match &self.address {
+            Address::File(path) => format!("file://{}", policy.files.absolute(path).display()),
             address => address.place(),
-        };
-        format!("{place} {}", self.branch)
+        }
+    }
+
+    /// Which branch of which repository.
+    pub(super) fn place(&self, policy: &Policy) -> String {
+        format!("{} {}", self.repository(policy), self.branch)
     }
 
     /// The field of the Secret that has not been read yet.

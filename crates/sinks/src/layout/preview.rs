@@ -9,7 +9,7 @@ use super::{
     Settings,
     draft::{Change, Draft},
 };
-use crate::preview::{Sample, TIME};
+use crate::sample::{Sample, TIME};
 
 /// Longer lists help nobody.
 const PATHS: usize = 3;
@@ -59,20 +59,17 @@ fn word(value: impl serde::Serialize) -> Option<String> {
 mod tests {
     use std::{collections::BTreeSet, fs};
 
-    use kollect_model::{
-        claim::{Claimant, TakeOver, Writer},
-        sink::Sink,
-    };
+    use kollect_model::claim::{Claimant, TakeOver, Writer};
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::{Files, filesystem};
+    use crate::{Backend as _, Files, Policy, filesystem};
 
     /// Writes the sample for real, and answers the content of the first file of the preview.
     async fn written(preview: &Preview, config: filesystem::Config, whole: bool) -> String {
         let dir = tempfile::tempdir().unwrap();
-        let files = Files::Below(dir.path().to_owned());
-        let sink = filesystem::open(config, &files).await.unwrap();
+        let policy = Policy { files: Files::Below(dir.path().to_owned()), ..Policy::default() };
+        let sink = config.open(&policy, &()).await.unwrap();
         let mut sample = Sample::new("east", whole);
         let claimant = Claimant { owner: None, writer: Writer::Cli, take_over: TakeOver::Never };
         sample.claim = sink.claim(&sample.inventory, &claimant).await.unwrap();

@@ -25,7 +25,7 @@ use super::{
     stream::{self, Stream},
     subjects::{Subjects, place},
 };
-use crate::preview::TIME;
+use crate::sample::TIME;
 
 /// Bytes under way at once.
 const BYTES_UNDER_WAY: usize = 32 << 20;

@@ -20,7 +20,7 @@ use serde_json::value::RawValue;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{Config, connect::Connection, failure::Failure, message, stream::Stream};
-use crate::preview::TIME;
+use crate::sample::TIME;
 
 /// Of an event, beside its document, the cluster and the namespace: headers and names of fields.
 const AROUND: usize = 1024;

@@ -6,15 +6,18 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kollect_model::{
     SpecError,
     crd::sinks::{KollectDatabaseSinkSpec, Preview, ProvisioningMode, TablePreview},
+    destination::Destination,
+    sink::{Sink, SinkError},
 };
 use tokio_postgres::config::Host;
 
 use super::{
+    Pools, PostgresSink,
     dsn::Dsn,
     tables::{self, Tables},
     tls,
 };
-use crate::{Network, Secrets, preview::provisioned};
+use crate::{Backend, Network, Out, Policy, Secrets, SinkSettings, preview::provisioned};
 
 pub(super) const DATABASE_REF: &str = "spec.postgres.databaseRef";
 const DATABASE_KEYS: &[&str] = &["dsn", "url", "connectionString", "DATABASE_URL"];
@@ -65,9 +68,19 @@ impl fmt::Debug for Config {
     }
 }
 
-impl Config {
-    /// The plan of a sink of type postgres. It opens after [`Config::with_secrets`].
-    pub fn plan(spec: &KollectDatabaseSinkSpec) -> Result<Self, Vec<SpecError>> {
+impl Backend for Config {
+    const TYPE: &'static str = "postgres";
+    const OUT: Option<Out> =
+        Some(Out { schemes: &["postgres", "postgresql"], form: "postgres://USER@HOST/DATABASE" });
+    type Spec = KollectDatabaseSinkSpec;
+    type Clients = Pools;
+
+    fn clients(settings: &SinkSettings) -> Pools {
+        Pools::new(settings.idle_limit)
+    }
+
+    /// It opens after `with_secrets`.
+    fn plan(spec: &KollectDatabaseSinkSpec) -> Result<Self, Vec<SpecError>> {
         let Some(postgres) = &spec.postgres else {
             return Err(vec![SpecError::absent("spec.postgres", "is required for type postgres")]);
         };
@@ -99,8 +112,8 @@ impl Config {
         })
     }
 
-    /// The plan with the address of the server, and with the client certificate if there is one.
-    pub fn with_secrets(mut self, secrets: &Secrets) -> Result<Self, Vec<SpecError>> {
+    /// Adds the address of the server, and the client certificate if there is one.
+    fn with_secrets(mut self, secrets: &Secrets) -> Result<Self, Vec<SpecError>> {
         let wrong = |field, problem| vec![SpecError::absent(field, problem)];
         let Some(text) = secrets.first(DATABASE_REF, DATABASE_KEYS) else {
             let problem = format!("the Secret has none of the keys {}", DATABASE_KEYS.join(", "));
@@ -132,13 +145,13 @@ impl Config {
     }
 
     /// The tables.
-    pub(crate) fn preview(&self) -> Preview {
+    fn preview(&self, _cluster: &str) -> Preview {
         let postgres = Some(TablePreview { expected_ddl: Some(tables::in_empty_database(&self.tables)) });
         Preview { postgres, ..provisioned(self.create, "whoever owns the database runs these statements") }
     }
 
-    /// A URL on a command line, with the table and schema as options of their own.
-    pub fn destination(url: &str) -> Result<Self, String> {
+    /// A URL with the table and the schema as options of their own.
+    fn plan_out(url: &str) -> Result<Self, String> {
         let mut server = Dsn::parse(url, &["table", "schema"])?;
         if server.driver.get_password().is_some() {
             return Err("holds a password, and everybody on this machine can read command lines; \
@@ -158,27 +171,24 @@ impl Config {
         Ok(Self { tables, create: true, trust, server: Some(Box::new(server)) })
     }
 
-    /// Checks the hosts of the server, as far as that goes without asking anybody.
-    pub(crate) fn check(&self, network: &Network) -> Result<(), Vec<SpecError>> {
-        let checked = self.server.as_ref().map_or(Ok(()), |dsn| dsn.check(network));
+    fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
+        let checked = self.server.as_ref().map_or(Ok(()), |dsn| dsn.check(&policy.network));
         checked.map_err(|problem| vec![SpecError::absent(DATABASE_REF, format!("the Secret: {problem}"))])
     }
 
-    /// Which table this is, whoever writes it and however.
-    pub(crate) fn place(&self) -> String {
-        format!("{} {}", self.database(), self.tables)
+    fn destination(&self, _policy: &Policy) -> Destination {
+        let database = self.server.as_ref().map(|dsn| dsn.place()).unwrap_or_default();
+        Destination::new(format!("postgres://{database}"), [&*self.tables.schema, &*self.tables.table])
     }
 
-    fn database(&self) -> String {
-        format!("postgres://{}", self.server.as_ref().map(|dsn| dsn.place()).unwrap_or_default())
-    }
-
-    /// The same sink with the table of a place in the same database.
-    pub(crate) fn at(&self, place: &str) -> Option<Self> {
-        let names = place.strip_prefix(&self.database())?.strip_prefix(" \"")?.strip_suffix('"')?;
-        let (schema, table) = names.split_once("\".\"")?;
+    fn at(&self, destination: &Destination, policy: &Policy) -> Option<Self> {
+        let [schema, table] = destination.names_at(self.destination(policy).server())?;
         let tables = Tables { schema: schema.to_owned(), table: table.to_owned() };
         Some(Self { tables, ..self.clone() })
+    }
+
+    async fn open(&self, policy: &Policy, pools: &Pools) -> Result<Box<dyn Sink>, SinkError> {
+        Ok(Box::new(PostgresSink::open(self.clone(), &policy.network, pools).await?))
     }
 }
 
@@ -243,7 +253,7 @@ mod tests {
     use super::*;
 
     fn place(url: &str) -> String {
-        Config::destination(url).unwrap().place()
+        Config::plan_out(url).unwrap().destination(&Policy::default()).to_string()
     }
 
     #[test]
@@ -276,7 +286,10 @@ mod tests {
 
     #[test]
     fn closed_hosts_are_refused_before_anybody_connects() {
-        let guarded = Network::Guarded { allow_private: false, allowed: Vec::new() };
+        let guarded = Policy {
+            network: Network::Guarded { allow_private: false, allowed: Vec::new() },
+            ..Policy::default()
+        };
         for (url, part) in [
             ("postgres://localhost/x", "this machine"),
             ("postgres://db.example,127.1/x", "loopback"),
@@ -284,12 +297,12 @@ mod tests {
             ("postgres://%2Fvar%2Frun/x", "Unix sockets"),
             ("postgres://[::1]/x", "loopback"),
         ] {
-            let config = Config::destination(url).unwrap();
+            let config = Config::plan_out(url).unwrap();
             let errors = config.check(&guarded).unwrap_err();
             assert!(errors[0].to_string().contains(part), "{}", errors[0]);
             assert_eq!(errors[0].field, DATABASE_REF);
-            assert_eq!(config.check(&Network::Open), Ok(()));
+            assert_eq!(config.check(&Policy::default()), Ok(()));
         }
-        assert_eq!(Config::destination("postgres://db.example/x").unwrap().check(&guarded), Ok(()));
+        assert_eq!(Config::plan_out("postgres://db.example/x").unwrap().check(&guarded), Ok(()));
     }
 }

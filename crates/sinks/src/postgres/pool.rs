@@ -30,21 +30,15 @@ const IDLE_LIMIT: Duration = Duration::from_mins(1);
 const SHORTEST_WAIT: Duration = Duration::from_millis(10);
 
 /// All pools; one lives as long as a sink uses it.
-pub(crate) struct Pools {
+pub struct Pools {
     idle_limit: Duration,
     known: Mutex<Vec<Weak<Pool>>>,
 }
 
-impl Default for Pools {
-    fn default() -> Self {
-        Self::with_idle_limit(IDLE_LIMIT)
-    }
-}
-
 impl Pools {
-    /// Pools that close sessions after another time.
-    pub(crate) fn with_idle_limit(idle_limit: Duration) -> Self {
-        Self { idle_limit, known: Mutex::default() }
+    /// Pools that close sessions that are not used for this long; `None`: a minute.
+    pub(super) fn new(idle_limit: Option<Duration>) -> Self {
+        Self { idle_limit: idle_limit.unwrap_or(IDLE_LIMIT), known: Mutex::default() }
     }
 
     /// The pool of a server.

@@ -8,7 +8,7 @@ use kollect_model::{
     row::{Row, RowDigest, RowKey, TargetId},
     sink::{ErrorClass, Sink, SinkReason, SinkSpec},
 };
-use kollect_sinks::{Policy, open, plan, plan_destination};
+use kollect_sinks::{Policy, open, plan, plan_out};
 use serde_json::{Value, json, value::RawValue};
 
 use crate::conformance::{Place, added, changed, conformance, gone, holding, inventory, write};
@@ -308,7 +308,7 @@ async fn formats_and_options_without_effect_are_refused() {
     for (text, problem) in
         [("dir:", "is not a directory"), ("dir:x?layout=heap", "an option that is not known, layout=heap")]
     {
-        assert!(plan_destination(text).unwrap_err().contains(problem));
+        assert!(plan_out(text).unwrap_err().contains(problem));
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kollect_model::sink::{Sink, SinkSpec};
-use kollect_sinks::{Plan, Policy, Secrets, Sinks, plan};
+use kollect_sinks::{Plan, Policy, Secrets, SinkSettings, Sinks, plan};
 use kollect_testbed::git::{GitHttp, GitSsh, Repository};
 use serde_json::{Value, json};
 
@@ -95,7 +95,7 @@ impl Remote {
 
     /// Sinks with a writer of their own, as another process has.
     fn sinks(&self) -> Sinks {
-        Sinks::with_mirrors(self.mirrors.path().join("git"))
+        sinks_with_mirrors(self.mirrors.path().join("git"))
     }
 
     async fn open_with(&self, more: &Value) -> Box<dyn Sink> {
@@ -226,4 +226,9 @@ async fn split_files_in_a_directory_conform() {
 #[tokio::test(flavor = "multi_thread")]
 async fn documents_of_json_in_a_directory_conform() {
     conformance(&Remote::new(Way::File, side_by_side("document", "json"))).await;
+}
+
+/// Sinks with mirrors of branches below this directory.
+fn sinks_with_mirrors(directory: PathBuf) -> Sinks {
+    Sinks::new(&SinkSettings { mirrors: Some(directory), ..SinkSettings::default() })
 }

@@ -4,6 +4,7 @@
 mod available;
 mod conformance;
 mod delivery;
+mod destinations;
 mod filesystem;
 mod git;
 mod nats;

@@ -7,7 +7,7 @@ use kollect_model::{
     batch::{Baseline, Batch, Delta, Removed},
     sink::{ErrorClass, Sink, SinkError, SinkReason, SinkSpec},
 };
-use kollect_sinks::{Plan, Policy, Secrets, plan, plan_destination};
+use kollect_sinks::{Plan, Policy, Secrets, plan, plan_out};
 use kollect_testbed::Postgres;
 use serde_json::{Value, json};
 
@@ -171,7 +171,7 @@ async fn tables_of_the_go_implementation_are_migrated() {
 async fn two_tables_of_one_schema_do_not_fence_each_other() {
     let server = schema("neighbours");
     let url = |table: &str| format!("{}?schema=neighbours&table={table}", server.dsn());
-    let (a, b) = (plan_destination(&url("a")).unwrap(), plan_destination(&url("b")).unwrap());
+    let (a, b) = (plan_out(&url("a")).unwrap(), plan_out(&url("b")).unwrap());
     let (a, b) = (open(&a).await.unwrap(), open(&b).await.unwrap());
     let all = inventory("", "all");
     let claim = a.claim(&all, &claimant(Some("c1"))).await.unwrap();
@@ -271,7 +271,7 @@ fn command_lines_and_secrets_are_checked() {
         ("postgres://u@h/db?table=hunter2.x", "is not a name"),
         ("postgres:", "is not a connection string"),
     ] {
-        let problem = plan_destination(text).unwrap_err();
+        let problem = plan_out(text).unwrap_err();
         assert!(problem.contains(part) && !problem.contains("hunter2"), "{problem}");
     }
     let bad = json!({
@@ -494,7 +494,7 @@ async fn tables_of_one_schema_are_created_at_the_same_time() {
         let schema = format!("at_once_{round}");
         let open = |table: usize| {
             let url = format!("{}?schema={schema}&table=t{table}", server.dsn());
-            let plan = plan_destination(&url).unwrap();
+            let plan = plan_out(&url).unwrap();
             tokio::spawn(async move { open(&plan).await.map(drop) })
         };
         let opened: Vec<_> = (0..4).map(open).collect();

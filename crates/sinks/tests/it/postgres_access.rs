@@ -7,7 +7,7 @@ use kollect_model::{
     SpecError,
     sink::{ErrorClass, SinkError, SinkReason},
 };
-use kollect_sinks::{Files, Network, Plan, Policy, Secrets, open, plan, plan_destination};
+use kollect_sinks::{Files, Network, Plan, Policy, Secrets, open, plan, plan_out};
 use kollect_testbed::Postgres;
 use serde_json::json;
 
@@ -157,9 +157,9 @@ async fn clients_prove_who_they_are() {
     fs::write(&certificate, &ada.0).unwrap();
     fs::write(&key, &ada.1).unwrap();
     let url = format!("{dsn}&sslcert={}&sslkey={}", certificate.display(), key.display());
-    open(&plan_destination(&url).unwrap(), &policy).await.unwrap().check().await.unwrap();
+    open(&plan_out(&url).unwrap(), &policy).await.unwrap().check().await.unwrap();
     fs::remove_file(&key).unwrap();
-    let error = refused(&plan_destination(&url).unwrap(), &policy).await;
+    let error = refused(&plan_out(&url).unwrap(), &policy).await;
     assert!(error.reason == SinkReason::Incompatible && error.to_string().contains("read sslkey"), "{error}");
     let errors =
         plan(&spec("public", "ensure", json!({}))).unwrap().with_secrets(&secrets(&url)).unwrap_err();

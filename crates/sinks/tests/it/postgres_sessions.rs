@@ -7,7 +7,7 @@ use kollect_model::{
     batch::Batch,
     sink::{Sink, SinkReason},
 };
-use kollect_sinks::{Plan, Policy, Sinks};
+use kollect_sinks::{Plan, Policy, SinkSettings, Sinks};
 use kollect_testbed::Postgres;
 
 use crate::{
@@ -86,7 +86,7 @@ async fn sinks_of_two_tables_share_sessions() {
         |table: &str| format!("{}?application_name=twotables&schema=twotables&table={table}", server.dsn());
     let mut opened = Vec::new();
     for table in ["a", "b", "c"] {
-        let sink = open(&sinks, &kollect_sinks::plan_destination(&url(table)).unwrap()).await;
+        let sink = open(&sinks, &kollect_sinks::plan_out(&url(table)).unwrap()).await;
         let rows = [row(table, "{}")];
         write(&*sink, &all, None, &added(&rows)).await.unwrap();
         opened.push((sink, rows));
@@ -191,7 +191,8 @@ async fn a_changed_password_is_another_server() {
 #[tokio::test(flavor = "multi_thread")]
 async fn sessions_that_nobody_uses_are_closed() {
     let server = schema("idle");
-    let sinks = Sinks::closing_idle_after(Duration::from_millis(300));
+    let sinks =
+        Sinks::new(&SinkSettings { idle_limit: Some(Duration::from_millis(300)), ..SinkSettings::default() });
     let sink = open(&sinks, &named(server, "idle")).await;
     assert_eq!(sessions(server, "idle"), 1);
     until("the session is closed", || sessions(server, "idle") == 0).await;

@@ -1,7 +1,7 @@
 //! What the loop last saw, as far as numbers depend on it.
 
-use kollect_engine::deliver::BindingName;
 use kollect_model::{
+    binding::BindingName,
     crd::{profile::ProfileMetric, shapes::Gvk},
     row::TargetId,
 };
@@ -30,8 +30,8 @@ pub(super) struct InventorySeen {
     pub(super) targets: Vec<TargetId>,
     /// Nothing is written.
     pub(super) suspended: bool,
-    /// `family/name` of each sink, with its binding.
-    pub(super) sinks: Vec<(String, BindingName)>,
+    /// The binding of each sink.
+    pub(super) sinks: Vec<BindingName>,
 }
 
 impl Picture {
@@ -52,11 +52,7 @@ impl Picture {
             name: name.to_string(),
             targets: inventory.targets.clone(),
             suspended: inventory.suspended || !inventory.faults.is_empty(),
-            sinks: inventory
-                .sinks
-                .iter()
-                .map(|sink| (sink.name.clone(), binding_name(name, &sink.name)))
-                .collect(),
+            sinks: inventory.sinks.iter().map(|sink| binding_name(name, &sink.name)).collect(),
         });
         Self { targets: targets.collect(), inventories: inventories.collect() }
     }

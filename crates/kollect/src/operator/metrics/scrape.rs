@@ -161,10 +161,10 @@ impl Bound {
     pub(super) fn of(picture: &Picture, board: &Board, leads: bool, now: SystemTime) -> Vec<Self> {
         let mut bound = Vec::new();
         for inventory in &picture.inventories {
-            for (sink, binding) in &inventory.sinks {
+            for binding in &inventory.sinks {
                 let numbers = board.look(binding, |progress| Self {
                     inventory: inventory.name.clone(),
-                    sink: sink.clone(),
+                    sink: binding.sink.to_string(),
                     lag: if leads && !inventory.suspended { lag(progress, now) } else { None },
                     // What others have written since, only they know.
                     rows: progress

@@ -7,12 +7,12 @@ use std::time::SystemTime;
 
 use exposition::Exposition;
 use kollect_engine::{
-    deliver::BindingName,
     export::{Outcome, Told},
     store::{Origin, Sight, StoreWriter, store},
 };
 use kollect_model::{
     batch::{Delta, Receipt},
+    binding::{BindingName, InventoryName},
     crd::{inventory::SinkExport, profile::ProfileMetric, shapes::Gvk},
     row::{Row, RowKey, TargetId},
     sink::{SinkError, SinkReason},
@@ -44,7 +44,10 @@ fn target(name: &str, kinds: &[&str]) -> TargetSeen {
 }
 
 fn binding() -> BindingName {
-    "team/i database/d".into()
+    BindingName {
+        inventory: InventoryName { namespace: Some("team".into()), name: "i".into() },
+        sink: "database/d".into(),
+    }
 }
 
 fn inventory(targets: &[&str]) -> InventorySeen {
@@ -52,7 +55,7 @@ fn inventory(targets: &[&str]) -> InventorySeen {
         name: "team/i".into(),
         targets: targets.iter().map(|name| id(name)).collect(),
         suspended: false,
-        sinks: vec![("database/d".into(), binding())],
+        sinks: vec![binding()],
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kollect_model::{
     batch::{Changed, Refusal, Removed},
+    binding::InventoryName,
     row::{Row, TargetId},
 };
 use serde_json::value::RawValue;
@@ -41,7 +42,7 @@ fn delta(added: &[&str], changed: &[&str], removed: &[&str]) -> Delta {
 
 #[test]
 fn refused_rows_are_remembered_until_they_are_written_or_gone() {
-    let (board, name): (Board, BindingName) = (Board::default(), "i s".into());
+    let (board, name) = (Board::default(), binding());
     let state = || {
         let progress = board.of(&name);
         (progress.rows.unwrap(), progress.refused.join(" "), progress.written)
@@ -67,7 +68,7 @@ fn refused_rows_are_remembered_until_they_are_written_or_gone() {
 
 #[test]
 fn what_is_held_back_knows_since_when() {
-    let (board, name): (Board, BindingName) = (Board::default(), "i s".into());
+    let (board, name) = (Board::default(), binding());
     board.hear(&name, &Told::HeldBack { coverage: "blind: Pod" });
     let first = board.of(&name).held_back_since.unwrap();
     board.hear(&name, &Told::HeldBack { coverage: "blind: Pod" });
@@ -78,7 +79,7 @@ fn what_is_held_back_knows_since_when() {
 
 #[test]
 fn writes_that_change_nothing_but_counts_are_told_apart() {
-    let (board, name): (Board, BindingName) = (Board::default(), "i s".into());
+    let (board, name) = (Board::default(), binding());
     let (mut changes, mut counts) = (board.changes(), board.counts());
     let mut told = |what: Told<'_>| {
         board.hear(&name, &what);
@@ -98,4 +99,9 @@ fn writes_that_change_nothing_but_counts_are_told_apart() {
     assert_eq!(told(Told::Written(&rows, &works)), only_counts);
     board.doubt(&name, &ExportPlace::default());
     assert_eq!(told(Told::Written(&rows, &works)), news, "it was doubted");
+}
+
+fn binding() -> BindingName {
+    let inventory = InventoryName { namespace: Some("team".into()), name: "i".into() };
+    BindingName { inventory, sink: "database/s".into() }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use kollect_model::crd::inventory::SinkExport;
 
-use super::{Operator, inventory_kind};
+use super::Operator;
 use crate::{
     operator::{
         bindings::{Cleaning, binding_name, places},
@@ -69,7 +69,7 @@ impl Operator {
                     self.board.clear(&binding);
                 }
             }
-            steps.extend(leave_behind(inventory_kind(name), metadata, behind));
+            steps.extend(leave_behind(name.kind(), metadata, behind));
         }
         steps
     }

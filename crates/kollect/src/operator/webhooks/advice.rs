@@ -1,13 +1,8 @@
 //! What is allowed and may not be meant.
 
-use std::path::Path;
-
 use kollect_model::{
     SpecError,
-    crd::{
-        profile::KollectProfileSpec,
-        sinks::{Format, KollectSnapshotSinkSpec, ProvisioningMode, PushPolicy, SnapshotSinkType},
-    },
+    crd::{profile::KollectProfileSpec, sinks::ProvisioningMode},
     sink::SinkSpec,
 };
 
@@ -24,7 +19,7 @@ pub(super) fn paths(profile: &KollectProfileSpec) -> Vec<String> {
         .collect()
 }
 
-/// What any sink may say.
+/// What any sink may say. What its backend has to say comes from `kollect_sinks::advice`.
 pub(super) fn sink(spec: &SinkSpec) -> Vec<String> {
     let common = spec.common();
     let mut warnings = Vec::new();
@@ -33,24 +28,6 @@ pub(super) fn sink(spec: &SinkSpec) -> Vec<String> {
     }
     if common.provisioning.as_ref().and_then(|p| p.mode) == Some(ProvisioningMode::Existing) {
         warnings.push("spec.provisioning.mode = existing: nothing is created; it must be there".into());
-    }
-    warnings
-}
-
-/// What a sink of documents may say.
-pub(super) fn documents(spec: &KollectSnapshotSinkSpec) -> Vec<String> {
-    let mut warnings = Vec::new();
-    let is_git = matches!(spec.type_, SnapshotSinkType::Git | SnapshotSinkType::Gitlab);
-    if spec.git.as_ref().and_then(|git| git.push_policy) == Some(PushPolicy::ForcePush) {
-        warnings.push("spec.git.pushPolicy = ForcePush: the history of the branch is overwritten".into());
-    }
-    let asked = spec.common.serialization.as_ref().and_then(|serialization| serialization.format);
-    if is_git && asked.is_none() {
-        warnings.push("spec.serialization.format is absent: documents are written as yaml".into());
-    }
-    let template = Path::new(spec.common.path_template.as_deref().unwrap_or_default());
-    if template.extension().is_some_and(|extension| extension == "json") && spec.format() != Format::Json {
-        warnings.push("spec.pathTemplate ends with .json, and the format is another".into());
     }
     warnings
 }

@@ -75,7 +75,6 @@ impl<'a> Judge<'a> {
                 self.read(object, |judge, inventory| judge.cluster_inventory(name, inventory));
             }
             "KollectSnapshotSink" => self.read(object, |judge, sink: KollectSnapshotSink| {
-                judge.verdict.warnings.extend(advice::documents(&sink.spec));
                 judge.sink(&name, &SinkSpec::Snapshot(sink.spec));
             }),
             "KollectDatabaseSink" => self.read(object, |judge, sink: KollectDatabaseSink| {
@@ -191,6 +190,7 @@ impl<'a> Judge<'a> {
         self.say_if_out_of_sight(&name.0);
         self.needs_scopes(&name.0);
         self.verdict.warnings.extend(advice::sink(spec));
+        self.verdict.warnings.extend(kollect_sinks::advice(spec));
         self.weigh(check_sink(spec, &name.0, self.rules), true);
         self.forbid(self.known.world().sink_below_floor(spec, &name.0));
     }

@@ -23,7 +23,7 @@ impl fmt::Display for Directory {
 
 impl Directory {
     pub(super) fn open(path: &str, files: &Files) -> Result<Self, SinkError> {
-        let path = files.place(path).map_err(|problem| {
+        let path = files.resolve(path).map_err(|problem| {
             SinkError::new(SinkReason::Forbidden, format!("open the repository {path}: {problem}"))
         })?;
         Ok(Self { path })

@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use kollect_model::sink::SinkError;
 use kollect_sinks::{
+    Backend as _,
     filesystem::{Config, Directory},
     layout::{blobs::Blobs, keeper::Keeper},
 };

@@ -7,11 +7,11 @@ use std::{
 };
 
 use kollect_model::sink::{ErrorClass, SinkReason};
-use kollect_sinks::{Files, Policy, Sinks, plan_destination};
+use kollect_sinks::{Files, Policy, plan_out};
 use kollect_testbed::git::GitHttp;
 use serde_json::json;
 
-use super::{Remote, Way};
+use super::{Remote, Way, sinks_with_mirrors};
 use crate::{
     conformance::{added, claimant, holding, inventory, row, write},
     filesystem::{object, tree},
@@ -101,7 +101,7 @@ async fn a_mirror_belongs_to_us_alone() {
     fs::create_dir(&open).unwrap();
     fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
     for (mirrors, why) in [(&link, "symbolic link"), (&open, "others may write")] {
-        let sinks = Sinks::with_mirrors(mirrors.clone());
+        let sinks = sinks_with_mirrors(mirrors.clone());
         let sink = sinks.open(&remote.plan(&json!({})), &Policy::default()).await.unwrap();
         let error = sink.baseline(&all).await.unwrap_err();
         assert_eq!(error.reason, SinkReason::Forbidden);
@@ -113,7 +113,7 @@ async fn a_mirror_belongs_to_us_alone() {
     assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
     let good = place.path().join("new/er");
     let sink =
-        Sinks::with_mirrors(good.clone()).open(&remote.plan(&json!({})), &Policy::default()).await.unwrap();
+        sinks_with_mirrors(good.clone()).open(&remote.plan(&json!({})), &Policy::default()).await.unwrap();
     sink.baseline(&all).await.unwrap();
     assert_eq!(fs::metadata(&good).unwrap().permissions().mode() & 0o777, 0o700);
 }
@@ -245,8 +245,8 @@ async fn no_name_leaves_the_tree() {
 async fn a_directory_is_enough_and_made_if_need_be() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("new/inventory.git");
-    let plan = plan_destination(&format!("git:{}?layout=perResource&format=json", path.display())).unwrap();
-    let sinks = Sinks::with_mirrors(directory.path().join("mirrors"));
+    let plan = plan_out(&format!("git:{}?layout=perResource&format=json", path.display())).unwrap();
+    let sinks = sinks_with_mirrors(directory.path().join("mirrors"));
     let sink = sinks.open(&plan, &Policy::default()).await.unwrap();
     write(&*sink, &inventory("", "all"), None, &added(&[row("u1", "{}")])).await.unwrap();
     let log = super::git(&path, &["log", "--format=%s", "main"]);
@@ -264,7 +264,7 @@ async fn a_directory_is_enough_and_made_if_need_be() {
         ("git:x?layout=heap", "an option that is not known, layout=heap"),
         ("git:https://user:hunter2@example.com/x.git", "holds a password"),
     ] {
-        let found = plan_destination(text).unwrap_err();
+        let found = plan_out(text).unwrap_err();
         assert!(found.contains(problem) && !found.contains("hunter2"), "{found}");
     }
 }

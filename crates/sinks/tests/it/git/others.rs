@@ -9,7 +9,7 @@ use kollect_model::{
 use kollect_sinks::Policy;
 use serde_json::json;
 
-use super::{Remote, Way, git};
+use super::{Remote, Way, git, sinks_with_mirrors};
 use crate::{
     conformance::{added, changed, claimant, gone, holding, inventory, row, write},
     filesystem::{object, tree},
@@ -47,7 +47,7 @@ async fn two_operators_push_to_one_branch() {
         let remote = remote.clone();
         tokio::spawn(async move {
             let mirrors = tempfile::tempdir().unwrap();
-            let sinks = kollect_sinks::Sinks::with_mirrors(mirrors.path().join("git"));
+            let sinks = sinks_with_mirrors(mirrors.path().join("git"));
             let sink = sinks.open(&remote.plan(&json!({})), &Policy::default()).await.unwrap();
             let place = inventory(name, "all");
             let claim = sink.claim(&place, &claimant(Some(name))).await.unwrap();
@@ -195,7 +195,7 @@ async fn claims_are_told_apart_and_found_missing() {
         let (remote, all) = (remote.clone(), all.clone());
         tokio::spawn(async move {
             let mirrors = tempfile::tempdir().unwrap();
-            let sinks = kollect_sinks::Sinks::with_mirrors(mirrors.path().join("git"));
+            let sinks = sinks_with_mirrors(mirrors.path().join("git"));
             let sink = sinks.open(&remote.plan(&json!({})), &Policy::default()).await.unwrap();
             sink.claim(&all, &claimant(Some("c"))).await.unwrap().epoch
         })

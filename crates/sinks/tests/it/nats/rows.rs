@@ -7,9 +7,9 @@ use futures::StreamExt as _;
 use kollect_model::{
     batch::{Batch, Changed, Delta, Removed},
     row::Row,
-    sink::{ErrorClass, Sink, SinkReason},
+    sink::{ErrorClass, Sink, SinkReason, SinkSpec},
 };
-use kollect_sinks::{Plan, plan};
+use kollect_sinks::{Backend as _, Plan, nats::Config, plan};
 use kollect_testbed::Nats;
 use serde_json::{Value, json};
 
@@ -120,8 +120,8 @@ async fn messages_say_in_headers_what_is_compared() {
 #[tokio::test(flavor = "multi_thread")]
 async fn removals_expire_and_rows_come_back_after_that() {
     let (server, name) = (Nats::shared(), "expiring");
-    let Plan::Nats(config) = planned(&server.url(), name, "rows") else { unreachable!() };
-    let plan = Plan::Nats(config.with_marker_ttl(Duration::from_secs(1)));
+    let SinkSpec::Event(spec) = spec(&server.url(), name, "rows", json!({})) else { unreachable!() };
+    let plan = Plan::of(Config::plan(&spec).unwrap().with_marker_ttl(Duration::from_secs(1)));
     let (sink, other, all) = (open(&plan).await.unwrap(), Other::at(server).await, inventory("", "all"));
     let one = row("u1", "{}");
     let first = added(std::slice::from_ref(&one));

@@ -1,0 +1,204 @@
+//! Where the rows of a binding are: the one type, and the one place that prints it and reads it back.
+//!
+//! Statuses and owner records keep the text. Another spelling of the same destination would look like a
+//! moved one, and its rows would be removed: so the spelling of a backend never changes, and every text,
+//! also one of a newer version, is printed as it was read.
+
+use std::{convert::Infallible, fmt, str::FromStr};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A destination: what a sink connects to, and the names by which it finds the rows there.
+///
+/// | Backend | Text |
+/// |---|---|
+/// | files | `sqlite:PATH`, `dir:PATH` |
+/// | Git | `git:REPOSITORY BRANCH` |
+/// | PostgreSQL | `postgres://SERVERS/DATABASE "SCHEMA"."TABLE"` |
+/// | all others | `SERVER NAME NAME …`, without spaces in any of them |
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(from = "String", into = "String")]
+#[schemars(with = "String")]
+pub struct Destination {
+    server: String,
+    names: Vec<String>,
+}
+
+impl Destination {
+    /// A destination, printed as the table above says for the scheme of `server`.
+    pub fn new<T: Into<String>>(server: impl Into<String>, names: impl IntoIterator<Item = T>) -> Self {
+        let new = Self { server: server.into(), names: names.into_iter().map(Into::into).collect() };
+        debug_assert_eq!(Self::from(new.to_string()), new, "it is read back as it was written");
+        new
+    }
+
+    /// What a sink connects to, with the scheme: `postgres://db:5432/shop`, `git:https://host/repository`,
+    /// `nats://host:4222`; for files only the scheme, such as `sqlite:`.
+    pub fn server(&self) -> &str {
+        &self.server
+    }
+
+    /// The names there, if there are `N` of them: schema and table, branch, stream and subject, or a path.
+    pub fn names<const N: usize>(&self) -> Option<[&str; N]> {
+        let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
+        names.try_into().ok()
+    }
+
+    /// The names there, if the server is `server`.
+    pub fn names_at<const N: usize>(&self, server: &str) -> Option<[&str; N]> {
+        if self.server == server { self.names() } else { None }
+    }
+}
+
+/// How the parts of a destination are put together.
+enum Spelling {
+    /// `SERVERPATH`
+    Path,
+    /// `SERVER NAME`; only the name has no spaces.
+    LastWord,
+    /// `SERVER "NAME"."NAME"`
+    Quoted,
+    /// `SERVER NAME NAME …`
+    Words,
+}
+
+impl Spelling {
+    fn of(text: &str) -> Self {
+        match text.split_once(':') {
+            Some(("sqlite" | "dir", _)) => Self::Path,
+            Some(("git", _)) => Self::LastWord,
+            Some(("postgres", _)) => Self::Quoted,
+            _ => Self::Words,
+        }
+    }
+}
+
+impl fmt::Display for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.server)?;
+        match (Spelling::of(&self.server), &*self.names) {
+            (Spelling::Path, [path]) => f.write_str(path),
+            (Spelling::Quoted, [schema, table]) => write!(f, " \"{schema}\".\"{table}\""),
+            (_, names) => names.iter().try_for_each(|name| write!(f, " {name}")),
+        }
+    }
+}
+
+/// A text that is not spelled as its scheme asks for is kept whole, and no names are found in it.
+impl From<String> for Destination {
+    fn from(text: String) -> Self {
+        let parts = match Spelling::of(&text) {
+            Spelling::Path => {
+                text.split_once(':').map(|(scheme, path)| (format!("{scheme}:"), vec![path.to_owned()]))
+            }
+            Spelling::LastWord => {
+                text.rsplit_once(' ').map(|(server, name)| (server.to_owned(), vec![name.to_owned()]))
+            }
+            Spelling::Quoted => quoted(&text),
+            Spelling::Words => {
+                let mut words = text.split(' ').map(ToOwned::to_owned);
+                words.next().map(|server| (server, words.collect()))
+            }
+        };
+        let (server, names) = parts.unwrap_or_else(|| (text, Vec::new()));
+        Self { server, names }
+    }
+}
+
+fn quoted(text: &str) -> Option<(String, Vec<String>)> {
+    let (server, names) = text.strip_suffix('"')?.split_once(" \"")?;
+    let (schema, table) = names.split_once("\".\"")?;
+    Some((server.to_owned(), vec![schema.to_owned(), table.to_owned()]))
+}
+
+impl FromStr for Destination {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(Self::from(text.to_owned()))
+    }
+}
+
+impl From<&str> for Destination {
+    fn from(text: &str) -> Self {
+        Self::from(text.to_owned())
+    }
+}
+
+impl From<Destination> for String {
+    fn from(destination: Destination) -> Self {
+        destination.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_spelling_is_read_back() {
+        for (text, server, names) in [
+            ("sqlite:/data/team a/x.db", "sqlite:", &["/data/team a/x.db"][..]),
+            ("dir:/data", "dir:", &["/data"]),
+            ("git:https://host/repository main", "git:https://host/repository", &["main"]),
+            ("git:file:///data/my repository main", "git:file:///data/my repository", &["main"]),
+            (
+                "postgres://a:5432,b:5433/shop \"public\".\"rows\"",
+                "postgres://a:5432,b:5433/shop",
+                &["public", "rows"],
+            ),
+            ("nats://a:4222,b:4222 stream a.b", "nats://a:4222,b:4222", &["stream", "a.b"]),
+            ("later://x", "later://x", &[]),
+        ] {
+            let destination = Destination::from(text);
+            assert_eq!(destination, Destination::new(server, names.iter().copied()), "{text}");
+            assert_eq!(destination.to_string(), text);
+            assert_eq!(destination.server(), server);
+        }
+    }
+
+    #[test]
+    fn names_are_found_on_the_same_server_only() {
+        let table = Destination::from("postgres://db:5432/shop \"a\".\"b\"");
+        assert_eq!(table.names_at("postgres://db:5432/shop"), Some(["a", "b"]));
+        assert_eq!(table.names_at::<1>("postgres://db:5432/shop"), None);
+        assert_eq!(table.names_at::<2>("postgres://db:5432/sho"), None);
+        assert_eq!(
+            Destination::from("postgres://db:5432/shop a").names_at::<2>("postgres://db:5432/shop"),
+            None
+        );
+    }
+
+    /// Texts of other versions, of people, or cut off are printed as they were read.
+    #[test]
+    fn no_text_is_changed() {
+        let pieces = [
+            "",
+            " ",
+            "  ",
+            ":",
+            "//",
+            "sqlite:",
+            "dir:",
+            "git:",
+            "postgres://",
+            "nats://",
+            "a",
+            "\"",
+            "\".\"",
+            " \"",
+            "é",
+        ];
+        let mut texts = vec![String::new()];
+        for _ in 0..4 {
+            texts = texts
+                .iter()
+                .flat_map(|text| pieces.iter().map(move |piece| format!("{text}{piece}")))
+                .collect();
+        }
+        for text in texts {
+            assert_eq!(Destination::from(&*text).to_string(), text);
+        }
+    }
+}

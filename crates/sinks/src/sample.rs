@@ -1,0 +1,64 @@
+//! A few made-up rows, for previews.
+
+use std::sync::Arc;
+
+use kollect_model::{
+    batch::{Batch, Delta, InventoryId},
+    claim::Claim,
+    row::{Row, RowKey, TargetId},
+};
+use serde_json::{Value, json, value::to_raw_value};
+
+/// When the sample is exported. It stands still, so that a preview changes only with its sink.
+pub(crate) const TIME: &str = "2026-01-01T00:00:00Z";
+
+/// Rows that were made up.
+pub(crate) struct Sample {
+    pub(crate) inventory: InventoryId,
+    pub(crate) claim: Claim,
+    delta: Delta,
+}
+
+impl Sample {
+    /// `whole`: each row is a whole object.
+    pub(crate) fn new(cluster: &str, whole: bool) -> Self {
+        let row = |number: u8, name: &str, replicas: u32| {
+            let attributes = if whole {
+                json!({ "resource": {
+                    "apiVersion": "apps/v1", "kind": "Deployment",
+                    "metadata": { "name": name, "namespace": "team-a" }, "spec": { "replicas": replicas },
+                } })
+            } else {
+                json!({ "image": format!("registry.example.com/{name}:1.4.2"), "replicas": replicas })
+            };
+            Arc::new(sample_row(number, name, &attributes))
+        };
+        let added = vec![row(1, "api", 3), row(2, "web", 2)];
+        Self {
+            inventory: InventoryId {
+                cluster: cluster.to_owned(),
+                namespace: Some("team-a".into()),
+                name: "api".into(),
+            },
+            claim: Claim { owner: None, epoch: 1 },
+            delta: Delta { added, ..Delta::default() },
+        }
+    }
+
+    /// The write that brings them.
+    pub(crate) fn batch(&self) -> Batch<'_> {
+        Batch { generation: 1, revision: 1, ..Batch::new(&self.inventory, &self.claim, &self.delta) }
+    }
+}
+
+fn sample_row(number: u8, name: &str, attributes: &Value) -> Row {
+    let key = RowKey {
+        target: TargetId { namespace: Some("team-a".into()), name: "deployments".into() },
+        group: "apps".into(),
+        kind: "Deployment".into(),
+        namespace: "team-a".into(),
+        uid: format!("00000000-0000-4000-8000-0000000000{number:02x}").into(),
+    };
+    let attributes = to_raw_value(attributes).expect("a value is JSON");
+    Row::new(key, "v1".into(), name.into(), attributes.into())
+}
