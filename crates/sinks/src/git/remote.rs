@@ -7,7 +7,7 @@ use kollect_model::{
     crd::sinks::{Git, GitAuthType, SinkCommon},
 };
 
-use super::transport::{known_hosts::KnownHosts, ssh};
+use super::transport::{known_hosts::KnownHosts, private_key::private_key};
 use crate::{Policy, Secrets, secrets::ClientCertificate, tls::Trust};
 
 mod address;
@@ -240,7 +240,7 @@ impl Credentials {
         };
         let key = str::from_utf8(key).map_err(|_| "holds a private key that is no text".to_owned())?;
         let passphrase = secrets.text(field, "passphrase")?;
-        ssh::private_key(key, passphrase.as_deref())?;
+        private_key(key, passphrase.as_deref())?;
         let known_hosts = match secrets.text(field, "known_hosts")? {
             Some(known) => {
                 KnownHosts::parse(&known)?;
