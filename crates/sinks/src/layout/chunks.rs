@@ -7,7 +7,6 @@ use std::io::{Read, Write};
 use kollect_model::{
     crd::sinks::LayoutContent,
     envelope::{self, About, Item},
-    json_text,
     row::{Row, RowKey},
     yaml,
 };
@@ -15,7 +14,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
-use super::{FileFormat, Shape, manifest::Hash};
+use super::{FileFormat, Shape, json_text, manifest::Hash};
 
 /// The attribute that holds the whole object, if the row has no other.
 pub(crate) fn whole_object(row: &Row) -> Option<String> {
