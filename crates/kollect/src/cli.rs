@@ -3,12 +3,10 @@
 pub(crate) mod collect;
 mod deliver;
 mod input;
-pub(crate) use input::asked_to_stop;
 mod manifests;
 mod print;
 mod progress;
 pub(crate) mod watch;
-pub(crate) mod yaml;
 
 use std::{
     fs,

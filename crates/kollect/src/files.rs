@@ -20,7 +20,7 @@ use serde_json::{
 };
 use tokio::sync::watch;
 
-use crate::cli::yaml;
+use crate::documents;
 
 /// What an object or a list says about itself.
 #[derive(Default, Deserialize)]
@@ -50,12 +50,12 @@ impl FileSource {
         let mut problems = Vec::new();
         for path in paths {
             let stdin = path.as_os_str() == "-";
-            let files = if stdin { Ok(vec![path.clone()]) } else { yaml::files(path) };
+            let files = if stdin { Ok(vec![path.clone()]) } else { documents::files(path) };
             for file in files.unwrap_or_else(|error| {
                 problems.push(format!("{error:#}"));
                 Vec::new()
             }) {
-                match yaml::text(&file) {
+                match documents::text(&file) {
                     Ok(text) => source.add_all(&file.display().to_string(), &text, &mut problems),
                     Err(error) => problems.push(format!("{error:#}")),
                 }
@@ -67,11 +67,11 @@ impl FileSource {
 
     fn add_all(&mut self, file: &str, text: &str, problems: &mut Vec<String>) {
         // JSON is kept as it is written: a number that passes through a value may lose digits.
-        let documents: Vec<(usize, Result<Box<RawValue>, String>)> = match yaml::json(text) {
+        let documents: Vec<(usize, Result<Box<RawValue>, String>)> = match documents::json(text) {
             Some(raw) => raw.into_iter().enumerate().map(|(index, raw)| (index + 1, Ok(raw))).collect(),
             None => {
                 let raw = |value| to_raw_value(&value).map_err(|error| error.to_string());
-                yaml::documents(text)
+                documents::parse(text)
                     .into_iter()
                     .map(|(number, value)| (number, value.and_then(raw)))
                     .collect()

@@ -3,9 +3,12 @@
 mod causes;
 mod cli;
 mod cluster;
+mod documents;
 mod files;
 mod operator;
 mod reason;
+mod schema;
+mod signals;
 mod world;
 
 use std::process::ExitCode;

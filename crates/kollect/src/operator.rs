@@ -104,7 +104,7 @@ async fn operate(args: Args) -> anyhow::Result<()> {
     info!(version = env!("CARGO_PKG_VERSION"), cluster = operator.cluster(), "started");
     tokio::select! {
         () = operator.run() => {}
-        () = crate::cli::asked_to_stop() => {}
+        () = crate::signals::asked_to_stop() => {}
     }
     info!("stopping; running writes may finish");
     let grace = Duration::from_secs(args.shutdown_grace_period);
@@ -114,7 +114,7 @@ async fn operate(args: Args) -> anyhow::Result<()> {
                 warn!("stopped before all writes were done");
             }
         }
-        () = crate::cli::asked_to_stop() => warn!("stopped at once"),
+        () = crate::signals::asked_to_stop() => warn!("stopped at once"),
     }
     // Nothing is written any more: somebody else may.
     leader.release().await;
@@ -151,7 +151,7 @@ async fn connect(args: &Args) -> anyhow::Result<Arc<ClusterSource>> {
         }
         tokio::select! {
             () = time::sleep(pause) => pause = (pause * 2).min(Duration::from_secs(30)),
-            () = crate::cli::asked_to_stop() => anyhow::bail!("stopped before the cluster answered"),
+            () = crate::signals::asked_to_stop() => anyhow::bail!("stopped before the cluster answered"),
         }
     }
 }

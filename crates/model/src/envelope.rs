@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use serde_json::json;
+use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::row::{Row, RowKey};
@@ -104,6 +104,7 @@ impl Item {
 /// The JSON text of an item, from attributes that are canonical JSON.
 pub fn item_json(key: &RowKey, version: &str, name: &str, attributes: &str) -> String {
     let mut text = identity(key, version, name);
+    text.reserve(attributes.len() + 1);
     escape_html(attributes, &mut text);
     text.push('}');
     text
@@ -114,27 +115,49 @@ fn target_namespace(key: &RowKey) -> &str {
     key.target.namespace.as_deref().unwrap_or(&key.namespace)
 }
 
+/// What an item says about its row, without the attributes.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Identity<'a> {
+    target_namespace: &'a str,
+    target_name: &'a str,
+    namespace: &'a str,
+    name: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    group: &'a str,
+    version: &'a str,
+    kind: &'a str,
+    uid: &'a str,
+}
+
 /// The item up to its attributes. Two items whose texts differ nearly always differ here, so this is enough
 /// to sort them as their full texts would be.
 fn identity(key: &RowKey, version: &str, name: &str) -> String {
-    let mut text = String::with_capacity(256);
-    for (field, value) in [
-        ("{\"targetNamespace\":", target_namespace(key)),
-        (",\"targetName\":", &key.target.name),
-        (",\"namespace\":", &key.namespace),
-        (",\"name\":", name),
-        (",\"group\":", &key.group),
-        (",\"version\":", version),
-        (",\"kind\":", &key.kind),
-        (",\"uid\":", &key.uid),
-    ] {
-        if field != ",\"group\":" || !value.is_empty() {
-            text.push_str(field);
-            escape_html(&json!(value).to_string(), &mut text);
-        }
-    }
-    text.push_str(",\"attributes\":");
-    text
+    let identity = Identity {
+        target_namespace: target_namespace(key),
+        target_name: &key.target.name,
+        namespace: &key.namespace,
+        name,
+        group: &key.group,
+        version,
+        kind: &key.kind,
+        uid: &key.uid,
+    };
+    open_field(to_json(&identity), "attributes")
+}
+
+/// The text of an object up to the value of one more field. Values that are long JSON texts already are
+/// appended to it: as a `RawValue` each of them would be parsed once more.
+fn open_field(mut object: String, name: &str) -> String {
+    object.pop();
+    object.extend([",\"", name, "\":"]);
+    object
+}
+
+/// The JSON text of a value, with the escapes that documents have.
+pub fn to_json(value: &impl Serialize) -> String {
+    let json = serde_json::to_string(value).expect("texts, numbers and lists of them have a JSON text");
+    if json.contains(ESCAPED) { escaped(&json) } else { json }
 }
 
 /// A JSON text with the escapes that documents have.
@@ -146,8 +169,10 @@ pub fn escaped(json: &str) -> String {
 
 /// Go's encoder writes these characters as escapes, and checksums depend on it. In JSON they are found
 /// inside of strings only.
+const ESCAPED: [char; 5] = ['<', '>', '&', '\u{2028}', '\u{2029}'];
+
 fn escape_html(json: &str, text: &mut String) {
-    if !json.contains(['<', '>', '&', '\u{2028}', '\u{2029}']) {
+    if !json.contains(ESCAPED) {
         text.push_str(json);
         return;
     }
@@ -196,6 +221,29 @@ pub fn pack(mut items: Vec<Item>, overhead: usize, part_bytes: usize) -> Vec<Vec
     parts
 }
 
+/// What a document says before its items.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Head<'a> {
+    schema_version: &'a str,
+    checksum: &'a str,
+    #[serde(skip_serializing_if = "is_zero")]
+    generation: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    part_index: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    part_total: Option<usize>,
+    item_count: usize,
+    exported_at: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    cluster: &'a str,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands out references")]
+fn is_zero(number: &i64) -> bool {
+    *number == 0
+}
+
 /// A document of items with JSON texts, in this order.
 pub fn document(items: &[Item], part: Option<(usize, usize)>, about: &About<'_>) -> Document {
     let texts: usize = items.iter().map(|item| item.text.len() + 1).sum();
@@ -210,30 +258,18 @@ pub fn document(items: &[Item], part: Option<(usize, usize)>, about: &About<'_>)
     array.push(']');
     let checksum = hex(&Sha256::digest(&array));
 
-    let mut text = String::with_capacity(array.len() + 256);
-    text.push_str("{\"schemaVersion\":\"");
-    text.push_str(SCHEMA_VERSION);
-    text.push_str("\",\"checksum\":\"");
-    text.push_str(&checksum);
-    text.push('"');
-    let mut number = |field: &str, value: &dyn std::fmt::Display| {
-        write!(text, ",\"{field}\":{value}").expect("a String takes everything");
+    let head = Head {
+        schema_version: SCHEMA_VERSION,
+        checksum: &checksum,
+        generation: about.generation,
+        part_index: part.map(|(index, _)| index),
+        part_total: part.map(|(_, total)| total),
+        item_count: items.len(),
+        exported_at: about.exported_at,
+        cluster: about.cluster,
     };
-    if about.generation != 0 {
-        number("generation", &about.generation);
-    }
-    if let Some((index, total)) = part {
-        number("partIndex", &index);
-        number("partTotal", &total);
-    }
-    number("itemCount", &items.len());
-    text.push_str(",\"exportedAt\":");
-    escape_html(&json!(about.exported_at).to_string(), &mut text);
-    if !about.cluster.is_empty() {
-        text.push_str(",\"cluster\":");
-        escape_html(&json!(about.cluster).to_string(), &mut text);
-    }
-    text.push_str(",\"items\":");
+    let mut text = open_field(to_json(&head), "items");
+    text.reserve(array.len() + 1);
     text.push_str(&array);
     text.push('}');
     Document { checksum, part, item_count: items.len(), bytes: text.into_bytes() }

@@ -23,6 +23,7 @@ pub(crate) mod chunks;
 mod claims;
 pub(crate) mod draft;
 pub(crate) mod foreign;
+mod json_text;
 pub mod keeper;
 pub(crate) mod manifest;
 pub(crate) mod paths;

@@ -9,7 +9,6 @@
 
 use std::{fmt, time::Duration};
 
-use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kollect_model::{
     SpecError,
     crd::sinks::{EventMode, KollectEventSinkSpec, NatsPreview, Preview, ProvisioningMode},
@@ -19,7 +18,7 @@ use kollect_model::{
 
 use crate::{
     Backend, Network, Policy, Secrets, SinkSettings, preview::provisioned, sample::Sample,
-    secrets::ClientCertificate, tls::certificates,
+    secrets::ClientCertificate, tls::Trust,
 };
 
 mod connect;
@@ -36,8 +35,6 @@ use stream::Stream;
 
 const NATS_REF: &str = "spec.nats.secretRef";
 const SECRET_REF: &str = "spec.secretRef";
-const CA_REF: &str = "spec.tls.caSecretRef";
-const CA_KEYS: &[&str] = &["tls.crt", "ca.crt", "ca.pem"];
 const STREAM: &str = "kollect_events";
 
 /// How long a removal stays in the stream. Whoever was away for longer compares instead: a row that has no
@@ -57,14 +54,6 @@ pub struct Config {
     /// The field that names the Secret with credentials.
     secret: Option<&'static str>,
     credentials: Credentials,
-}
-
-/// Which servers to trust.
-#[derive(Clone, PartialEq, Eq)]
-struct Trust {
-    /// PEM; `None`: the roots of the machine.
-    certificates: Option<Vec<u8>>,
-    anybody: bool,
 }
 
 /// Who we are.
@@ -121,14 +110,9 @@ impl Backend for Config {
         if let Err(problem) = stream::check_name(&stream) {
             errors.push(SpecError::new("spec.nats.stream", &stream.as_str().into(), problem));
         }
-        let tls = spec.common.tls.clone().unwrap_or_default();
-        let bundle = tls.ca_bundle.as_deref().map(|bundle| {
-            let pem = STANDARD.decode(bundle.trim()).map_err(|_| "is not base64".to_owned())?;
-            certificates(&pem).map(|_| pem)
-        });
-        let trusted = bundle.transpose().unwrap_or_else(|problem| {
-            errors.push(SpecError::absent("spec.tls.caBundle", problem));
-            None
+        let trust = Trust::plan(spec.common.tls.as_ref()).unwrap_or_else(|error| {
+            errors.push(error);
+            Trust::default()
         });
         if !errors.is_empty() {
             return Err(errors);
@@ -146,7 +130,7 @@ impl Backend for Config {
             mode: spec.mode.unwrap_or_default(),
             create: provisioning == ProvisioningMode::Ensure,
             marker_ttl: MARKER_TTL,
-            trust: Trust { certificates: trusted, anybody: tls.insecure_skip_verify },
+            trust,
             secret,
             credentials: Credentials { read: secret.is_none(), ..Credentials::default() },
         })
@@ -157,11 +141,7 @@ impl Backend for Config {
             self.credentials = Credentials::read(secrets, field)
                 .map_err(|problem| vec![SpecError::absent(field, format!("the Secret {problem}"))])?;
         }
-        if let Some(pem) = secrets.first(CA_REF, CA_KEYS) {
-            certificates(pem)
-                .map_err(|problem| vec![SpecError::absent(CA_REF, format!("the Secret {problem}"))])?;
-            self.trust.certificates = Some(pem.to_vec());
-        }
+        self.trust = self.trust.with_secrets(secrets).map_err(|error| vec![error])?;
         Ok(self)
     }
 

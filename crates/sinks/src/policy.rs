@@ -56,14 +56,16 @@ impl Files {
         if names == 0 { Err("names no file".into()) } else { Ok(()) }
     }
 
-    /// The absolute path that a path of a spec means. No file is looked at: [`Files::resolve`] does that when
-    /// a sink is opened.
+    /// The absolute path that a path of a spec means. In the operator no file is looked at:
+    /// [`Files::resolve`] does that when a sink is opened. The command line follows its user's links, so that
+    /// two names of one file are one destination.
     pub fn absolute(&self, path: &str) -> PathBuf {
-        let path = match self {
-            Self::Below(directory) => directory.join(path),
-            Self::Anywhere | Self::Refused => path.into(),
+        let real = match self {
+            Self::Below(directory) => std::path::absolute(directory.join(path)),
+            Self::Refused => std::path::absolute(path),
+            Self::Anywhere => std::path::absolute(path).and_then(|path| real_path(&path).or(Ok(path))),
         };
-        std::path::absolute(&path).unwrap_or(path)
+        real.unwrap_or_else(|_| path.into())
     }
 
     /// Where a path really is. Below a directory it must not go through symbolic links, so that one file has

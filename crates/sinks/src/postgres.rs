@@ -54,7 +54,7 @@ pub struct PostgresSink {
 impl PostgresSink {
     /// Connects, and creates or migrates the tables unless the plan says that they must exist.
     pub(crate) async fn open(config: Config, network: &Network, pools: &Pools) -> Result<Self, SinkError> {
-        let Config { tables, create, trust, server } = config;
+        let Config { tables, create, trust, identity, server } = config;
         let Some(dsn) = server else {
             let why = format!(
                 "connect to PostgreSQL for table {tables}: the Secret of {} has not been read",
@@ -62,7 +62,7 @@ impl PostgresSink {
             );
             return Err(SinkError::new(SinkReason::Missing, why));
         };
-        let pool = pools.of(Server { dsn, trust, network: network.clone() });
+        let pool = pools.of(Server { dsn, trust, identity, network: network.clone() });
         let sink = Self { tables, create, pool };
         let mut lease = sink.pool.lease(&sink.connecting()).await?;
         let outcome = timeout(ANSWER_LIMIT, tables::prepare(&mut lease.session.client, &sink.tables, create));

@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use kollect_model::{SpecError, crd::sinks::Tls};
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
     client::{
@@ -18,6 +20,65 @@ use rustls::{
     server::ParsedCertificate,
     sign::{CertifiedKey, SingleCertAndKey},
 };
+
+use crate::Secrets;
+#[cfg(any(feature = "git", feature = "nats"))]
+use crate::secrets::ClientCertificate;
+
+const CA_BUNDLE: &str = "spec.tls.caBundle";
+const CA_REF: &str = "spec.tls.caSecretRef";
+const CA_KEYS: &[&str] = &["tls.crt", "ca.crt", "ca.pem"];
+/// Where there is a private key, tls.crt is the certificate of its owner.
+const CA_KEYS_BESIDE_KEY: &[&str] = &["ca.crt", "ca.pem", "tls.crt"];
+const PRIVATE_KEY: &str = "tls.key";
+
+/// Which servers a sink trusts: what `spec.tls` says.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct Trust {
+    /// Certificates to trust, PEM; `None`: the spec names none.
+    pub(crate) certificates: Option<Vec<u8>>,
+    /// `spec.tls.insecureSkipVerify`: any server is trusted.
+    pub(crate) anybody: bool,
+}
+
+impl Trust {
+    /// What the spec says, without the Secret.
+    pub(crate) fn plan(tls: Option<&Tls>) -> Result<Self, SpecError> {
+        let Some(tls) = tls else { return Ok(Self::default()) };
+        let bundle = tls.ca_bundle.as_deref().map(|bundle| {
+            let pem = STANDARD.decode(bundle.trim()).map_err(|_| "is not base64".to_owned())?;
+            certificates(&pem).map(|_| pem)
+        });
+        let certificates = bundle.transpose().map_err(|problem| SpecError::absent(CA_BUNDLE, problem))?;
+        Ok(Self { certificates, anybody: tls.insecure_skip_verify })
+    }
+
+    /// The same with the certificates of the Secret that `caSecretRef` names, if it names one.
+    pub(crate) fn with_secrets(mut self, secrets: &Secrets) -> Result<Self, SpecError> {
+        let is_key_beside = secrets.first(CA_REF, &[PRIVATE_KEY]).is_some();
+        let keys = if is_key_beside { CA_KEYS_BESIDE_KEY } else { CA_KEYS };
+        if let Some(pem) = secrets.first(CA_REF, keys) {
+            certificates(pem)
+                .map_err(|problem| SpecError::absent(CA_REF, format!("the Secret {problem}")))?;
+            self.certificates = Some(pem.to_vec());
+        }
+        Ok(self)
+    }
+
+    /// The client side of TLS that checks what this says. `named` and the roots of the machine: see
+    /// [`client_config`].
+    #[cfg(any(feature = "git", feature = "nats"))]
+    pub(crate) fn client_config(
+        &self,
+        named: Option<ServerName<'static>>,
+        own: Option<&ClientCertificate>,
+    ) -> Result<ClientConfig, String> {
+        let trusted = self.certificates.as_deref().map(certificates).transpose()?;
+        let check = if self.anybody { Check::Nothing } else { Check::ChainAndName };
+        let own = own.map(|(certificate, key)| identity(certificate, key)).transpose()?;
+        client_config(check, trusted, named, own)
+    }
+}
 
 /// What of a server's certificate is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,3 +238,6 @@ impl ServerCertVerifier for Verifier {
         self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -29,12 +29,12 @@ use tokio::time;
 
 use super::{
     deliver::{Bound, Destination, Out, unwritten},
-    input::{BLIND, INTERRUPTED, Input, Problems, asked_to_stop, finish, refuse, start},
+    input::{BLIND, INTERRUPTED, Input, Problems, finish, refuse, start},
     manifests::{Inventory, Work},
     print::{self, Output},
     progress,
 };
-use crate::{causes::told_once, files::FileSource};
+use crate::{causes::told_once, files::FileSource, signals::asked_to_stop};
 
 /// Arguments of `kollect collect`.
 #[derive(clap::Args)]

@@ -21,7 +21,6 @@ use kollect_model::{
     crd::shapes::{Gvk, is_namespace_name},
     row::TargetId,
 };
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::manifests::{self, Work};
 use crate::{causes::told_once, cluster::ClusterSource, world::Rules};
@@ -128,16 +127,6 @@ pub(crate) fn refuse(problems: &[String]) -> ExitCode {
     let noun = if problems.len() == 1 { "problem" } else { "problems" };
     eprintln!("{} {noun}; nothing was collected", problems.len());
     ExitCode::from(BAD_INPUT)
-}
-
-/// Returns when somebody wants the program to end.
-pub(crate) async fn asked_to_stop() {
-    let signals = [SignalKind::interrupt(), SignalKind::terminate()];
-    let signals = signals.map(signal).into_iter().collect::<Result<Vec<_>, _>>();
-    // Without handlers the signals end the program by themselves.
-    let Ok(mut signals) = signals else { return std::future::pending().await };
-    let waits = signals.iter_mut().map(|signal| Box::pin(signal.recv()));
-    futures::future::select_all(waits).await;
 }
 
 /// How many namespaces are named one by one.

@@ -21,7 +21,6 @@ use kollect_model::{
         GROUP, KollectConnectionTest, KollectDatabaseSink, KollectEventSink, KollectSnapshotSink, VERSION,
     },
     row::TargetId,
-    schema,
     sink::SinkSpec,
 };
 use kollect_sinks::Plan;
@@ -29,8 +28,10 @@ use kube::ResourceExt;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::yaml;
-use crate::world::{Compiled, Family, Name, RowsWanted, Rules, Secret, World};
+use crate::{
+    documents, schema,
+    world::{Compiled, Family, Name, RowsWanted, Rules, Secret, World},
+};
 
 /// Where a manifest stands.
 #[derive(Clone, Debug)]
@@ -84,7 +85,7 @@ pub(crate) struct Work {
 pub(crate) fn load(paths: &[PathBuf], rules: &Rules) -> Result<Work, Vec<String>> {
     let mut manifests = Manifests::default();
     for path in paths {
-        match yaml::files(path) {
+        match documents::files(path) {
             Ok(files) => files.iter().for_each(|file| manifests.read(file)),
             Err(error) => manifests.problems.push(format!("{error:#}")),
         }
@@ -106,14 +107,16 @@ struct Manifests {
 
 impl Manifests {
     fn read(&mut self, file: &Path) {
-        let text = match yaml::text(file) {
+        let text = match documents::text(file) {
             Ok(text) => text,
             Err(error) => return self.problems.push(format!("{error:#}")),
         };
-        for (document, value) in yaml::documents(&text) {
+        for (document, value) in documents::parse(&text) {
             let place = Place { file: file.to_owned(), document };
             match value {
-                Ok(value) => yaml::unpack(value).into_iter().for_each(|value| self.add(place.clone(), value)),
+                Ok(value) => {
+                    documents::unpack(value).into_iter().for_each(|value| self.add(place.clone(), value));
+                }
                 Err(error) => self.problems.push(format!("{place}: {error}")),
             }
         }

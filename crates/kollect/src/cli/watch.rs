@@ -24,10 +24,11 @@ use tokio::time;
 
 use super::{
     deliver::{self, Bound, Out, unwritten},
-    input::{Input, Problems, asked_to_stop, finish, refuse, start},
+    input::{Input, Problems, finish, refuse, start},
     manifests::Work,
     progress,
 };
+use crate::signals::asked_to_stop;
 
 /// Arguments of `kollect watch`.
 #[derive(clap::Args)]

@@ -19,10 +19,7 @@ use axum::{
 };
 use http::{StatusCode, Uri, Version, header::CONTENT_TYPE};
 use judge::Judge;
-use kollect_model::{
-    crd::{GROUP, VERSION},
-    schema::{self, Kind},
-};
+use kollect_model::crd::{GROUP, VERSION};
 use review::{Question, Review, Verdict};
 use tokio::{task::spawn_blocking, time};
 use tracing::{debug, error, info, warn};
@@ -31,7 +28,10 @@ use super::{
     objects::Objects,
     serve::{Endpoint, Limits, Notice, Server, Tls},
 };
-use crate::world::Rules;
+use crate::{
+    schema::{self, Kind},
+    world::Rules,
+};
 
 /// Where certificates have always been mounted.
 const CERTIFICATES: &str = "/tmp/k8s-webhook-server/serving-certs";

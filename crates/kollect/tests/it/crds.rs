@@ -150,7 +150,7 @@ fn merge(target: &mut Value, patch: &Value) {
 #[tokio::test]
 async fn every_rule_is_enforced_by_the_api_server() {
     let client = client(with_kinds()).await;
-    let file = root().join("crates/model/testdata/refused.yaml");
+    let file = root().join("crates/kollect/testdata/refused.yaml");
     let cases: Vec<Case> = serde_saphyr::from_str(&fs::read_to_string(file).unwrap()).unwrap();
     let mut wrong = Vec::new();
     for case in cases {

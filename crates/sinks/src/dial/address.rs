@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ipnet::{Ipv4Net, Ipv6Net};
+
 /// Who may be connected to, the most harmless first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Class {
@@ -20,48 +22,50 @@ type Found = (Class, &'static str);
 const PUBLIC: Found = (Class::Public, "a public address");
 const PRIVATE: Found = (Class::Private, "a private address");
 
-/// First address, length of the prefix, what the range is. The first that matches counts.
-const V4: &[(Ipv4Addr, u32, Found)] = &[
-    (Ipv4Addr::UNSPECIFIED, 8, (Class::Never, "no address of a host")),
-    (Ipv4Addr::new(127, 0, 0, 0), 8, (Class::Closed, "a loopback address")),
-    (Ipv4Addr::new(169, 254, 0, 0), 16, (Class::Closed, "a link-local address, where metadata services are")),
-    (Ipv4Addr::new(100, 64, 0, 0), 10, (Class::Closed, "a shared address of providers")),
-    (Ipv4Addr::new(198, 18, 0, 0), 15, (Class::Closed, "an address for benchmarks")),
+/// Ranges, and what they are. The first that matches counts.
+const V4: &[(Ipv4Net, Found)] = &[
+    (v4([0, 0, 0, 0], 8), (Class::Never, "no address of a host")),
+    (v4([127, 0, 0, 0], 8), (Class::Closed, "a loopback address")),
+    (v4([169, 254, 0, 0], 16), (Class::Closed, "a link-local address, where metadata services are")),
+    (v4([100, 64, 0, 0], 10), (Class::Closed, "a shared address of providers")),
+    (v4([198, 18, 0, 0], 15), (Class::Closed, "an address for benchmarks")),
     // One cloud has its metadata service here.
-    (Ipv4Addr::new(192, 0, 0, 0), 24, (Class::Closed, "an address of IETF protocols")),
-    (Ipv4Addr::new(168, 63, 129, 16), 32, (Class::Closed, "the service address of a cloud's nodes")),
-    (Ipv4Addr::new(10, 0, 0, 0), 8, PRIVATE),
-    (Ipv4Addr::new(172, 16, 0, 0), 12, PRIVATE),
-    (Ipv4Addr::new(192, 168, 0, 0), 16, PRIVATE),
-    (Ipv4Addr::new(224, 0, 0, 0), 4, (Class::Never, "a multicast address")),
-    (Ipv4Addr::new(240, 0, 0, 0), 4, (Class::Never, "a reserved address")),
+    (v4([192, 0, 0, 0], 24), (Class::Closed, "an address of IETF protocols")),
+    (v4([168, 63, 129, 16], 32), (Class::Closed, "the service address of a cloud's nodes")),
+    (v4([10, 0, 0, 0], 8), PRIVATE),
+    (v4([172, 16, 0, 0], 12), PRIVATE),
+    (v4([192, 168, 0, 0], 16), PRIVATE),
+    (v4([224, 0, 0, 0], 4), (Class::Never, "a multicast address")),
+    (v4([240, 0, 0, 0], 4), (Class::Never, "a reserved address")),
 ];
 
-const V6: &[(Ipv6Addr, u32, Found)] = &[
-    (Ipv6Addr::UNSPECIFIED, 128, (Class::Never, "no address of a host")),
-    (Ipv6Addr::LOCALHOST, 128, (Class::Closed, "a loopback address")),
-    (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10, (Class::Closed, "a link-local address")),
-    (Ipv6Addr::new(0xfec0, 0, 0, 0, 0, 0, 0, 0), 10, (Class::Closed, "a site-local address")),
+const V6: &[(Ipv6Net, Found)] = &[
+    (v6([0, 0, 0, 0, 0, 0, 0, 0], 128), (Class::Never, "no address of a host")),
+    (v6([0, 0, 0, 0, 0, 0, 0, 1], 128), (Class::Closed, "a loopback address")),
+    (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), (Class::Closed, "a link-local address")),
+    (v6([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10), (Class::Closed, "a site-local address")),
     // Private in form, yet the metadata services of two clouds.
-    (Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0), 32, (Class::Closed, "an address of metadata services")),
-    (Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0), 32, (Class::Closed, "an address of metadata services")),
-    (Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0), 7, PRIVATE),
+    (v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0], 32), (Class::Closed, "an address of metadata services")),
+    (v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0], 32), (Class::Closed, "an address of metadata services")),
+    (v6([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7), PRIVATE),
     // Where the IPv4 address stands depends on a prefix that we do not know.
-    (Ipv6Addr::new(0x64, 0xff9b, 1, 0, 0, 0, 0, 0), 48, (Class::Closed, "an address of a local translator")),
-    (Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8, (Class::Never, "a multicast address")),
+    (v6([0x64, 0xff9b, 1, 0, 0, 0, 0, 0], 48), (Class::Closed, "an address of a local translator")),
+    (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), (Class::Never, "a multicast address")),
 ];
+
+const fn v4(first: [u8; 4], prefix: u8) -> Ipv4Net {
+    Ipv4Net::new_assert(Ipv4Addr::from_octets(first), prefix)
+}
+
+const fn v6(first: [u16; 8], prefix: u8) -> Ipv6Net {
+    Ipv6Net::new_assert(Ipv6Addr::from_segments(first), prefix)
+}
 
 /// What an address is, without what it embeds.
 pub(super) fn class(address: IpAddr) -> Found {
     let found = match address {
-        IpAddr::V4(address) => V4
-            .iter()
-            .find(|(first, bits, _)| (first.to_bits() ^ address.to_bits()) >> (32 - bits) == 0)
-            .map(|(_, _, found)| *found),
-        IpAddr::V6(address) => V6
-            .iter()
-            .find(|(first, bits, _)| (first.to_bits() ^ address.to_bits()) >> (128 - bits) == 0)
-            .map(|(_, _, found)| *found),
+        IpAddr::V4(address) => V4.iter().find(|(range, _)| range.contains(&address)).map(|(_, found)| *found),
+        IpAddr::V6(address) => V6.iter().find(|(range, _)| range.contains(&address)).map(|(_, found)| *found),
     };
     found.unwrap_or(PUBLIC)
 }

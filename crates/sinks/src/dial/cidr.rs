@@ -1,41 +1,20 @@
-//! Ranges of addresses, as flags name them.
+//! Address ranges, as flags name them.
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
-/// A range of addresses, such as `10.0.0.0/8` or `fd12::/16`. An address alone is a range of one.
+use ipnet::IpNet;
+
+/// An address range, such as `10.0.0.0/8` or `fd12::/16`. An address alone is a range of one.
+///
+/// A type of our own, because a range that does not begin at its first address is refused: it is more often a
+/// mistake than a wish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cidr {
-    first: IpAddr,
-    bits: u8,
-}
+pub struct Cidr(IpNet);
 
 impl Cidr {
     /// Whether an address is in the range.
     pub fn contains(&self, address: IpAddr) -> bool {
-        match (self.first, address) {
-            (IpAddr::V4(first), IpAddr::V4(address)) => {
-                let mask = u32::MAX.checked_shl(32 - u32::from(self.bits)).unwrap_or(0);
-                first.to_bits() == address.to_bits() & mask
-            }
-            (IpAddr::V6(first), IpAddr::V6(address)) => {
-                let mask = u128::MAX.checked_shl(128 - u32::from(self.bits)).unwrap_or(0);
-                first.to_bits() == address.to_bits() & mask
-            }
-            _ => false,
-        }
-    }
-
-    fn first_of(address: IpAddr, bits: u8) -> IpAddr {
-        match address {
-            IpAddr::V4(address) => {
-                let mask = u32::MAX.checked_shl(32 - u32::from(bits)).unwrap_or(0);
-                std::net::Ipv4Addr::from_bits(address.to_bits() & mask).into()
-            }
-            IpAddr::V6(address) => {
-                let mask = u128::MAX.checked_shl(128 - u32::from(bits)).unwrap_or(0);
-                std::net::Ipv6Addr::from_bits(address.to_bits() & mask).into()
-            }
-        }
+        self.0.contains(&address)
     }
 }
 
@@ -43,25 +22,25 @@ impl FromStr for Cidr {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (address, bits) = text.split_once('/').map_or((text, None), |(a, b)| (a, Some(b)));
+        let (address, prefix) = text.split_once('/').map_or((text, None), |(a, b)| (a, Some(b)));
         let wrong = || format!("{text:?} is not a range of addresses; write 10.0.0.0/8 or fd12::/16");
-        let first: IpAddr = address.parse().map_err(|_| wrong())?;
-        let longest = if first.is_ipv4() { 32 } else { 128 };
+        // The standard library reads addresses and refuses 010.0.0.0, which is 8.0.0.0 for some resolvers.
+        let address: IpAddr = address.parse().map_err(|_| wrong())?;
+        let Some(prefix) = prefix else { return Ok(Self(address.into())) };
         // Numbers with a sign parse as well.
-        let number =
-            |bits: &str| bits.bytes().all(|byte| byte.is_ascii_digit()).then(|| bits.parse().ok()).flatten();
-        let bits = bits.map_or(Some(longest), number).filter(|bits| *bits <= longest).ok_or_else(wrong)?;
-        let begin = Self::first_of(first, bits);
-        if begin != first {
-            return Err(format!("{text} does not begin at its first address; write {begin}/{bits}"));
+        let digits = prefix.bytes().all(|byte| byte.is_ascii_digit());
+        let prefix = digits.then(|| prefix.parse().ok()).flatten().ok_or_else(wrong)?;
+        let range = IpNet::new(address, prefix).map_err(|_| wrong())?;
+        if range.trunc() != range {
+            return Err(format!("{text} does not begin at its first address; write {}", range.trunc()));
         }
-        Ok(Self { first, bits })
+        Ok(Self(range))
     }
 }
 
 impl fmt::Display for Cidr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.first, self.bits)
+        self.0.fmt(f)
     }
 }
 
@@ -92,9 +71,18 @@ mod tests {
 
     #[test]
     fn what_is_no_range_is_refused_with_advice() {
-        for text in
-            ["", "10", "10.0.0.0/", "10.0.0.0/33", "10.0.0.0/+8", "10.0.0.0/8/8", "::/129", "db/8", "127.1/8"]
-        {
+        for text in [
+            "",
+            "10",
+            "10.0.0.0/",
+            "10.0.0.0/33",
+            "10.0.0.0/+8",
+            "10.0.0.0/8/8",
+            "::/129",
+            "db/8",
+            "127.1/8",
+            "010.0.0.0/8",
+        ] {
             assert!(text.parse::<Cidr>().unwrap_err().contains("write 10.0.0.0/8"), "{text}");
         }
         let problem = "10.1.2.3/8".parse::<Cidr>().unwrap_err();

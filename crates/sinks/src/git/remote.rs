@@ -2,14 +2,13 @@
 
 use std::fmt;
 
-use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kollect_model::{
     SpecError,
     crd::sinks::{Git, GitAuthType, SinkCommon},
 };
 
-use super::transport::{known_hosts::KnownHosts, ssh};
-use crate::{Policy, Secrets, secrets::ClientCertificate, tls::certificates};
+use super::transport::{known_hosts::KnownHosts, private_key::private_key};
+use crate::{Policy, Secrets, secrets::ClientCertificate, tls::Trust};
 
 mod address;
 
@@ -19,8 +18,6 @@ const ENDPOINT: &str = "spec.endpoint";
 const BRANCH: &str = "spec.git.branch";
 const AUTH_REF: &str = "spec.git.auth.secretRef";
 const SECRET_REF: &str = "spec.secretRef";
-const CA_REF: &str = "spec.tls.caSecretRef";
-const CA_KEYS: &[&str] = &["tls.crt", "ca.crt", "ca.pem"];
 const KEY_KEYS: &[&str] = &["ssh-privatekey", "identity", "id_rsa"];
 const DEFAULT_BRANCH: &str = "main";
 /// User names that servers ignore beside a token, or ask for beside a password.
@@ -39,14 +36,6 @@ pub(super) struct RemoteConfig {
     secret: Option<&'static str>,
     /// `None` until the Secret has been read.
     pub(super) credentials: Option<Credentials>,
-}
-
-/// Which servers to trust.
-#[derive(Clone, PartialEq, Eq)]
-pub(super) struct Trust {
-    /// PEM; `None`: the roots of the machine.
-    pub(super) certificates: Option<Vec<u8>>,
-    pub(super) anybody: bool,
 }
 
 /// Who we are. Never printed.
@@ -97,14 +86,9 @@ impl RemoteConfig {
         if let Err(problem) = check_branch(&branch) {
             errors.push(SpecError::new(field, &branch.as_str().into(), problem));
         }
-        let tls = common.tls.clone().unwrap_or_default();
-        let bundle = tls.ca_bundle.as_deref().map(|bundle| {
-            let pem = STANDARD.decode(bundle.trim()).map_err(|_| "is not base64".to_owned())?;
-            certificates(&pem).map(|_| pem)
-        });
-        let trusted = bundle.transpose().unwrap_or_else(|problem| {
-            errors.push(SpecError::absent("spec.tls.caBundle", problem));
-            None
+        let trust = Trust::plan(common.tls.as_ref()).unwrap_or_else(|error| {
+            errors.push(error);
+            Trust::default()
         });
         let auth = git.and_then(|git| git.auth.as_ref());
         let secret = match (auth.and_then(|auth| auth.secret_ref.as_ref()), &common.secret_ref) {
@@ -119,7 +103,7 @@ impl RemoteConfig {
             Ok((address, _)) if errors.is_empty() => Ok(Self {
                 address,
                 branch,
-                trust: Trust { certificates: trusted, anybody: tls.insecure_skip_verify },
+                trust,
                 force_basic_auth: git.and_then(|git| git.force_basic_auth).unwrap_or_default(),
                 secret,
                 credentials: secret.is_none().then(Credentials::default),
@@ -141,10 +125,7 @@ impl RemoteConfig {
             };
             self.credentials = Some(read.map_err(|problem| wrong(field, problem))?);
         }
-        if let Some(pem) = secrets.first(CA_REF, CA_KEYS) {
-            certificates(pem).map_err(|problem| wrong(CA_REF, problem))?;
-            self.trust.certificates = Some(pem.to_vec());
-        }
+        self.trust = self.trust.with_secrets(secrets).map_err(|error| vec![error])?;
         Ok(self)
     }
 
@@ -260,7 +241,7 @@ impl Credentials {
         };
         let key = str::from_utf8(key).map_err(|_| "holds a private key that is no text".to_owned())?;
         let passphrase = secrets.text(field, "passphrase")?;
-        ssh::private_key(key, passphrase.as_deref())?;
+        private_key(key, passphrase.as_deref())?;
         let known_hosts = match secrets.text(field, "known_hosts")? {
             Some(known) => {
                 KnownHosts::parse(&known)?;

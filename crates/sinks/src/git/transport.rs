@@ -17,8 +17,9 @@ mod failure;
 mod file;
 mod http;
 pub(super) mod known_hosts;
+pub(super) mod private_key;
 mod protocol;
-pub(super) mod ssh;
+mod ssh;
 mod stream;
 #[cfg(test)]
 mod tests;

@@ -7,15 +7,14 @@ use std::io::{Read, Write};
 use kollect_model::{
     crd::sinks::LayoutContent,
     envelope::{self, About, Item},
-    json_text,
     row::{Row, RowKey},
     yaml,
 };
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
-use super::{FileFormat, Shape, manifest::Hash};
+use super::{FileFormat, Shape, json_text, manifest::Hash};
 
 /// The attribute that holds the whole object, if the row has no other.
 pub(crate) fn whole_object(row: &Row) -> Option<String> {
@@ -196,6 +195,17 @@ pub(crate) fn exported_at(shape: Shape, bytes: &[u8]) -> Option<String> {
     Some(dated.exported_at)
 }
 
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Index<'a> {
+    schema_version: &'a str,
+    item_count: usize,
+    checksum: &'a str,
+    exported_at: &'a str,
+    cluster: &'a str,
+    paths: &'a [&'a str],
+}
+
 /// The index of mode split.
 pub(crate) fn index(
     shape: Shape,
@@ -204,17 +214,14 @@ pub(crate) fn index(
     checksum: &str,
     exported_at: &str,
 ) -> Vec<u8> {
-    let quoted = |text: &str| envelope::escaped(&serde_json::Value::from(text).to_string());
-    let paths: Vec<String> = paths.iter().map(|path| quoted(path)).collect();
-    let json = format!(
-        "{{\"schemaVersion\":{},\"itemCount\":{},\"checksum\":{},\"exportedAt\":{},\"cluster\":{},\"paths\":[{}]}}",
-        quoted(envelope::SCHEMA_VERSION),
-        paths.len(),
-        quoted(checksum),
-        quoted(exported_at),
-        quoted(if cluster.is_empty() { "default" } else { cluster }),
-        paths.join(","),
-    );
+    let json = envelope::to_json(&Index {
+        schema_version: envelope::SCHEMA_VERSION,
+        item_count: paths.len(),
+        checksum,
+        exported_at,
+        cluster: if cluster.is_empty() { "default" } else { cluster },
+        paths,
+    });
     let text = match shape.format {
         FileFormat::Json => json_text::indented(&json) + "\n",
         FileFormat::Ndjson => json + "\n",

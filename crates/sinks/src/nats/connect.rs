@@ -29,10 +29,7 @@ use super::{
     Config,
     failure::{self, Failure},
 };
-use crate::{
-    Network,
-    tls::{Check, certificates, client_config, identity},
-};
+use crate::Network;
 
 /// From the first packet to a session that can be used, for all addresses together.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
@@ -292,13 +289,9 @@ fn options(config: &Config, server: &Address, attempt: &str) -> Result<ConnectOp
 }
 
 fn tls(config: &Config, server: &Address) -> Result<rustls::ClientConfig, String> {
-    let trusted = config.trust.certificates.as_deref().map(certificates).transpose()?;
-    let check = if config.trust.anybody { Check::Nothing } else { Check::ChainAndName };
     let named = ServerName::try_from(server.host.clone())
         .map_err(|_| "the host is not a name that a certificate can have")?;
-    let own = config.credentials.identity.as_ref();
-    let own = own.map(|(certificate, key)| identity(certificate, key)).transpose()?;
-    client_config(check, trusted, Some(named), own)
+    config.trust.client_config(Some(named), config.credentials.identity.as_ref())
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kollect_model::{
     SpecError,
     crd::sinks::{KollectDatabaseSinkSpec, Preview, ProvisioningMode, TablePreview},
@@ -17,16 +16,12 @@ use super::{
     tables::{self, Tables},
     tls,
 };
-use crate::{Backend, Network, Out, Policy, Secrets, SinkSettings, preview::provisioned};
+use crate::{Backend, Network, Out, Policy, Secrets, SinkSettings, preview::provisioned, tls::Trust};
 
 pub(super) const DATABASE_REF: &str = "spec.postgres.databaseRef";
 const DATABASE_KEYS: &[&str] = &["dsn", "url", "connectionString", "DATABASE_URL"];
 const CERTIFICATE_KEY: &str = "tls.crt";
 const PRIVATE_KEY: &str = "tls.key";
-const CA_REF: &str = "spec.tls.caSecretRef";
-const CA_KEYS: &[&str] = &["tls.crt", "ca.crt", "ca.pem"];
-/// Where there is a private key, tls.crt is the certificate of its owner.
-const CA_KEYS_BESIDE_KEY: &[&str] = &["ca.crt", "ca.pem", "tls.crt"];
 
 /// Table of a destination on a command line that names none.
 const TABLE: &str = "inventory";
@@ -36,19 +31,12 @@ const TABLE: &str = "inventory";
 pub struct Config {
     pub(super) tables: Tables,
     pub(super) create: bool,
+    /// Without certificates: what the connection string names, or the roots of the machine.
     pub(super) trust: Trust,
-    /// `None` until the Secret has been read.
-    pub(super) server: Option<Box<Dsn>>,
-}
-
-/// Whom to trust, and what to show to be trusted.
-#[derive(Clone, PartialEq, Eq)]
-pub(super) struct Trust {
-    /// PEM; `None`: what the connection string names, or the roots of the machine.
-    pub(super) certificates: Option<Vec<u8>>,
-    pub(super) anybody: bool,
     /// `None`: what the connection string names, or nothing.
     pub(super) identity: Option<Identity>,
+    /// `None` until the Secret has been read.
+    pub(super) server: Option<Box<Dsn>>,
 }
 
 /// A client certificate and its key, PEM both. Never printed.
@@ -91,14 +79,9 @@ impl Backend for Config {
                 errors.push(SpecError::new(field, &name.into(), problem));
             }
         }
-        let tls = spec.common.tls.clone().unwrap_or_default();
-        let bundle = tls.ca_bundle.as_deref().map(|bundle| {
-            let pem = STANDARD.decode(bundle.trim()).map_err(|_| "is not base64".to_owned())?;
-            tls::certificates(&pem).map(|_| pem)
-        });
-        let certificates = bundle.transpose().unwrap_or_else(|problem| {
-            errors.push(SpecError::absent("spec.tls.caBundle", problem));
-            None
+        let trust = Trust::plan(spec.common.tls.as_ref()).unwrap_or_else(|error| {
+            errors.push(error);
+            Trust::default()
         });
         if !errors.is_empty() {
             return Err(errors);
@@ -107,7 +90,8 @@ impl Backend for Config {
         Ok(Self {
             tables: Tables { schema: schema.to_owned(), table: postgres.table.clone() },
             create: mode == ProvisioningMode::Ensure,
-            trust: Trust { certificates, anybody: tls.insecure_skip_verify, identity: None },
+            trust,
+            identity: None,
             server: None,
         })
     }
@@ -133,13 +117,8 @@ impl Backend for Config {
                            tls.crt and tls.key";
             return Err(wrong(DATABASE_REF, problem.into()));
         }
-        self.trust.identity = identity(secrets).map_err(|problem| wrong(DATABASE_REF, problem))?;
-        let is_key_beside = secrets.first(CA_REF, &[PRIVATE_KEY]).is_some();
-        let ca_keys = if is_key_beside { CA_KEYS_BESIDE_KEY } else { CA_KEYS };
-        if let Some(pem) = secrets.first(CA_REF, ca_keys) {
-            tls::certificates(pem).map_err(|problem| wrong(CA_REF, format!("the Secret {problem}")))?;
-            self.trust.certificates = Some(pem.to_vec());
-        }
+        self.identity = identity(secrets).map_err(|problem| wrong(DATABASE_REF, problem))?;
+        self.trust = self.trust.with_secrets(secrets).map_err(|error| vec![error])?;
         self.server = Some(Box::new(dsn));
         Ok(self)
     }
@@ -167,8 +146,8 @@ impl Backend for Config {
             tables::check_name(&name).map_err(|problem| format!("{key} {problem}"))?;
             if key == "table" { tables.table = name } else { tables.schema = name }
         }
-        let trust = Trust { certificates: None, anybody: false, identity: None };
-        Ok(Self { tables, create: true, trust, server: Some(Box::new(server)) })
+        let server = Some(Box::new(server));
+        Ok(Self { tables, create: true, trust: Trust::default(), identity: None, server })
     }
 
     fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {

@@ -8,13 +8,13 @@ use tokio_postgres::{Client, Config as Driver, Statement, config::Host};
 
 use super::{
     CONNECT_LIMIT,
-    config::{NO_SOCKETS, Trust, port},
+    config::{Identity, NO_SOCKETS, port},
     dsn::{Dsn, SslMode},
     failure::Failure,
     tables::Tables,
     tls, write,
 };
-use crate::Network;
+use crate::{Network, tls::Trust};
 
 /// For the request that ends a statement nobody waits for.
 const CANCEL_LIMIT: Duration = Duration::from_secs(5);
@@ -29,6 +29,7 @@ const SETTINGS: &str = "SET statement_timeout = '5min'; SET lock_timeout = '10s'
 pub(super) struct Server {
     pub(super) dsn: Box<Dsn>,
     pub(super) trust: Trust,
+    pub(super) identity: Option<Identity>,
     pub(super) network: Network,
 }
 
@@ -145,9 +146,9 @@ impl Statements {
 }
 
 async fn connect(server: &Server, attempt: &str) -> Result<Session, SinkError> {
-    let Server { dsn, trust, network } = server;
+    let Server { dsn, network, .. } = server;
     let misconfigured = |problem| SinkError::new(SinkReason::Incompatible, format!("{attempt}: {problem}"));
-    let (mode, connector) = security(dsn, trust).map_err(misconfigured)?;
+    let (mode, connector) = security(server).map_err(misconfigured)?;
     let mut driver = match network {
         Network::Open => dsn.driver.clone(),
         Network::Guarded { .. } => checked(&dsn.driver, network, attempt).await?,
@@ -238,7 +239,8 @@ async fn checked(given: &Driver, network: &Network, attempt: &str) -> Result<Dri
 }
 
 /// What the connection string and the spec say about TLS, taken together.
-fn security(dsn: &Dsn, trust: &Trust) -> Result<(tokio_postgres::config::SslMode, tls::Connector), String> {
+fn security(server: &Server) -> Result<(tokio_postgres::config::SslMode, tls::Connector), String> {
+    let Server { dsn, trust, identity, .. } = server;
     let read = |option: &str, file| fs::read(file).map_err(|error| format!("read {option}: {error}"));
     let file = dsn.root_cert.as_ref().filter(|file| file.as_os_str() != "system");
     let pem = match (&trust.certificates, file) {
@@ -247,7 +249,7 @@ fn security(dsn: &Dsn, trust: &Trust) -> Result<(tokio_postgres::config::SslMode
         (None, None) => None,
     };
     let trusted = pem.as_deref().map(tls::certificates).transpose()?;
-    let identity = match (&trust.identity, &dsn.client_cert, &dsn.client_key) {
+    let identity = match (identity, &dsn.client_cert, &dsn.client_key) {
         (Some(own), _, _) => Some(tls::identity(&own.certificate, &own.key)?),
         (None, Some(certificate), Some(key)) => {
             let (certificate, key) = (read("sslcert", certificate)?, read("sslkey", key)?);

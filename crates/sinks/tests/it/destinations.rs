@@ -31,12 +31,12 @@ fn stored_texts_never_change() {
     let policy = below("/data/team-a");
     for (text, family, sink) in [
         (
-            "postgres://a.example:5433,db.example:5433/shop \"public\".\"inventory\"",
+            "postgres://a.example:5433,db.example:5432/shop \"public\".\"inventory\"",
             "database",
             json!({ "type": "postgres", "postgres": { "table": "inventory", "databaseRef": { "name": "db" } } }),
         ),
         (
-            "postgres://a.example:5433,db.example:5433/shop \"Own\".\"t 1\"",
+            "postgres://a.example:5433,db.example:5432/shop \"Own\".\"t 1\"",
             "database",
             json!({
                 "type": "postgres",

@@ -9,7 +9,6 @@ use kollect_model::{
         KollectEventSink, KollectInventory, KollectProfile, KollectSnapshotSink, KollectTarget,
     },
     row::TargetId,
-    schema::Kind,
     sink::SinkSpec,
 };
 use serde::de::DeserializeOwned;
@@ -22,6 +21,7 @@ use super::{
 };
 use crate::{
     reason::Reason,
+    schema::Kind,
     world::{Compiled, Family, Fault, InventoryName, Name, Rules, World, check_sink},
 };
 

@@ -3,10 +3,11 @@
 use kollect_model::{
     SpecError,
     crd::{GROUP, VERSION},
-    schema::Kind,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+use crate::schema::Kind;
 
 const API_VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";

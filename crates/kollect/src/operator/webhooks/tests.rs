@@ -7,12 +7,15 @@ use std::sync::Arc;
 use asks::{Answer, World, create, object, profile, update};
 use http::StatusCode;
 use kollect_engine::watch::BlindReason;
-use kollect_model::{crd, schema};
+use kollect_model::crd;
 use kollect_sinks::Network;
 use serde_json::{Value, json};
 
 use super::path;
-use crate::world::{FileRoot, Rules};
+use crate::{
+    schema,
+    world::{FileRoot, Rules},
+};
 
 /// Rules of an operator without flags.
 fn strict() -> Rules {

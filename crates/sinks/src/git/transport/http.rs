@@ -37,11 +37,7 @@ use super::{
     protocol::{AGENT, Answer, Chunks, Conversation, PIECE, Request, Server, Service},
     stream::{Attentive, SILENCE_LIMIT},
 };
-use crate::{
-    Network,
-    git::remote::RemoteConfig,
-    tls::{Check, certificates, client_config, identity},
-};
+use crate::{Network, git::remote::RemoteConfig};
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 const REDIRECTS: u32 = 5;
@@ -345,11 +341,8 @@ fn broken(error: hyper::Error) -> Failure {
 }
 
 fn tls(config: &RemoteConfig) -> Result<ClientConfig, String> {
-    let trusted = config.trust.certificates.as_deref().map(certificates).transpose()?;
-    let check = if config.trust.anybody { Check::Nothing } else { Check::ChainAndName };
     let own = config.credentials.as_ref().and_then(|credentials| credentials.identity.as_ref());
-    let own = own.map(|(certificate, key)| identity(certificate, key)).transpose()?;
-    client_config(check, trusted, None, own)
+    config.trust.client_config(None, own)
 }
 
 #[async_trait]

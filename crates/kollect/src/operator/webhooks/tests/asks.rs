@@ -10,13 +10,13 @@ use http_body_util::BodyExt as _;
 use kollect_engine::watch::{
     BlindReason, Blindness, Event, Object, Query, Resolution, Resource, WatchSource,
 };
-use kollect_model::{crd::shapes::Gvk, schema};
+use kollect_model::crd::shapes::Gvk;
 use serde_json::{Value, json, value::to_raw_value};
 use tokio::sync::watch;
 use tower::ServiceExt as _;
 
 use super::super::{Admission, path};
-use crate::{operator::objects::Objects, world::Rules};
+use crate::{operator::objects::Objects, schema, world::Rules};
 
 /// An object of namespace shop, or of none.
 pub(super) fn object(kind: &str, name: &str, spec: &Value) -> Value {

@@ -1,7 +1,7 @@
 //! White space of JSON texts: numbers and strings keep every character.
 
 /// The text with one value per line, indented by two spaces, as Go writes it.
-pub fn indented(json: &str) -> String {
+pub(super) fn indented(json: &str) -> String {
     let mut out = String::with_capacity(json.len() * 2);
     let mut depth = 0_usize;
     let line = |out: &mut String, depth: usize| {
@@ -38,7 +38,7 @@ pub fn indented(json: &str) -> String {
 }
 
 /// The text without white space between values.
-pub fn compact(json: &str) -> String {
+pub(super) fn compact(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     walk(json, |c, _| out.push(c));
     out

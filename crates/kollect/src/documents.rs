@@ -55,11 +55,11 @@ pub(crate) fn json<T: DeserializeOwned>(text: &str) -> Option<Vec<T>> {
 }
 
 /// The documents of a text; empty ones are counted and left out.
-pub(crate) fn documents(text: &str) -> Vec<Document> {
+pub(crate) fn parse(text: &str) -> Vec<Document> {
     if let Some(values) = json::<Value>(text) {
         return values.into_iter().enumerate().map(|(index, value)| (index + 1, Ok(value))).collect();
     }
-    let parsed = split(text).into_iter().map(|(number, text)| (number, parse(&text)));
+    let parsed = split(text).into_iter().map(|(number, text)| (number, parse_one(&text)));
     parsed.filter(|(_, value)| !matches!(value, Ok(Value::Null))).collect()
 }
 
@@ -84,7 +84,7 @@ fn split(text: &str) -> Vec<(usize, String)> {
     documents.into_iter().enumerate().map(|(index, text)| (index + 1, text)).collect()
 }
 
-fn parse(text: &str) -> Result<Value, String> {
+fn parse_one(text: &str) -> Result<Value, String> {
     // These are the user's own files: a dump of a whole cluster is welcome, a bomb of aliases is not.
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn documents_keep_their_numbers() {
         let numbers = |text: &str| -> Vec<usize> {
-            let documents = split(text).into_iter().map(|(number, text)| (number, parse(&text)));
+            let documents = split(text).into_iter().map(|(number, text)| (number, parse_one(&text)));
             documents
                 .filter(|(_, value)| !matches!(value, Ok(Value::Null)))
                 .map(|(number, _)| number)

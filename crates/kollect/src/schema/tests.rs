@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeSet, fs, path::PathBuf};
 
+use kollect_model::crd::{GROUP, VERSION};
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::*;
-use crate::crd::{GROUP, VERSION};
 
 #[derive(Deserialize)]
 struct Case {
@@ -28,7 +28,7 @@ fn sample(name: &str) -> Value {
 }
 
 fn cases() -> Vec<Case> {
-    let file = root().join("crates/model/testdata/refused.yaml");
+    let file = root().join("crates/kollect/testdata/refused.yaml");
     serde_saphyr::from_str(&fs::read_to_string(file).unwrap()).unwrap()
 }
 
@@ -137,4 +137,14 @@ fn defaults_are_filled_in() {
     merge(&mut object, &serde_json::json!({ "spec": { "exportMinInterval": null } }));
     assert_eq!(kind(&object).check(&mut object), []);
     assert_eq!(object["spec"]["exportMinInterval"], "30s");
+}
+
+#[test]
+fn rules_and_patterns_are_compiled_once() {
+    let mut object = sample("kollectinventory");
+    let kind = kind(&object);
+    assert_eq!(kind.check(&mut object), []);
+    let first: *const Compiled = kind.compiled();
+    assert_eq!(kind.check(&mut object), []);
+    assert!(std::ptr::eq(first, kind.compiled()), "the second check uses what the first has compiled");
 }

@@ -1,0 +1,184 @@
+//! Private keys from Secrets: read, and opened with their passphrase at a bounded cost.
+//!
+//! How much work it is to make a key from a passphrase is written into the private key, up to 2^32 rounds,
+//! and a Secret is written by a tenant. So the work is read first, and a key that asks for too much is refused
+//! before anything is computed.
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use pkcs8::{EncryptedPrivateKeyInfoRef, pkcs5::pbes2};
+use russh::keys::{self, PrivateKey, ssh_key::Kdf};
+
+/// Rounds of bcrypt. `ssh-keygen` writes 16 or 24, and 100 if it is asked for a strong key.
+const MAX_BCRYPT_ROUNDS: u32 = 256;
+/// Iterations of PBKDF2. OpenSSL writes 2,048; advice for passwords goes up to some 600,000.
+const MAX_PBKDF2_ITERATIONS: u32 = 1_000_000;
+/// Bytes that scrypt fills. OpenSSL makes it 16 MiB.
+const MAX_SCRYPT_BYTES: u64 = 64 << 20;
+/// KiB that Argon2 fills in one pass, and in all passes. PuTTY makes it 8 MiB and a few dozen passes.
+const MAX_ARGON2_KIB: u64 = 64 << 10;
+const MAX_ARGON2_KIB_IN_ALL_PASSES: u64 = 2 << 20;
+
+const UNREADABLE: &str =
+    "has a private key that cannot be read; write what ssh-keygen makes, from -----BEGIN to the end";
+
+/// A private key from a Secret. A problem says nothing about it.
+pub(in crate::git) fn private_key(text: &str, passphrase: Option<&str>) -> Result<PrivateKey, String> {
+    if passphrase.is_some() {
+        check_work(text.trim())?;
+    }
+    // Secrets that were written by hand often lack the newline at the end.
+    match keys::decode_secret_key(&format!("{}\n", text.trim()), passphrase) {
+        Ok(key) => Ok(key),
+        Err(keys::Error::KeyIsEncrypted) => {
+            Err("has a private key with a passphrase and no key passphrase; add it".into())
+        }
+        Err(_) if passphrase.is_some() => {
+            Err("has a private key that its passphrase does not open, or that cannot be read".into())
+        }
+        Err(_) => Err(UNREADABLE.into()),
+    }
+}
+
+/// Refuses keys whose passphrase takes too much work.
+fn check_work(text: &str) -> Result<(), String> {
+    if text.starts_with("PuTTY-User-Key-File-") {
+        return check_putty(text);
+    }
+    // With two of them, it would depend on the reader which one counts.
+    if text.lines().filter(|line| line.starts_with("-----BEGIN ")).count() > 1 {
+        return Err("has more than one private key; write one".into());
+    }
+    let body = text.lines().skip_while(|line| !line.starts_with("-----BEGIN ")).skip(1);
+    let body = body.take_while(|line| !line.starts_with("-----END "));
+    let is_base64 = |line: &&str| line.bytes().all(|b| b.is_ascii_alphanumeric() || b"+/=".contains(&b));
+    let body: String = body.filter(is_base64).collect();
+    // What cannot be decoded here is refused there as well.
+    let Ok(body) = STANDARD.decode(body) else { return Err(UNREADABLE.into()) };
+    if let Ok(key) = PrivateKey::from_bytes(&body)
+        && let Kdf::Bcrypt { rounds, .. } = key.kdf()
+    {
+        return within("rounds of bcrypt", (*rounds).into(), MAX_BCRYPT_ROUNDS.into());
+    }
+    if let Ok(key) = EncryptedPrivateKeyInfoRef::try_from(&*body)
+        && let Some(scheme) = key.encryption_algorithm.pbes2()
+    {
+        return check_pkcs8(&scheme.kdf);
+    }
+    Ok(())
+}
+
+fn check_pkcs8(kdf: &pbes2::Kdf) -> Result<(), String> {
+    if let Some(pbkdf2) = kdf.pbkdf2() {
+        within("iterations of PBKDF2", pbkdf2.iteration_count.into(), MAX_PBKDF2_ITERATIONS.into())
+    } else if let Some(scrypt) = kdf.scrypt() {
+        let factors = [128, scrypt.block_size.into(), scrypt.parallelization.into()];
+        let bytes = factors.into_iter().fold(scrypt.cost_parameter, u64::saturating_mul);
+        within("bytes of scrypt", bytes, MAX_SCRYPT_BYTES)
+    } else {
+        Err(UNREADABLE.into())
+    }
+}
+
+fn check_putty(text: &str) -> Result<(), String> {
+    // A name that is repeated counts with its largest value, whichever a reader takes.
+    let number = |name: &str| {
+        let values = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+        values.map(|value| value.parse().unwrap_or(u64::MAX)).max().unwrap_or(0)
+    };
+    let (memory, passes) = (number("Argon2-Memory"), number("Argon2-Passes"));
+    within("KiB of Argon2", memory, MAX_ARGON2_KIB)?;
+    within("KiB of Argon2 in all passes", memory.saturating_mul(passes), MAX_ARGON2_KIB_IN_ALL_PASSES)
+}
+
+fn within(what: &str, asked: u64, most: u64) -> Result<(), String> {
+    if asked <= most {
+        return Ok(());
+    }
+    Err(format!(
+        "has a private key whose passphrase takes {asked} {what}, at most {most} are allowed; write the key \
+         anew with ssh-keygen -p"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use pkcs8::der::{Encode as _, asn1::OctetStringRef};
+
+    use super::*;
+
+    fn pem(label: &str, body: &[u8]) -> String {
+        format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", STANDARD.encode(body))
+    }
+
+    /// A key that nothing opens, in the form of `ssh-keygen`.
+    fn openssh(rounds: u32) -> String {
+        fn put(bytes: &mut Vec<u8>, text: &[u8]) {
+            bytes.extend(u32::try_from(text.len()).unwrap().to_be_bytes());
+            bytes.extend(text);
+        }
+        let mut options = Vec::new();
+        put(&mut options, &[7; 16]);
+        options.extend(rounds.to_be_bytes());
+        let mut public = Vec::new();
+        put(&mut public, b"ssh-ed25519");
+        put(&mut public, &[9; 32]);
+        let mut key = b"openssh-key-v1\0".to_vec();
+        put(&mut key, b"aes256-ctr");
+        put(&mut key, b"bcrypt");
+        put(&mut key, &options);
+        key.extend(1_u32.to_be_bytes());
+        put(&mut key, &public);
+        put(&mut key, &[5; 160]);
+        pem("OPENSSH PRIVATE KEY", &key)
+    }
+
+    fn pkcs8(scheme: pbes2::Parameters) -> String {
+        let encrypted_data = OctetStringRef::new(&[5; 64]).unwrap();
+        let key = EncryptedPrivateKeyInfoRef { encryption_algorithm: scheme.into(), encrypted_data };
+        pem("ENCRYPTED PRIVATE KEY", &key.to_der().unwrap())
+    }
+
+    fn pbkdf2(iterations: u32) -> String {
+        pkcs8(pbes2::Parameters::generate_pbkdf2_sha256_aes256cbc(iterations, &[1; 16], [2; 16]).unwrap())
+    }
+
+    fn putty(memory: &str, passes: &str) -> String {
+        format!(
+            "PuTTY-User-Key-File-3: ssh-ed25519\nEncryption: aes256-cbc\nComment: x\nPublic-Lines: 0\n\
+             Key-Derivation: Argon2id\nArgon2-Memory: {memory}\nArgon2-Passes: {passes}\n\
+             Argon2-Parallelism: 1\nArgon2-Salt: 00\nPrivate-Lines: 0\nPrivate-MAC: 00\n"
+        )
+    }
+
+    #[test]
+    fn a_passphrase_that_takes_too_much_work_is_refused_before_any_of_it() {
+        for (key, work) in [
+            (openssh(MAX_BCRYPT_ROUNDS + 1), "257 rounds of bcrypt"),
+            (openssh(u32::MAX), "4294967295 rounds of bcrypt"),
+            (pbkdf2(MAX_PBKDF2_ITERATIONS + 1), "1000001 iterations of PBKDF2"),
+            (pbkdf2(100_000_000), "iterations of PBKDF2"),
+            (pbkdf2(100_000_000).replace(" ENCRYPTED", ""), "iterations of PBKDF2"),
+            (putty("1048576", "1"), "1048576 KiB of Argon2"),
+            (putty("8192", "1000000"), "8192000000 KiB of Argon2 in all passes"),
+            (putty("8192\nArgon2-Memory: 4294967295", "1"), "4294967295 KiB"),
+            (openssh(16) + &openssh(u32::MAX), "more than one private key"),
+        ] {
+            let problem = private_key(&key, Some("hunter2")).unwrap_err();
+            assert!(problem.contains(work), "{problem}");
+        }
+    }
+
+    #[test]
+    fn usual_work_is_done_and_the_passphrase_judged() {
+        for key in [openssh(1), pbkdf2(2_048), putty("64", "1")] {
+            let problem = private_key(&key, Some("hunter2")).unwrap_err();
+            assert!(problem.contains("does not open"), "{problem}");
+        }
+        assert!(check_work(openssh(100).trim()).is_ok() && check_work(pbkdf2(600_000).trim()).is_ok());
+        assert!(check_work(putty("8192", "40").trim()).is_ok());
+        assert!(
+            private_key(&openssh(16), None).unwrap_err().contains("add it"),
+            "nothing is computed without"
+        );
+    }
+}
