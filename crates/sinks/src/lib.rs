@@ -4,6 +4,11 @@
 //! not part of the build is refused by name, never skipped. Between the two, [`Plan::with_secrets`]
 //! adds what is in Secrets.
 
+#![cfg_attr(
+    test,
+    allow(clippy::disallowed_methods, reason = "tests start tasks and dial servers as they like")
+)]
+
 use kollect_model::{
     SpecError,
     crd::sinks::{DatabaseSinkType, EventSinkType, SnapshotSinkType},
@@ -20,6 +25,8 @@ use serde_json::{Value, json};
 )))]
 compile_error!("select at least one sink, such as --features sqlite");
 
+#[cfg(any(feature = "git", feature = "postgres"))]
+mod connection_task;
 mod dial;
 #[cfg(feature = "filesystem")]
 pub mod filesystem;

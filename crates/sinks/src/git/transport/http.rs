@@ -38,7 +38,7 @@ use super::{
     stream::{Attentive, SILENCE_LIMIT},
 };
 use crate::{
-    Network,
+    Network, connection_task,
     git::remote::RemoteConfig,
     tls::{Check, certificates, client_config, identity},
 };
@@ -336,7 +336,10 @@ where
 {
     let (sender, connection) = http1::handshake(stream).await.map_err(broken)?;
     // Ends with the last request, and tells whoever waits for an answer what went wrong.
-    tokio::spawn(connection);
+    let drive = async move {
+        connection.await.ok();
+    };
+    drop(connection_task::spawn("drive an HTTP connection", drive).detach());
     Ok(sender)
 }
 
