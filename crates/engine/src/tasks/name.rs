@@ -85,9 +85,9 @@ impl TaskName {
         Self { task, serves: Serves::Kind { kind, namespace: namespace.cloned() } }
     }
 
-    /// A task for a binding.
-    pub fn of_binding(task: TaskKind, binding: impl fmt::Display, sink: Option<&str>) -> Self {
-        let (binding, sink) = (binding.to_string().into(), sink.map(Into::into));
+    /// A task for a binding, and the sink of it if that has a name of its own.
+    pub fn of_binding(task: TaskKind, binding: impl fmt::Display, sink: Option<&dyn fmt::Display>) -> Self {
+        let (binding, sink) = (binding.to_string().into(), sink.map(|sink| sink.to_string().into()));
         Self { task, serves: Serves::Binding { binding, sink } }
     }
 

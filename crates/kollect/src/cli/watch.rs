@@ -99,9 +99,13 @@ async fn watch(args: &Args, targets: Vec<Arc<Target>>, inventories: Vec<Bound>) 
     // Nothing comes in any more; what is being written may finish.
     drop(collector);
     let grace = Duration::from_secs(args.shutdown_grace_period);
+    let aborted = async {
+        asked_to_stop().await;
+        tasks.running(&[TaskKind::Binding])
+    };
     let stopped = tokio::select! {
         stopped = tasks.within(grace, &[TaskKind::Binding], deliveries.stop()) => stopped,
-        () = asked_to_stop() => Err(tasks.running(&[TaskKind::Binding])),
+        stuck = aborted => Err(stuck),
     };
     if let Err(stuck) = stopped {
         anyhow::bail!("stopped before all writes were done: {stuck}");

@@ -53,10 +53,14 @@ pub(crate) async fn stop(
             warn!(tasks = %stuck, "stopped before all tasks had ended");
         }
     };
+    // They are named before they are dropped.
+    let aborted = async {
+        signal.await;
+        tasks.running(&[TaskKind::Binding, TaskKind::Lease, TaskKind::Server])
+    };
     tokio::select! {
         () = orderly => Ok(()),
-        () = signal => {
-            let left = tasks.running(&[TaskKind::Binding, TaskKind::Lease, TaskKind::Server]);
+        left = aborted => {
             bail!("stopped at once by a second signal; these tasks had not ended: {left}");
         }
     }
@@ -70,10 +74,17 @@ pub(crate) async fn release(leader: LeaderHandle, servers: Vec<Server>) {
 
 #[cfg(test)]
 mod tests {
-    use std::future::{pending, ready};
+    use std::{
+        future::{pending, ready},
+        io,
+        sync::{Arc, Mutex},
+    };
 
     use kollect_engine::tasks::TaskName;
+    use kollect_model::crd::shapes::Gvk;
+    use serde_json::{Value, json};
     use tokio::time;
+    use tracing::Level;
 
     use super::*;
 
@@ -109,5 +120,44 @@ mod tests {
         let began = time::Instant::now();
         stop(&tasks, Duration::from_secs(10), pending(), pending(), pending()).await.unwrap();
         assert_eq!(began.elapsed(), Duration::from_secs(10) + LAST_STEPS);
+    }
+
+    /// Takes what is logged.
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn every_line_that_a_task_logs_has_fields_that_name_it() {
+        let (log, tasks) = (Log::default(), Tasks::default());
+        let writer = log.clone();
+        let logs =
+            tracing_subscriber::fmt().json().with_writer(move || writer.clone()).with_max_level(Level::WARN);
+        let _logs = tracing::subscriber::set_default(logs.finish());
+        let name =
+            TaskName::of_binding(TaskKind::Binding, "shop/web database/portal", Some(&"database/portal"));
+        tasks.restarted(name, || async { warn!("slow") }, time::sleep).await.unwrap();
+        let kind = Gvk { group: "apps".into(), version: "v1".into(), kind: "Deployment".into() };
+        let name = TaskName::of_kind(TaskKind::Watch, &kind, Some(&"shop".into()));
+        tasks.restarted(name, || async { warn!("slow") }, time::sleep).await.unwrap();
+        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let binding = json!({
+            "name": "task", "task": "binding", "binding": "shop/web database/portal", "sink": "database/portal",
+        });
+        let watch = json!({
+            "name": "task", "task": "watch", "kind": "apps/v1 Deployment", "namespace": "shop",
+        });
+        assert_eq!(lines.iter().map(|line| &line["span"]).collect::<Vec<_>>(), [&binding, &watch]);
     }
 }
