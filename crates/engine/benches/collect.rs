@@ -22,6 +22,7 @@ use kollect_engine::{
     extract::{CompiledProfile, OptIns, Policy},
     select::{NamespaceDefaults, Selection},
     store::{Changes, StoreReader, store},
+    tasks::Tasks,
     watch::{Event, Object, Query, Resolution, Resource, WatchSource},
 };
 use kollect_model::{
@@ -184,7 +185,8 @@ async fn run(name: &str, events: u64, due: Duration, phases: &Semaphore, changes
 async fn list(phases: &Arc<Semaphore>) -> (Collector, StoreReader) {
     let source = Script { template: template(), phases: phases.clone() };
     let (writer, rows) = store();
-    let mut collector = Collector::start(Arc::new(source), writer, Settings::default(), |_| {});
+    let mut collector =
+        Collector::start(Arc::new(source), writer, Settings::default(), Tasks::default(), |_| {});
     collector.set_targets(&[target()], &BTreeSet::new());
     rows.settled().await;
     (collector, rows)

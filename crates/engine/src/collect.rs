@@ -16,7 +16,6 @@ mod namespaces;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    future::Future,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -25,14 +24,15 @@ use std::{
 };
 
 use kollect_model::{crd::shapes::Gvk, row::TargetId};
-use tokio::{sync::watch, task::JoinHandle, time};
+use tokio::{sync::watch, time};
 
 use crate::{
-    coverage::{Coverage, Place},
+    coverage::{Coverage, Place, State},
     extract::{CompiledProfile, ExtractError},
     select::{Namespaces, Selection},
     store::{Sight, StoreWriter},
-    watch::{Blindness, WatchSource},
+    tasks::{Task, TaskKind, TaskName, Tasks},
+    watch::{BlindReason, Blindness, WatchSource},
 };
 
 /// A target, ready to collect. A changed target is another value behind another pointer.
@@ -145,25 +145,11 @@ struct Context {
     coverage: Coverage,
     report: Box<Report>,
     settings: Settings,
+    tasks: Tasks,
     /// `None`: nothing is known yet.
     namespaces: watch::Sender<Option<Arc<Namespaces>>>,
     /// Namespaces that targets name, for the case that nobody may list them.
     named: watch::Sender<BTreeSet<Arc<str>>>,
-}
-
-/// A task that ends when its handle goes.
-struct Task(JoinHandle<()>);
-
-impl Task {
-    fn spawn(work: impl Future<Output = ()> + Send + 'static) -> Self {
-        Self(tokio::spawn(work))
-    }
-}
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 struct Kind {
@@ -186,6 +172,7 @@ impl Collector {
         source: Arc<dyn WatchSource>,
         store: StoreWriter,
         settings: Settings,
+        tasks: Tasks,
         report: impl Fn(Problem) + Send + Sync + 'static,
     ) -> Self {
         let context = Arc::new(Context {
@@ -194,10 +181,11 @@ impl Collector {
             coverage: Coverage::default(),
             report: Box::new(report),
             settings,
+            tasks,
             namespaces: watch::Sender::default(),
             named: watch::Sender::default(),
         });
-        let task = Task::spawn(namespaces::follow(context.clone()));
+        let task = namespaces::start(&context);
         Self { context, kinds: BTreeMap::new(), known: BTreeSet::new(), _namespaces: task }
     }
 
@@ -251,25 +239,43 @@ impl Collector {
         }
         for (gvk, targets) in wanted {
             let (sender, receiver) = watch::channel(targets);
-            let task = Task::spawn(supervise(self.context.clone(), gvk.clone(), receiver));
+            let task = follow_kind(&self.context, &gvk, receiver);
             self.kinds.insert(gvk, Kind { wanted: sender, _task: task });
         }
     }
 }
 
-/// Runs the task of a kind, again if it panics.
-async fn supervise(context: Arc<Context>, gvk: Gvk, wanted: watch::Receiver<Vec<Arc<Target>>>) {
-    let mut pause = Duration::from_secs(1);
-    loop {
-        let mut task = Task::spawn(kind::follow(context.clone(), gvk.clone(), wanted.clone()));
-        if (&mut task.0).await.is_ok() {
-            return;
+/// The task of a kind. If it panics nothing is known about the kind until it has been read again.
+fn follow_kind(context: &Arc<Context>, gvk: &Gvk, wanted: watch::Receiver<Vec<Arc<Target>>>) -> Task {
+    let name = TaskName::of_kind(TaskKind::Watch, gvk, None);
+    let (own, gvk, targets) = (context.clone(), gvk.clone(), wanted.clone());
+    let (again, kind) = (context.clone(), gvk.clone());
+    let work = move || kind::follow(again.clone(), kind.clone(), wanted.clone());
+    context.tasks.restarted(name, work, move |pause| {
+        (own.report)(Problem::Crashed { gvk: gvk.clone() });
+        own.tell_panic(&gvk);
+        for target in targets.borrow().iter() {
+            // How far it came is not known: what it had read is read again, and nothing counts as gone.
+            target.renew();
+            own.store.rows(&target.id, &gvk).set_sight(Sight::Partial);
         }
-        (context.report)(Problem::Crashed { gvk: gvk.clone() });
-        // What it had read is read again: nobody knows how far it came.
-        wanted.borrow().iter().for_each(|target| target.renew());
-        time::sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_mins(5));
+        time::sleep(pause)
+    })
+}
+
+/// What is said about a kind whose task panicked.
+fn panic_of(gvk: &Gvk) -> Blindness {
+    let message = format!("watch {gvk}: the task panicked and is started again; this is a bug: see the log");
+    Blindness { reason: BlindReason::Failed, message }
+}
+
+impl Context {
+    /// Nothing is known about a kind, wherever it was looked at.
+    fn tell_panic(&self, gvk: &Gvk) {
+        let known = self.coverage.of_kind(gvk);
+        let everywhere = Place { gvk: gvk.clone(), namespace: None, field_selector: None };
+        let places = if known.is_empty() { vec![everywhere] } else { known.into_keys().collect() };
+        places.iter().for_each(|place| self.coverage.set(place, State::blind(panic_of(gvk))));
     }
 }
 

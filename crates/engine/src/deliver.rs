@@ -10,22 +10,20 @@ use std::{
     time::Duration,
 };
 
+use futures::future::join_all;
 use kollect_model::{
+    backoff::Backoff,
     batch::InventoryId,
     binding::BindingName,
     destination::Destination,
     sink::{ErrorClass, SinkError, SinkReason},
 };
-use tokio::{
-    sync::watch,
-    task::{JoinHandle, JoinSet},
-    time,
-};
+use tokio::{sync::watch, time};
 
 use crate::{
     export::{Binding, TERMINAL_PAUSE, Told, clean, follow},
-    schedule::Backoff,
     store::StoreReader,
+    tasks::{Task, TaskKind, TaskName, Tasks},
 };
 
 /// A binding that somebody wants.
@@ -65,11 +63,15 @@ pub fn duplicates(wanted: &BTreeMap<BindingName, Wanted>) -> BTreeMap<BindingNam
     later
 }
 
+/// What a status says about a binding whose task panicked.
+const PANICKED: &str = "the task of this binding panicked and is started again; this is a bug: see the log";
+
 type Tell = dyn Fn(&BindingName, Told<'_>) + Send + Sync;
 
 /// Runs the bindings that are wanted.
 pub struct Deliveries {
     rows: StoreReader,
+    tasks: Tasks,
     tell: Arc<Tell>,
     running: BTreeMap<BindingName, Running>,
     cleaning: Vec<Cleaning>,
@@ -92,32 +94,27 @@ struct Running {
     filled: watch::Sender<bool>,
 }
 
-/// Ends with whoever holds it.
-struct Task(JoinHandle<()>);
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 impl Deliveries {
     /// Nothing yet. `tell` hears what each binding does.
-    pub fn new(rows: StoreReader, tell: impl Fn(&BindingName, Told<'_>) + Send + Sync + 'static) -> Self {
+    pub fn new(
+        rows: StoreReader,
+        tasks: Tasks,
+        tell: impl Fn(&BindingName, Told<'_>) + Send + Sync + 'static,
+    ) -> Self {
         let (running, refused) = (BTreeMap::new(), BTreeSet::new());
-        Self { rows, tell: Arc::new(tell), running, cleaning: Vec::new(), refused }
+        Self { rows, tasks, tell: Arc::new(tell), running, cleaning: Vec::new(), refused }
     }
 
     /// From now on exactly these are wanted. Of two that lead to one place the second is refused.
     pub fn set(&mut self, mut wanted: BTreeMap<BindingName, Wanted>) {
-        self.cleaning.retain(|cleaning| !cleaning.task.0.is_finished());
+        self.cleaning.retain(|cleaning| !cleaning.task.is_finished());
         let places: BTreeSet<Place> = wanted.values().map(Wanted::place).collect();
         self.refuse_duplicates(&mut wanted);
         // Whoever still writes or cleans a place that is wanted by another must have ended before that
         // other one starts.
         let mut ended: BTreeMap<Place, Vec<Task>> = BTreeMap::new();
         for cleaning in self.cleaning.extract_if(.., |cleaning| places.contains(&cleaning.place)) {
-            cleaning.task.0.abort();
+            cleaning.task.abort();
             ended.entry(cleaning.place).or_default().push(cleaning.task);
         }
         let mut staying = std::mem::take(&mut self.running);
@@ -177,13 +174,13 @@ impl Deliveries {
 
     /// Whether what a binding wrote is being removed.
     pub fn is_cleaning(&self, name: &BindingName) -> bool {
-        self.cleaning.iter().any(|cleaning| cleaning.name == *name && !cleaning.task.0.is_finished())
+        self.cleaning.iter().any(|cleaning| cleaning.name == *name && !cleaning.task.is_finished())
     }
 
     /// Whether what somebody wrote to a place is being removed.
     pub fn is_cleaning_place(&self, destination: &Destination, inventory: &InventoryId) -> bool {
         self.cleaning.iter().any(|Cleaning { place, task, .. }| {
-            place.0 == *destination && place.1 == *inventory && !task.0.is_finished()
+            place.0 == *destination && place.1 == *inventory && !task.is_finished()
         })
     }
 
@@ -202,14 +199,11 @@ impl Deliveries {
     /// Stops everything; writes that have begun are finished. What was not cleaned stays.
     pub async fn stop(mut self) {
         self.cleaning.clear();
-        let mut tasks = JoinSet::new();
-        for mut running in std::mem::take(&mut self.running).into_values() {
+        let running = std::mem::take(&mut self.running).into_values().filter_map(|running| {
             running.signal.send_replace(None);
-            if let Some(task) = running.task.take() {
-                tasks.spawn(finish(task));
-            }
-        }
-        while tasks.join_next().await.is_some() {}
+            running.task
+        });
+        join_all(running).await;
     }
 
     fn start(
@@ -221,41 +215,80 @@ impl Deliveries {
     ) -> Running {
         let (signal, receiver) = watch::channel(Some(wanted.binding.clone()));
         let task = (!wanted.suspended).then(|| {
-            let (rows, tell, name, filled) =
-                (self.rows.clone(), self.tell.clone(), name.clone(), filled.clone());
-            Task(tokio::spawn(async move {
-                for task in before {
-                    finish(task).await;
+            let (tell, called, is_filled) = (self.tell.clone(), name.clone(), filled.clone());
+            let tell = move |told: Told<'_>| {
+                if matches!(told, Told::Compared(_) | Told::Written(..)) {
+                    is_filled.send_replace(true);
                 }
-                supervise(receiver, rows, move |told| {
-                    if matches!(told, Told::Compared(_) | Told::Written(..)) {
-                        filled.send_replace(true);
-                    }
-                    tell(&name, told);
-                })
-                .await;
-            }))
+                tell(&called, told);
+            };
+            self.run(name, receiver, before, tell)
         });
         Running { wanted, signal, task, filled }
     }
 
+    /// The task of a binding. If it panics it is started again after a pause, or when the binding changes.
+    fn run(
+        &self,
+        name: &BindingName,
+        wanted: watch::Receiver<Option<Arc<Binding>>>,
+        mut before: Vec<Task>,
+        tell: impl Fn(Told<'_>) + Send + Sync + 'static,
+    ) -> Task {
+        let (rows, heard) = (self.rows.clone(), Arc::new(tell));
+        let (mut changed, tell) = (wanted.clone(), heard.clone());
+        let work = move || {
+            let (wanted, rows, heard) = (wanted.clone(), rows.clone(), heard.clone());
+            let before = std::mem::take(&mut before);
+            async move {
+                join_all(before).await;
+                follow(wanted, &rows, |told| heard(told)).await;
+            }
+        };
+        let panicked = move |pause| {
+            let error = SinkError::new(SinkReason::WriteFailed, PANICKED);
+            tell(Told::Failed { error: &error, pause: Some(pause) });
+            changed.mark_unchanged();
+            let mut changed = changed.clone();
+            async move {
+                tokio::select! {
+                    () = time::sleep(pause) => {}
+                    _ = changed.changed() => {}
+                }
+            }
+        };
+        self.tasks.restarted(TaskName::of_binding(TaskKind::Binding, name, None), work, panicked)
+    }
+
     /// Stops a binding, waits until its successor has been filled, and removes what it wrote.
     fn retire(&mut self, name: &BindingName, old: Running, successor: Option<watch::Receiver<bool>>) {
-        let (tell, place) = (self.tell.clone(), old.wanted.place());
-        let called = name.clone();
-        let task = tokio::spawn(async move {
-            old.signal.send_replace(None);
-            if let Some(task) = old.task {
-                finish(task).await;
+        let Running { wanted, signal, mut task, filled: _ } = old;
+        signal.send_replace(None);
+        let (tell, called, place) = (self.tell.clone(), name.clone(), wanted.place());
+        let (moved, wanted) = (successor.is_some(), Arc::new(wanted));
+        let tell = Arc::new(move |told: Told<'_>| tell(&called, told));
+        let heard = tell.clone();
+        let work = move || {
+            let (task, successor) = (task.take(), successor.clone());
+            let (wanted, heard) = (wanted.clone(), heard.clone());
+            async move {
+                if let Some(task) = task {
+                    task.await.ok();
+                }
+                if let Some(mut filled) = successor {
+                    // A successor that is gone will not be filled any more.
+                    filled.wait_for(|filled| *filled).await.ok();
+                }
+                clean_until_done(&wanted, moved, |told| heard(told)).await;
             }
-            let moved = successor.is_some();
-            if let Some(mut filled) = successor {
-                // A successor that is gone will not be filled any more.
-                filled.wait_for(|filled| *filled).await.ok();
-            }
-            clean_until_done(&old.wanted, moved, |told| tell(&called, told)).await;
-        });
-        self.cleaning.push(Cleaning { place, name: name.clone(), task: Task(task) });
+        };
+        let panicked = move |pause| {
+            let error = SinkError::new(SinkReason::WriteFailed, PANICKED);
+            tell(Told::NotCleaned { error: &error, pause, moved });
+            time::sleep(pause)
+        };
+        let task = self.tasks.restarted(TaskName::of_binding(TaskKind::Cleaning, name, None), work, panicked);
+        self.cleaning.push(Cleaning { place, name: name.clone(), task });
     }
 }
 
@@ -267,7 +300,7 @@ impl Running {
             // It finishes its write by itself; nobody needs to wait for that but its successor.
             return Self { wanted, ..self };
         }
-        if self.wanted.suspended || self.task.as_ref().is_none_or(|task| task.0.is_finished()) {
+        if self.wanted.suspended || self.task.as_ref().is_none_or(Task::is_finished) {
             let before = self.task.take().into_iter().collect();
             return deliveries.start(name, wanted, before, self.filled);
         }
@@ -277,34 +310,6 @@ impl Running {
             !same
         });
         Self { wanted, ..self }
-    }
-}
-
-/// Waits for a task without ending it.
-async fn finish(mut task: Task) {
-    (&mut task.0).await.ok();
-}
-
-/// Runs a binding; if it crashes it is started again after a while, and nobody else notices.
-async fn supervise(
-    wanted: watch::Receiver<Option<Arc<Binding>>>,
-    rows: StoreReader,
-    tell: impl Fn(Told<'_>) + Send + Sync + 'static,
-) {
-    let tell = Arc::new(tell);
-    let mut backoff = Backoff::default();
-    loop {
-        let (wanted, rows, told) = (wanted.clone(), rows.clone(), tell.clone());
-        let mut running = Task(tokio::spawn(async move { follow(wanted, &rows, |event| told(event)).await }));
-        match (&mut running.0).await {
-            Err(crash) if crash.is_panic() => {
-                let pause = backoff.next(fastrand::f64());
-                let error = SinkError::new(SinkReason::WriteFailed, "the binding crashed; this is a bug");
-                tell(Told::Failed { error: &error, pause: Some(pause) });
-                time::sleep(pause).await;
-            }
-            _ => return,
-        }
     }
 }
 

@@ -14,6 +14,7 @@ use std::{
 
 use async_trait::async_trait;
 use kollect_model::{
+    backoff::Backoff,
     batch::{Baseline, Batch, Changed, Delta, InventoryId, Receipt, Refusal, Removed},
     claim::{Claim, Claimant},
     destination::Destination,
@@ -27,7 +28,7 @@ use tokio::{
 
 use crate::{
     delta::difference,
-    schedule::{Backoff, Breaker, Cadence},
+    schedule::{Breaker, Cadence},
     store::{Change, Changes, Sight, Sights, Snapshot, StoreReader},
 };
 

@@ -10,6 +10,8 @@
 //! knows a Kubernetes client or a sink type: events come in through [`watch::WatchSource`], rows go
 //! out through [`kollect_model::sink::Sink`].
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests start tasks as they like"))]
+
 pub mod collect;
 pub mod coverage;
 pub mod deliver;
@@ -23,6 +25,7 @@ pub mod schedule;
 pub mod scrub;
 pub mod select;
 pub mod store;
+pub mod tasks;
 pub mod watch;
 
 #[cfg(test)]

@@ -60,29 +60,6 @@ impl Cadence {
     }
 }
 
-/// Pauses after failures: twice as long each time, never in step with others.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Backoff {
-    failures: u32,
-}
-
-impl Backoff {
-    const FIRST: Duration = Duration::from_secs(1);
-    const LONGEST: Duration = Duration::from_mins(5);
-
-    /// The pause before the next attempt. `jitter` is between 0 and 1.
-    pub fn next(&mut self, jitter: f64) -> Duration {
-        let longest = Self::FIRST * 2u32.saturating_pow(self.failures.min(16));
-        self.failures += 1;
-        longest.min(Self::LONGEST).mul_f64(0.5 + jitter / 2.0)
-    }
-
-    /// Something worked.
-    pub fn reset(&mut self) {
-        self.failures = 0;
-    }
-}
-
 /// Keeps a sink that keeps failing from being tried by all of its bindings. Transient failures count,
 /// one after the other; when it is open, one attempt after each pause finds out whether it may close.
 #[derive(Debug, Default)]
@@ -211,15 +188,5 @@ mod tests {
         let later = now + Duration::from_mins(1);
         assert_eq!(cadence.next_write(Some(now), later), later);
         assert_eq!(cadence.next_audit(now), Some(now + Duration::from_mins(10)));
-    }
-
-    #[test]
-    fn pauses_grow_to_a_limit() {
-        let mut backoff = Backoff::default();
-        let pauses: Vec<Duration> = (0..20).map(|_| backoff.next(1.0)).collect();
-        assert_eq!(pauses[..3], [1, 2, 4].map(Duration::from_secs));
-        assert_eq!(pauses[19], Duration::from_mins(5));
-        backoff.reset();
-        assert_eq!(backoff.next(0.0), Duration::from_millis(500));
     }
 }

@@ -23,6 +23,7 @@ use crate::{
     extract::{CompiledProfile, OptIns, Policy},
     select::{NamespaceDefaults, Selection},
     store::{Sight, StoreReader, store},
+    tasks::Tasks,
     watch::{Event, Object, Query, Resolution, Resource, WatchSource},
 };
 
@@ -87,7 +88,7 @@ impl World {
         let (report, problems) = mpsc::channel();
         let settings = settings(only);
         let source = Arc::new(self.script());
-        let mut collector = Collector::start(source, writer, settings, move |problem| {
+        let mut collector = Collector::start(source, writer, settings, Tasks::default(), move |problem| {
             report.send(problem).unwrap();
         });
         collector.set_targets(&self.targets(), &BTreeSet::new());

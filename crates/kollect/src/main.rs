@@ -1,5 +1,10 @@
 //! The `kollect` program: process setup and subcommands.
 
+#![cfg_attr(
+    test,
+    allow(clippy::disallowed_methods, reason = "tests start tasks and dial servers as they like")
+)]
+
 mod causes;
 mod cli;
 mod cluster;

@@ -23,6 +23,7 @@ mod reconcile;
 mod secrets;
 mod serve;
 mod shards;
+mod shutdown;
 mod status;
 mod webhooks;
 mod write;
@@ -35,9 +36,11 @@ use anyhow::Context;
 use kollect_engine::{
     collect::{Collector, Problem, Settings},
     store::store,
+    tasks::{Task, TaskKind, Tasks},
 };
+use kollect_model::backoff::Backoff;
 use reconcile::Operator;
-use tokio::{task::JoinHandle, time};
+use tokio::time;
 use tracing::{debug, info, warn};
 
 use crate::{causes::told_once, cluster::ClusterSource};
@@ -60,15 +63,17 @@ async fn operate(args: Args) -> anyhow::Result<()> {
     args.webhooks.check(args.tenant_mode)?;
     args.warn_about_retired_flags();
     let source = connect(&args).await?;
-    let kinds = tokio::spawn(source.clone().follow_kinds());
+    let tasks = Tasks::default();
+    let _kinds = tasks.core(TaskKind::Discovery.into(), source.clone().follow_kinds());
     let settings =
         Settings { within: args.within(), resync: args.informer_resync_period(), ..Settings::default() };
     let (writer, rows) = store();
     let meter = metrics::Meter::default();
-    let collector = Collector::start(source.clone(), writer, settings, counted(meter.clone()));
-    let leader = args.lead(source.client())?;
+    let collector = Collector::start(source.clone(), writer, settings, tasks.clone(), counted(meter.clone()));
+    let leader = args.lead(source.client(), &tasks)?;
     let health = health::Health::default();
-    let probes = health::serve(&args.health_probe_bind_address, health.clone(), leader.watch()).await?;
+    let address = &args.health_probe_bind_address;
+    let probes = health::serve(address, health.clone(), leader.watch(), &tasks).await?;
     let board = progress::Board::default();
     let asked = source.clone();
     let sources = metrics::Sources {
@@ -76,10 +81,11 @@ async fn operate(args: Args) -> anyhow::Result<()> {
         coverage: collector.coverage().clone(),
         board: board.clone(),
         leadership: leader.watch(),
+        tasks: tasks.clone(),
         discovery: Box::new(move || asked.knows_all_kinds()),
     };
     let metrics = metrics::Metrics::new(sources, meter);
-    let shown = serve_metrics(&args, &metrics, source.client()).await?;
+    let (shown, _sampling) = serve_metrics(&args, &metrics, source.client(), &tasks).await?.unzip();
     let within = args.within();
     let setup = reconcile::Setup {
         source,
@@ -89,11 +95,12 @@ async fn operate(args: Args) -> anyhow::Result<()> {
         within,
         board,
         metrics,
+        tasks: tasks.clone(),
         cleanup_timeout: args.cleanup_timeout,
     };
     let mut operator = Operator::new(setup, leader.watch(), health);
     let admission = webhooks::Admission::new(operator.objects(), rules, args.within());
-    let webhooks = match args.webhooks.serve(admission, args.tenant_mode, args.enable_http2).await {
+    let webhooks = match args.webhooks.serve(admission, args.tenant_mode, args.enable_http2, &tasks).await {
         Ok(webhooks) => webhooks,
         Err(error) => {
             // Whoever can start shall not wait for a lease of one that cannot.
@@ -102,31 +109,14 @@ async fn operate(args: Args) -> anyhow::Result<()> {
         }
     };
     info!(version = env!("CARGO_PKG_VERSION"), cluster = operator.cluster(), "started");
-    tokio::select! {
-        () = operator.run() => {}
-        () = crate::signals::asked_to_stop() => {}
-    }
-    info!("stopping; running writes may finish");
+    let stop = shutdown::until_stopped(&tasks, operator.run(), crate::signals::asked_to_stop()).await;
+    let servers = [shown, probes, webhooks].into_iter().flatten().collect();
     let grace = Duration::from_secs(args.shutdown_grace_period);
-    tokio::select! {
-        stopped = time::timeout(grace, operator.stop()) => {
-            if stopped.is_err() {
-                warn!("stopped before all writes were done");
-            }
-        }
-        () = crate::signals::asked_to_stop() => warn!("stopped at once"),
-    }
-    // Nothing is written any more: somebody else may.
-    leader.release().await;
-    if let Some((server, sampling)) = shown {
-        sampling.abort();
-        server.shutdown(Duration::from_secs(1)).await;
-    }
-    for server in [probes, webhooks].into_iter().flatten() {
-        server.shutdown(Duration::from_secs(1)).await;
-    }
-    kinds.abort();
-    Ok(())
+    let last_steps = shutdown::release(leader, servers);
+    let stopped =
+        shutdown::stop(&tasks, grace, operator.stop(), last_steps, crate::signals::asked_to_stop()).await;
+    stop?;
+    stopped
 }
 
 /// Serves metrics on every replica, and keeps what they need up to date.
@@ -134,23 +124,25 @@ async fn serve_metrics(
     args: &Args,
     metrics: &metrics::Metrics,
     client: kube::Client,
-) -> anyhow::Result<Option<(serve::Server, JoinHandle<()>)>> {
+    tasks: &Tasks,
+) -> anyhow::Result<Option<(serve::Server, Task<Option<()>>)>> {
     let Some((endpoint, guarded)) = args.metrics() else { return Ok(None) };
     let server = metrics.serve(endpoint, guarded.then_some(client)).await?;
     info!(address = %server.address, guarded, "metrics are served");
-    Ok(Some((server, tokio::spawn(metrics.clone().sample(args.metrics_sample_interval())))))
+    let sampling = metrics.clone().sample(args.metrics_sample_interval());
+    Ok(Some((server, tasks.core(TaskKind::Sampling.into(), sampling))))
 }
 
 /// Connects, however long it takes: an operator that starts before its API server waits for it.
 async fn connect(args: &Args) -> anyhow::Result<Arc<ClusterSource>> {
-    let mut pause = Duration::from_secs(1);
+    let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
     loop {
         match ClusterSource::connect_in_cluster(args.kubeconfig.as_deref(), args.identity()).await {
             Ok(source) => return Ok(Arc::new(source)),
             Err(error) => warn!(error = told_once(error.as_ref()), "cannot reach the cluster; trying again"),
         }
         tokio::select! {
-            () = time::sleep(pause) => pause = (pause * 2).min(Duration::from_secs(30)),
+            () = time::sleep(backoff.next(fastrand::f64())) => {}
             () = crate::signals::asked_to_stop() => anyhow::bail!("stopped before the cluster answered"),
         }
     }

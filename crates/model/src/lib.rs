@@ -3,6 +3,7 @@
 //! Every other crate builds on this one and it builds on none of them. It does no I/O: what it
 //! offers can be checked by a unit test without a server.
 
+pub mod backoff;
 pub mod batch;
 pub mod binding;
 pub mod claim;

@@ -91,6 +91,7 @@ impl Network {
         let answer = match spelled(&name).filter(|_| guarded) {
             Some(address) => vec![SocketAddr::new(address, port)],
             None => {
+                #[expect(clippy::disallowed_methods, reason = "this is where names of servers are resolved")]
                 let found = tokio::net::lookup_host((unbracketed(host), port)).await;
                 let failed = |error| {
                     SinkError::because(SinkReason::Unreachable, format!("resolve the host {host}"), error)
@@ -107,7 +108,9 @@ impl Network {
         let connect = async {
             let mut last = None;
             for address in self.resolve(host, port).await? {
-                match TcpStream::connect(address).await {
+                #[expect(clippy::disallowed_methods, reason = "this is where servers are dialled")]
+                let connected = TcpStream::connect(address).await;
+                match connected {
                     Ok(stream) => {
                         stream.set_nodelay(true).ok();
                         return Ok(stream);

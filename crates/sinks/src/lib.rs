@@ -4,6 +4,11 @@
 //! build is refused by name, never skipped. [`plan`] turns a spec into a [`Plan`], [`Plan::with_secrets`] adds
 //! what is in Secrets, [`Sinks::open`] connects.
 
+#![cfg_attr(
+    test,
+    allow(clippy::disallowed_methods, reason = "tests start tasks and dial servers as they like")
+)]
+
 use std::{any::Any, collections::BTreeMap, sync::Arc};
 
 use kollect_model::{
@@ -12,6 +17,8 @@ use kollect_model::{
 };
 
 mod backend;
+#[cfg(any(feature = "git", feature = "postgres"))]
+mod connection_task;
 mod dial;
 #[cfg(feature = "filesystem")]
 pub mod filesystem;

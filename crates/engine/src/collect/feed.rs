@@ -7,11 +7,15 @@ use std::{
 };
 
 use futures::StreamExt;
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    sync::mpsc,
+    time::{self, Instant},
+};
 
-use super::Task;
+use super::{Context, panic_of};
 use crate::{
     coverage::Place,
+    tasks::{Task, TaskKind, TaskName},
     watch::{Blindness, Event, Query, WatchSource},
 };
 
@@ -88,6 +92,17 @@ impl List {
     }
 }
 
+/// Hands the events of a query to the task of its kind.
+async fn pass_on(id: u64, source: Arc<dyn WatchSource>, query: Query, events: mpsc::Sender<Arrival>) {
+    let mut stream = source.watch(query);
+    while let Some(event) = stream.next().await {
+        if events.send((id, Some(event))).await.is_err() {
+            return;
+        }
+    }
+    drop(events.send((id, None)).await);
+}
+
 fn hash(uid: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     uid.hash(&mut hasher);
@@ -97,20 +112,26 @@ fn hash(uid: &str) -> u64 {
 impl Feed {
     pub(super) fn start(
         id: u64,
-        source: &Arc<dyn WatchSource>,
+        context: &Context,
         query: Query,
         purpose: Purpose,
         serves: BTreeSet<u32>,
         events: mpsc::Sender<Arrival>,
     ) -> Self {
-        let mut stream = source.watch(query.clone());
-        let task = Task::spawn(async move {
-            while let Some(event) = stream.next().await {
-                if events.send((id, Some(event))).await.is_err() {
-                    return;
+        let name = TaskName::of_kind(TaskKind::Watch, &query.gvk, query.namespace.as_ref());
+        let (source, asked, sender) = (context.source.clone(), query.clone(), events.clone());
+        let work = move || pass_on(id, source.clone(), asked.clone(), sender.clone());
+        let gvk = query.gvk.clone();
+        let task = context.tasks.restarted(name, work, move |pause| {
+            let (events, blindness) = (events.clone(), panic_of(&gvk));
+            async move {
+                drop(events.send((id, Some(Event::Blind(blindness)))).await);
+                // What is read once more is asked for again by the task of the kind, which drops this feed.
+                if purpose != Purpose::Follow {
+                    drop(events.send((id, None)).await);
                 }
+                time::sleep(pause).await;
             }
-            drop(events.send((id, None)).await);
         });
         Self {
             id,

@@ -6,10 +6,11 @@ use futures::StreamExt;
 use kollect_model::crd::shapes::Gvk;
 use tokio::time;
 
-use super::{Context, Problem};
+use super::{Context, Problem, panic_of};
 use crate::{
     coverage::{Place, State},
     select::{Namespaces, same_metadata},
+    tasks::{Task, TaskKind, TaskName},
     watch::{BlindReason, Blindness, Event, Metadata, Query},
 };
 
@@ -18,9 +19,27 @@ pub(super) fn kind() -> Gvk {
     Gvk { group: String::new(), version: "v1".into(), kind: "Namespace".into() }
 }
 
+/// Starts to publish what is known.
+pub(super) fn start(context: &Arc<Context>) -> Task {
+    let (own, panicked) = (context.clone(), context.clone());
+    let name = TaskName::of_kind(TaskKind::Watch, &kind(), None);
+    context.tasks.restarted(
+        name,
+        move || follow(own.clone()),
+        move |pause| {
+            let place = Place { gvk: kind(), namespace: None, field_selector: None };
+            blind(&panicked, &place, panic_of(&kind()));
+            if panicked.namespaces.borrow().is_none() {
+                publish_named(&panicked);
+            }
+            time::sleep(pause)
+        },
+    )
+}
+
 /// Publishes what is known, for ever. Without permission to list namespaces those that somebody names
 /// are taken to exist; once seen, they are remembered for as long as they cannot be seen again.
-pub(super) async fn follow(context: Arc<Context>) {
+async fn follow(context: Arc<Context>) {
     let query = Query { metadata_only: true, follow: context.settings.follow, ..Query::all(kind()) };
     let place = Place { gvk: query.gvk.clone(), namespace: None, field_selector: None };
     let mut names = context.named.subscribe();

@@ -24,6 +24,7 @@ use crate::{
     random::Random,
     select::{NamespaceDefaults, Selection},
     store::{Changes, Sight, StoreReader, store},
+    tasks::{TaskKind, Tasks},
     watch::{BlindReason, Blindness, Event, Object, Query, Resolution, Resource, WatchSource},
 };
 
@@ -41,6 +42,10 @@ struct World {
     /// How many streams were ever opened.
     opened: usize,
     silent: bool,
+    /// Kinds whose next event makes its watch panic.
+    watch_bugs: BTreeSet<String>,
+    /// Kinds that panic when they are asked for the next time.
+    resolve_bugs: BTreeSet<String>,
 }
 
 struct Stream {
@@ -206,6 +211,8 @@ struct Script {
 #[async_trait]
 impl WatchSource for Script {
     async fn resolve(&self, gvk: &Gvk) -> Resolution {
+        let bug = self.world.lock().unwrap().resolve_bugs.remove(&gvk.kind);
+        assert!(!bug, "a bug in the task of a kind");
         if self.world.lock().unwrap().missing.contains(&gvk.kind) {
             let message = "not served".into();
             return Resolution::Blind(Blindness { reason: BlindReason::NotServed, message });
@@ -222,8 +229,14 @@ impl WatchSource for Script {
         let (events, receiver) = mpsc::unbounded();
         let mut world = self.world.lock().unwrap();
         world.opened += 1;
+        let (shared, kind) = (self.world.clone(), query.gvk.kind.clone());
         world.streams.push(Stream { query, events, phase: Phase::Asked });
-        receiver.boxed()
+        let checked = receiver.map(move |event| {
+            let bug = shared.lock().unwrap().watch_bugs.remove(&kind);
+            assert!(!bug, "a bug in a watch");
+            event
+        });
+        checked.boxed()
     }
 
     fn kinds(&self) -> watch::Receiver<u64> {
@@ -286,6 +299,7 @@ struct Lab {
     world: Arc<Mutex<World>>,
     kinds: watch::Sender<u64>,
     collector: Collector,
+    tasks: Tasks,
     rows: StoreReader,
     targets: BTreeMap<usize, Arc<Target>>,
     changes: Changes,
@@ -306,13 +320,16 @@ impl Lab {
         let kinds = watch::Sender::default();
         let source = Script { world: world.clone(), kinds: kinds.clone() };
         let (writer, rows) = store();
-        let collector = Collector::start(Arc::new(source), writer, Settings::default(), |_| {});
+        let tasks = Tasks::default();
+        let collector =
+            Collector::start(Arc::new(source), writer, Settings::default(), tasks.clone(), |_| {});
         let ids: Vec<TargetId> = (0..TARGETS).map(target_id).collect();
         let changes = rows.changes(&ids);
         Self {
             world,
             kinds,
             collector,
+            tasks,
             rows,
             targets: BTreeMap::new(),
             changes,
@@ -524,7 +541,7 @@ impl Lab {
         let source = Script { world: world.clone(), kinds: watch::Sender::default() };
         let (writer, rows) = store();
         let settings = Settings { follow: false, ..Settings::default() };
-        let mut collector = Collector::start(Arc::new(source), writer, settings, |_| {});
+        let mut collector = Collector::start(Arc::new(source), writer, settings, Tasks::default(), |_| {});
         let targets: Vec<Arc<Target>> = self.targets.values().cloned().collect();
         collector.set_targets(&targets, &BTreeSet::new());
         for _ in 0..200 {
@@ -894,4 +911,80 @@ async fn law_4_what_no_attribute_shows_is_no_change() {
     lab.with(|world| world.put("Pod", "u0", pod("Running")));
     lab.flow().await;
     assert_eq!(lab.rows.revision(&[target_id(0)]), revision);
+}
+
+/// Kinds of which nothing is known, with what is said about them.
+fn blind_kinds(lab: &Lab) -> Vec<(String, String)> {
+    let coverage = lab.collector.coverage().read();
+    let blind = coverage.into_iter().filter_map(|(place, known)| match known.state {
+        State::Blind { blindness, .. } => Some((place.gvk.kind, blindness.message)),
+        _ => None,
+    });
+    blind.collect()
+}
+
+fn restarted_watches(lab: &Lab) -> u64 {
+    lab.tasks.restarts().find(|(kind, _)| *kind == TaskKind::Watch).unwrap().1
+}
+
+#[tokio::test(start_paused = true)]
+async fn law_16_a_watch_that_panics_is_shown_and_restarted() {
+    let mut lab = lab_with_pods(2).await;
+    lab.with(|world| {
+        world.watch_bugs.insert("Pod".into());
+        world.delete("u0");
+    });
+    lab.flow().await;
+    let blind = blind_kinds(&lab);
+    assert!(
+        matches!(&*blind, [(kind, message)] if kind == "Pod" && message.contains("panicked")),
+        "{blind:?}"
+    );
+    assert_eq!((lab.rows.count(&target_id(0)), restarted_watches(&lab)), (2, 1), "rows are frozen");
+    time::sleep(Duration::from_secs(2)).await;
+    lab.flow().await;
+    assert_eq!((lab.rows.count(&target_id(0)), watches(&lab)), (1, 1));
+    assert!(blind_kinds(&lab).is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn law_16_the_task_of_a_kind_that_panics_is_shown_and_restarted() {
+    let mut lab = lab_with_pods(2).await;
+    lab.with(|world| {
+        world.resolve_bugs.insert("Pod".into());
+        world.delete("u0");
+    });
+    lab.kinds.send_modify(|number| *number += 1);
+    lab.arrive().await;
+    let blind = blind_kinds(&lab);
+    assert!(
+        matches!(&*blind, [(kind, message)] if kind == "Pod" && message.contains("panicked")),
+        "{blind:?}"
+    );
+    assert_eq!((lab.rows.count(&target_id(0)), restarted_watches(&lab)), (2, 1));
+    let snapshot = lab.rows.snapshot(&[target_id(0)], Sight::Everything).unwrap();
+    let unknown = RowKey { uid: "u9".into(), ..snapshot.rows.keys().next().unwrap().clone() };
+    assert!(!snapshot.knows_gone(&unknown), "what is absent may exist");
+    time::sleep(Duration::from_secs(2)).await;
+    lab.flow().await;
+    assert_eq!((lab.rows.count(&target_id(0)), watches(&lab)), (1, 1));
+    assert!(blind_kinds(&lab).is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn law_16_the_watch_of_namespaces_that_panics_is_shown_and_restarted() {
+    let mut lab = lab_with_pods(1).await;
+    lab.with(|world| {
+        world.watch_bugs.insert("Namespace".into());
+        world.put("Namespace", "ns-b", json!({ "metadata": { "name": "b" } }));
+    });
+    lab.flow().await;
+    let blind = blind_kinds(&lab);
+    assert!(matches!(&*blind, [(kind, _)] if kind == "Namespace"), "{blind:?}");
+    let known = |lab: &Lab| lab.collector.namespaces().borrow().as_ref().unwrap().known.len();
+    assert_eq!((known(&lab), restarted_watches(&lab)), (1, 1));
+    time::sleep(Duration::from_secs(2)).await;
+    lab.flow().await;
+    assert_eq!(known(&lab), 2);
+    assert!(blind_kinds(&lab).is_empty());
 }

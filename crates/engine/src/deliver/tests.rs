@@ -15,6 +15,7 @@ struct World {
     pods: KindRows,
     wanted: BTreeMap<BindingName, Wanted>,
     told: Arc<Mutex<Vec<String>>>,
+    tasks: Tasks,
 }
 
 impl World {
@@ -24,8 +25,13 @@ impl World {
         pods.set_sight(Sight::Everything);
         let told = Arc::new(Mutex::new(Vec::new()));
         let log = told.clone();
-        let deliveries = Deliveries::new(rows, move |name, told| {
+        let tasks = Tasks::default();
+        let deliveries = Deliveries::new(rows, tasks.clone(), move |name, told| {
             let word = match told {
+                Told::Failed { error, .. } if error.to_string().contains("panicked") => "panicked",
+                Told::NotCleaned { error, .. } if error.to_string().contains("panicked") => {
+                    "not cleaned, panicked"
+                }
                 Told::Compared(_) => "compared",
                 Told::Cleaned { moved: false, .. } => "cleaned",
                 Told::Cleaned { moved: true, .. } => "moved",
@@ -35,7 +41,7 @@ impl World {
             };
             log.lock().unwrap().push(format!("{} {word}", name.sink));
         });
-        let world = Self { deliveries, pods, wanted: BTreeMap::new(), told };
+        let world = Self { deliveries, pods, wanted: BTreeMap::new(), told, tasks };
         world.put(1, 1);
         world
     }
@@ -256,4 +262,59 @@ async fn law_11_a_stalled_or_crashing_sink_concerns_its_binding_only() {
     assert_eq!((held(&good), held(&stalled)), (2, 0));
     // Stopping waits for what can be finished, and the caller decides how long.
     assert!(time::timeout(Duration::from_secs(10), world.deliveries.stop()).await.is_err());
+}
+
+fn restarts(world: &World, kind: TaskKind) -> u64 {
+    world.tasks.restarts().find(|(counted, _)| *counted == kind).unwrap().1
+}
+
+#[tokio::test(start_paused = true)]
+async fn law_16_a_binding_whose_sink_panics_is_shown_counted_and_restarted() {
+    let mut world = World::new();
+    let sink = Memory::default();
+    sink.with(|held| held.faults = vec![Fault::Crash; 1000]);
+    world.want("one", "a", &sink);
+    world.set().await;
+    time::sleep(Duration::from_hours(1)).await;
+    let (told, restarts) = (world.told(), restarts(&world, TaskKind::Binding));
+    assert_eq!(told.len() as u64, restarts, "each is told: {told:?}");
+    assert!(told.iter().all(|told| told == "one panicked"), "{told:?}");
+    // Pauses double up to five minutes, and each is at least half as long as it may be.
+    assert!((15..=35).contains(&restarts), "{restarts}");
+    // Whatever was changed may have been the reason: that is not waited for.
+    sink.with(|held| held.faults.clear());
+    world.want("one", "a", &sink);
+    world.deliveries.set(world.wanted.clone());
+    time::sleep(Duration::from_millis(100)).await;
+    assert_eq!((held(&sink), world.told()), (1, vec!["one compared".to_owned()]));
+    assert!(world.tasks.running(&[TaskKind::Binding]).to_string().contains("binding one"));
+    world.deliveries.stop().await;
+    assert!(world.tasks.running(&[TaskKind::Binding]).0.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn law_16_cleaning_that_panics_is_shown_counted_and_done_again() {
+    let mut world = World::new();
+    let sink = Memory::default();
+    world.want("one", "a", &sink);
+    world.set().await;
+    sink.with(|held| held.faults = vec![Fault::CrashWhenForgetting; 2]);
+    world.wanted.clear();
+    world.set().await;
+    assert_eq!((held(&sink), restarts(&world, TaskKind::Cleaning)), (0, 2));
+    let panicked = "one not cleaned, panicked";
+    assert_eq!(world.told(), ["one compared", panicked, panicked, "one cleaned"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stopped_binding_does_not_sit_out_the_pause_after_a_panic() {
+    let mut world = World::new();
+    let sink = Memory::default();
+    sink.with(|held| held.faults = vec![Fault::Crash; 1000]);
+    world.want("one", "a", &sink);
+    world.set().await;
+    time::sleep(Duration::from_hours(1)).await;
+    let began = time::Instant::now();
+    world.deliveries.stop().await;
+    assert_eq!(began.elapsed(), Duration::ZERO);
 }

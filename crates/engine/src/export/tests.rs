@@ -33,6 +33,8 @@ pub(crate) enum Fault {
     Stall,
     /// The sink has a bug.
     Crash,
+    /// The sink has a bug in the code that removes rows.
+    CrashWhenForgetting,
 }
 
 #[derive(Default)]
@@ -66,7 +68,8 @@ impl Memory {
 
     /// A fault of what comes before a write; those of writes wait.
     fn early_fault(&self) -> Option<Fault> {
-        self.with(|held| held.faults.pop_if(|fault| !matches!(fault, Fault::Stall | Fault::Crash)))
+        let late = [Fault::Stall, Fault::Crash, Fault::CrashWhenForgetting];
+        self.with(|held| held.faults.pop_if(|fault| !late.contains(fault)))
     }
 }
 
@@ -169,6 +172,8 @@ impl Sink for Memory {
         if let Some(fault) = self.early_fault() {
             return Err(failure(fault));
         }
+        let bug = self.with(|held| held.faults.pop_if(|fault| *fault == Fault::CrashWhenForgetting));
+        assert!(bug.is_none(), "a bug in a sink");
         assert_eq!(claim.epoch, self.with(|held| held.epoch));
         self.with(|held| held.rows.clear());
         Ok(())

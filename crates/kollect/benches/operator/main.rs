@@ -4,6 +4,7 @@
 //! A missed target is told and fails nothing; a part that does not work fails.
 //!
 //! `N` says how many Deployments there are; few are the quick form.
+#![expect(clippy::disallowed_methods, reason = "benchmarks start tasks and threads as they like")]
 
 mod definitions;
 #[path = "../scale/manifests.rs"]

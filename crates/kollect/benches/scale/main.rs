@@ -5,6 +5,7 @@
 //! slows both. A missed target is told and fails nothing; a part that does not work fails.
 //!
 //! `N` says how many objects, `SECONDS` how long they are changed.
+#![expect(clippy::disallowed_methods, reason = "benchmarks start tasks and threads as they like")]
 
 mod churn;
 mod kinds;

@@ -10,6 +10,7 @@ use kollect_engine::{
     schedule::{Cadence, Intervals},
     select::Namespaces,
     store::{Sight, StoreReader},
+    tasks::Tasks,
 };
 use kollect_model::{
     batch::{Delta, InventoryId, PART_BYTES, Receipt},
@@ -138,8 +139,9 @@ pub(crate) fn follow(
     claimant: &Claimant,
     rest: &Sight,
     namespaces: Option<&Namespaces>,
+    tasks: &Tasks,
 ) -> anyhow::Result<Deliveries> {
-    let mut deliveries = Deliveries::new(rows.clone(), |name, told| {
+    let mut deliveries = Deliveries::new(rows.clone(), tasks.clone(), |name, told| {
         if let Some(line) = line(&told) {
             eprintln!("{} → {}: {line}", name.inventory, name.sink);
         }

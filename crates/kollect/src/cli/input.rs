@@ -15,6 +15,7 @@ use kollect_engine::{
     extract::Policy,
     select::NamespaceDefaults,
     store::{StoreReader, store},
+    tasks::Tasks,
     watch::{BlindReason, WatchSource},
 };
 use kollect_model::{
@@ -105,7 +106,8 @@ pub(crate) fn start(
 ) -> (Collector, StoreReader) {
     let (writer, reader) = store();
     let heard = problems.clone();
-    let mut collector = Collector::start(source, writer, settings, move |problem| heard.hear(problem));
+    let mut collector =
+        Collector::start(source, writer, settings, Tasks::default(), move |problem| heard.hear(problem));
     collector.set_targets(targets, &BTreeSet::new());
     (collector, reader)
 }

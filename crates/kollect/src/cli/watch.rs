@@ -14,6 +14,7 @@ use kollect_engine::{
     collect::{Collector, Target, rest},
     coverage::{Coverage, Known, Place, State},
     store::{Change, Changes, Sight, StoreReader},
+    tasks::{TaskKind, Tasks},
 };
 use kollect_model::{
     difference::{Difference, differences, shortened},
@@ -73,7 +74,8 @@ async fn watch(args: &Args, targets: Vec<Arc<Target>>, inventories: Vec<Bound>) 
         eprintln!("{note}");
     }
     let source = Arc::new(args.input.connect().await?);
-    let _kinds = AbortOnDrop(tokio::spawn(source.clone().follow_kinds()));
+    let tasks = Tasks::default();
+    let _kinds = tasks.core(TaskKind::Discovery.into(), source.clone().follow_kinds());
     let problems = Problems::of_objects();
     let began = time::Instant::now();
     let settings = args.input.settings(true);
@@ -87,28 +89,29 @@ async fn watch(args: &Args, targets: Vec<Arc<Target>>, inventories: Vec<Bound>) 
         () = asked_to_stop() => return Ok(ExitCode::SUCCESS),
     };
     let rest = rest(&*source, &settings);
-    let deliveries = deliver::follow(inventories, &rows, &claimant, &rest, known.as_deref())?;
+    let deliveries = deliver::follow(inventories, &rows, &claimant, &rest, known.as_deref(), &tasks)?;
     let ids: Vec<TargetId> = targets.iter().map(|target| target.id.clone()).collect();
     let watch = Watch { output: args.output.unwrap_or(Output::Text), several: ids.len() > 1, problems };
     let ended = tokio::select! {
         result = watch.run(&collector, &rows, &ids, began) => result,
+        ended = tasks.core_task_ended() => Err(ended.into()),
         () = asked_to_stop() => Ok(()),
     };
     // Nothing comes in any more; what is being written may finish.
     drop(collector);
     let grace = Duration::from_secs(args.shutdown_grace_period);
-    if time::timeout(grace, deliveries.stop()).await.is_err() {
-        anyhow::bail!("stopped before all writes were done");
+    let aborted = async {
+        asked_to_stop().await;
+        tasks.running(&[TaskKind::Binding])
+    };
+    let stopped = tokio::select! {
+        stopped = tasks.within(grace, &[TaskKind::Binding], deliveries.stop()) => stopped,
+        stuck = aborted => Err(stuck),
+    };
+    if let Err(stuck) = stopped {
+        anyhow::bail!("stopped before all writes were done: {stuck}");
     }
     ended.map(|()| ExitCode::SUCCESS)
-}
-
-struct AbortOnDrop(tokio::task::JoinHandle<()>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 struct Watch {

@@ -10,6 +10,7 @@ use std::{sync::Arc, time::Duration};
 use futures::{SinkExt, StreamExt, channel::mpsc};
 use http::StatusCode;
 use kollect_engine::watch::{Event, Object, Query};
+use kollect_model::backoff::Backoff;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time;
@@ -117,13 +118,13 @@ struct Follower {
 
 impl Follower {
     async fn run(&mut self) {
-        let mut failures = 0;
+        let mut backoff = Backoff::new(self.shared.timing.pause, self.shared.timing.longest_pause);
         loop {
             let verb = if self.version.is_empty() { "list" } else { "watch" };
             let before = self.version.clone();
             let refusal = match self.step().await {
                 Ok(true) => {
-                    failures = 0;
+                    backoff.reset();
                     continue;
                 }
                 Ok(false) | Err(Stop::Gone) => return,
@@ -131,7 +132,7 @@ impl Follower {
             };
             // Only who gets further may fail again as if for the first time.
             if !self.version.is_empty() && self.version != before {
-                failures = 0;
+                backoff.reset();
             }
             let forgotten = refusal.is(StatusCode::GONE);
             if forgotten {
@@ -140,9 +141,9 @@ impl Follower {
             }
             // What a second attempt mends is nobody's business; a run that ends is told only the end.
             let patient = if self.query.follow {
-                failures == 0 && (self.listed || forgotten)
+                backoff.failures() == 0 && (self.listed || forgotten)
             } else {
-                failures < ATTEMPTS
+                backoff.failures() < ATTEMPTS
             };
             if refusal.is_final() || !patient {
                 self.blind = true;
@@ -152,18 +153,10 @@ impl Follower {
                     return;
                 }
             }
-            self.pause(&mut failures, &refusal).await;
+            // As long as the server asks, too.
+            let asked = refusal.retry_after.unwrap_or_default().min(LONGEST_REQUESTED_PAUSE);
+            time::sleep(backoff.next(fastrand::f64()).max(asked)).await;
         }
-    }
-
-    /// Waits longer after each failure, never in step with others, and as long as the server asks.
-    async fn pause(&self, failures: &mut u32, refusal: &Refusal) {
-        let timing = &self.shared.timing;
-        let longest = timing.pause * 2u32.saturating_pow(*failures);
-        let pause = longest.min(timing.longest_pause).mul_f64(0.5 + fastrand::f64() / 2.0);
-        *failures += 1;
-        let asked = refusal.retry_after.unwrap_or_default().min(LONGEST_REQUESTED_PAUSE);
-        time::sleep(pause.max(asked)).await;
     }
 
     async fn send(&mut self, event: Event) -> Result<(), Gone> {

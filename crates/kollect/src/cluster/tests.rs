@@ -14,6 +14,7 @@ use kollect_engine::{
     extract::{CompiledProfile, OptIns, Policy},
     select::{NamespaceDefaults, Selection},
     store::{Change, Changes, Sight, StoreReader, store},
+    tasks::Tasks,
     watch::BlindReason,
 };
 use kollect_model::{
@@ -121,7 +122,7 @@ impl Live {
         let problems: Arc<Mutex<Vec<String>>> = Arc::default();
         let heard = problems.clone();
         let report = move |problem: Problem| heard.lock().unwrap().push(format!("{problem:?}"));
-        let mut collector = Collector::start(source, writer, settings, report);
+        let mut collector = Collector::start(source, writer, settings, Tasks::default(), report);
         collector.set_targets(&targets, &BTreeSet::new());
         let ids: Vec<TargetId> = targets.iter().map(|target| target.id.clone()).collect();
         let changes = rows.changes(&ids);
@@ -143,7 +144,7 @@ impl Live {
         let source = Arc::new(ClusterSource::connect(Some(kubeconfig), None).await.unwrap());
         let (writer, rows) = store();
         let settings = Settings { follow: false, ..Settings::default() };
-        let mut collector = Collector::start(source, writer, settings, |_| {});
+        let mut collector = Collector::start(source, writer, settings, Tasks::default(), |_| {});
         collector.set_targets(&self.targets, &BTreeSet::new());
         rows.settled().await;
         Self::found(&rows, &self.targets).unwrap()

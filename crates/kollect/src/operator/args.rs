@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
-use kollect_engine::{extract::Policy, select::NamespaceDefaults};
+use kollect_engine::{extract::Policy, select::NamespaceDefaults, tasks::Tasks};
 use kollect_model::crd::shapes::{GoDuration, is_namespace_name};
 use kollect_sinks::{Cidr, Network};
 use kube::Client;
@@ -293,7 +293,7 @@ impl Args {
     }
 
     /// Enters the election, or leads alone.
-    pub(crate) fn lead(&self, client: Client) -> anyhow::Result<LeaderHandle> {
+    pub(crate) fn lead(&self, client: Client, tasks: &Tasks) -> anyhow::Result<LeaderHandle> {
         if !self.leader_elect {
             return Ok(Leader::alone());
         }
@@ -305,7 +305,7 @@ impl Args {
         let namespace =
             self.leader_election_namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
         let identity = std::env::var("HOSTNAME").unwrap_or_else(|_| "kollect".into());
-        Leader::start(client, &namespace, &identity, timings)
+        Leader::start(client, &namespace, &identity, timings, tasks)
     }
 
     /// Says what replaced flags that were given and do nothing.

@@ -9,6 +9,7 @@ use std::{
 };
 
 use axum::{Router, http::StatusCode, routing::get};
+use kollect_engine::tasks::Tasks;
 use tokio::{sync::watch, time::Instant};
 use tracing::warn;
 
@@ -54,6 +55,7 @@ pub(crate) async fn serve(
     address: &str,
     health: Health,
     leadership: watch::Receiver<Leadership>,
+    tasks: &Tasks,
 ) -> anyhow::Result<Option<Server>> {
     if address == "0" {
         return Ok(None);
@@ -83,5 +85,5 @@ pub(crate) async fn serve(
         limits: Limits::default(),
     };
     let report = Arc::new(|notice: super::serve::Notice| warn!(%notice, "probes"));
-    Server::start(endpoint, router, report).await.map(Some)
+    Server::start(tasks, endpoint, router, report).await.map(Some)
 }

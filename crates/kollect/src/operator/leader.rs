@@ -10,10 +10,10 @@ use std::{fmt, time::Duration};
 
 use anyhow::bail;
 use campaign::Campaign;
+use kollect_engine::tasks::{Task, TaskKind, Tasks};
 use kube::Client;
 use tokio::{
     sync::{oneshot, watch},
-    task::JoinSet,
     time::{self, Instant},
 };
 
@@ -166,22 +166,22 @@ impl Leader {
         namespace: &str,
         identity: &str,
         timings: Timings,
+        tasks: &Tasks,
     ) -> anyhow::Result<LeaderHandle> {
         timings.check()?;
         let (leadership, receiver) = watch::channel(Leadership::Standby { holder: None, problem: None });
         let (stop, stopped) = oneshot::channel();
         let identity = format!("{identity}_{:032x}", fastrand::u128(..));
         let campaign = Campaign::new(client, namespace, identity, timings, leadership);
-        let mut task = JoinSet::new();
-        task.spawn(campaign.run(stopped));
-        Ok(LeaderHandle { receiver, stop: Stop::Campaign(stop), task })
+        let task = tasks.core(TaskKind::Lease.into(), campaign.run(stopped));
+        Ok(LeaderHandle { receiver, stop: Stop::Campaign(stop, task) })
     }
 
     /// Leads for ever: nobody else is there.
     pub(crate) fn alone() -> LeaderHandle {
         let (leadership, receiver) =
             watch::channel(Leadership::Leading { term: 1, until: None, problem: None });
-        LeaderHandle { receiver, stop: Stop::Alone(leadership), task: JoinSet::new() }
+        LeaderHandle { receiver, stop: Stop::Alone(leadership) }
     }
 }
 
@@ -190,11 +190,10 @@ impl Leader {
 pub(crate) struct LeaderHandle {
     receiver: watch::Receiver<Leadership>,
     stop: Stop,
-    task: JoinSet<()>,
 }
 
 enum Stop {
-    Campaign(oneshot::Sender<()>),
+    Campaign(oneshot::Sender<()>, Task<Option<()>>),
     Alone(watch::Sender<Leadership>),
 }
 
@@ -206,12 +205,12 @@ impl LeaderHandle {
 
     /// Ends the candidacy, and gives the lease up so that a standby takes over at once. The caller must
     /// have stopped writing. Takes seconds at most, also when the API server is away.
-    pub(crate) async fn release(mut self) {
+    pub(crate) async fn release(self) {
         match self.stop {
-            Stop::Campaign(stop) => {
+            Stop::Campaign(stop, task) => {
                 if stop.send(()).is_ok() {
                     // A task that panicked has released nothing, and the lease runs out.
-                    self.task.join_next().await;
+                    task.await.ok();
                 }
             }
             Stop::Alone(leadership) => {

@@ -20,7 +20,7 @@ use axum::{
     response::IntoResponse,
     routing::get,
 };
-use kollect_engine::{coverage::Coverage, store::StoreReader};
+use kollect_engine::{coverage::Coverage, store::StoreReader, tasks::Tasks};
 use kube::Client;
 pub(crate) use meter::Meter;
 pub(crate) use picture::Picture;
@@ -46,6 +46,7 @@ pub(crate) struct Sources {
     pub(crate) coverage: Coverage,
     pub(crate) board: Board,
     pub(crate) leadership: watch::Receiver<Leadership>,
+    pub(crate) tasks: Tasks,
     /// Whether all kinds of the cluster are known; `None`: nobody has asked yet.
     pub(crate) discovery: Box<dyn Fn() -> Option<bool> + Send + Sync>,
 }
@@ -121,7 +122,7 @@ impl Metrics {
             Some(client) => Guard::new(client, report.clone()).protect(router),
             None => router,
         };
-        Server::start(endpoint, router, report).await
+        Server::start(&self.shared.sources.tasks, endpoint, router, report).await
     }
 }
 

@@ -12,7 +12,10 @@ use std::{
 
 use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kollect_engine::watch::{BlindReason, Blindness, Event, Query, WatchSource};
+use kollect_engine::{
+    tasks::{Task, TaskKind, TaskName, Tasks},
+    watch::{BlindReason, Blindness, Event, Query, WatchSource},
+};
 use kollect_model::{
     crd::{
         GROUP, KollectClusterInventory, KollectClusterScope, KollectClusterTarget, KollectConnectionTest,
@@ -22,7 +25,7 @@ use kollect_model::{
     sink::SinkSpec,
 };
 use serde::de::DeserializeOwned;
-use tokio::{sync::watch, task::JoinHandle, time};
+use tokio::{sync::watch, time};
 use tracing::{info, warn};
 
 use crate::world::{Family, InventoryName, Name, World};
@@ -149,20 +152,19 @@ impl Known {
 pub(crate) struct Objects {
     known: Arc<Mutex<Known>>,
     changed: watch::Sender<()>,
-    tasks: Vec<JoinHandle<()>>,
-}
-
-impl Drop for Objects {
-    fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
-    }
+    tasks: Tasks,
+    followers: Vec<Task<Option<()>>>,
 }
 
 impl Objects {
     /// Follows the kinds in these namespaces only, and no cluster kinds; `None`: everywhere.
-    pub(crate) fn follow(source: &Arc<dyn WatchSource>, namespaces: Option<&BTreeSet<Arc<str>>>) -> Self {
-        let mut objects =
-            Self { known: Arc::default(), changed: watch::Sender::default(), tasks: Vec::new() };
+    pub(crate) fn follow(
+        source: &Arc<dyn WatchSource>,
+        namespaces: Option<&BTreeSet<Arc<str>>>,
+        tasks: Tasks,
+    ) -> Self {
+        let (known, changed) = (Arc::default(), watch::Sender::default());
+        let mut objects = Self { known, changed, tasks, followers: Vec::new() };
         let places: Vec<Option<Arc<str>>> = match namespaces {
             Some(names) => names.iter().cloned().map(Some).collect(),
             None => vec![None],
@@ -273,6 +275,7 @@ impl Objects {
         let gvk = Gvk { group: GROUP.into(), version: VERSION.into(), kind: kind.into() };
         let query = Query { namespace: place.cloned(), ..Query::all(gvk) };
         lock(&self.known).pending.insert(query.clone());
+        let name = TaskName::of_kind(TaskKind::Objects, &query.gvk, place);
         let follower = Follower {
             query,
             known: self.known.clone(),
@@ -281,7 +284,7 @@ impl Objects {
             make,
             listing: None,
         };
-        self.tasks.push(tokio::spawn(follower.follow(source.clone())));
+        self.followers.push(self.tasks.core(name, follower.follow(source.clone())));
     }
 }
 

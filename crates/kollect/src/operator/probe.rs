@@ -2,14 +2,18 @@
 
 use std::{
     collections::BTreeMap,
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use kollect_engine::{export::Open, schedule::Backoff};
+use kollect_engine::{
+    export::Open,
+    tasks::{Task, TaskKind, TaskName, Tasks},
+};
+use kollect_model::backoff::Backoff;
 use tokio::{
     sync::watch,
-    task::JoinHandle,
     time::{self, Instant},
 };
 
@@ -24,6 +28,9 @@ const PERIOD: Duration = Duration::from_mins(5);
 /// How long a probe may take.
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// What a status says about a probe that panicked.
+const PANICKED: &str = "the probe panicked and is tried again; this is a bug: see the log";
+
 /// How a probe ended: how long it took, or why it failed.
 pub(crate) type Verdict = Result<Duration, String>;
 
@@ -34,99 +41,158 @@ pub(crate) enum Probed {
     Test(Name, i64),
 }
 
-/// Probes sinks for as long as it lives.
-#[derive(Default)]
-pub(crate) struct Probes {
-    verdicts: Arc<Mutex<BTreeMap<Probed, Verdict>>>,
-    changed: watch::Sender<()>,
-    tasks: BTreeMap<Probed, (Arc<Planned>, JoinHandle<()>)>,
-}
-
-impl Drop for Probes {
-    fn drop(&mut self) {
-        self.tasks.values().for_each(|(_, task)| task.abort());
+impl fmt::Display for Probed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sink(family, (namespace, name)) => write!(f, "{namespace} {family}/{name}"),
+            Self::Test((namespace, name), _) => write!(f, "{namespace} connection test {name}"),
+        }
     }
 }
 
+/// Probes sinks for as long as it lives.
+pub(crate) struct Probes {
+    tasks: Tasks,
+    verdicts: Verdicts,
+    running: BTreeMap<Probed, (Arc<Planned>, Task)>,
+}
+
 impl Probes {
+    pub(crate) fn new(tasks: Tasks) -> Self {
+        Self { tasks, verdicts: Verdicts::default(), running: BTreeMap::new() }
+    }
+
     /// Changes whenever a probe has ended.
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
-        self.changed.subscribe()
+        self.verdicts.changed.subscribe()
     }
 
     /// How the last probe ended; `None`: none has yet.
     pub(crate) fn verdict(&self, probed: &Probed) -> Option<Verdict> {
-        lock(&self.verdicts).get(probed).cloned()
+        self.verdicts.lock().get(probed).cloned()
     }
 
     /// Probes exactly these from now on: sinks again and again, tests once.
     pub(crate) fn set(&mut self, wanted: BTreeMap<Probed, Planned>) {
-        for (probed, (_, task)) in self.tasks.extract_if(.., |probed, _| !wanted.contains_key(probed)) {
-            task.abort();
-            lock(&self.verdicts).remove(&probed);
+        for (probed, _) in self.running.extract_if(.., |probed, _| !wanted.contains_key(probed)) {
+            self.verdicts.lock().remove(&probed);
         }
         for (probed, planned) in wanted {
             let same = |known: &Arc<Planned>| known.plan == planned.plan && known.policy == planned.policy;
             let is_test = matches!(probed, Probed::Test(..));
-            if self.tasks.get(&probed).is_some_and(|(known, _)| is_test || same(known)) {
+            if self.running.get(&probed).is_some_and(|(known, _)| is_test || same(known)) {
                 continue;
             }
-            if let Some((_, task)) = self.tasks.remove(&probed) {
-                task.abort();
+            if self.running.remove(&probed).is_some() {
                 // It was about another definition.
-                lock(&self.verdicts).remove(&probed);
+                self.verdicts.lock().remove(&probed);
             }
             let planned = Arc::new(planned);
-            let (verdicts, changed) = (self.verdicts.clone(), self.changed.clone());
-            let task = tokio::spawn(probe(probed.clone(), planned.clone(), verdicts, changed));
-            self.tasks.insert(probed, (planned, task));
+            let own = planned.clone();
+            let task = self.verdicts.probe(&self.tasks, &probed, move || {
+                let planned = own.clone();
+                async move { once(&planned).await }
+            });
+            self.running.insert(probed, (planned, task));
         }
     }
 }
 
-fn lock(verdicts: &Mutex<BTreeMap<Probed, Verdict>>) -> MutexGuard<'_, BTreeMap<Probed, Verdict>> {
-    verdicts.lock().unwrap_or_else(PoisonError::into_inner)
+/// How the last probes ended. Cheap to clone.
+#[derive(Clone, Default)]
+struct Verdicts {
+    known: Arc<Mutex<BTreeMap<Probed, Verdict>>>,
+    changed: watch::Sender<()>,
 }
 
-async fn probe(
-    probed: Probed,
-    planned: Arc<Planned>,
-    verdicts: Arc<Mutex<BTreeMap<Probed, Verdict>>>,
-    changed: watch::Sender<()>,
-) {
-    let mut backoff = Backoff::default();
-    loop {
-        let verdict = once(&planned).await;
-        planned.meter.tested(planned.plan.type_name(), verdict.is_ok());
-        let pause = match &verdict {
-            Ok(_) => {
-                backoff.reset();
-                PERIOD
+impl Verdicts {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Probed, Verdict>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts to probe. A panic is a failed probe, and the next one comes after a pause.
+    fn probe<F: Future<Output = Verdict> + Send>(
+        &self,
+        tasks: &Tasks,
+        probed: &Probed,
+        attempt: impl Fn() -> F + Clone + Send + Sync + 'static,
+    ) -> Task {
+        let name = TaskName::of_sink(TaskKind::Probe, probed);
+        let (own, failed, about, panicked) = (self.clone(), self.clone(), probed.clone(), probed.clone());
+        let work = move || own.clone().follow(about.clone(), attempt.clone());
+        tasks.restarted(name, work, move |pause| {
+            failed.put(&panicked, Err(PANICKED.to_owned()));
+            time::sleep(pause)
+        })
+    }
+
+    async fn follow<F: Future<Output = Verdict>>(self, probed: Probed, attempt: impl Fn() -> F) {
+        let mut backoff = Backoff::default();
+        loop {
+            let verdict = attempt().await;
+            let pause = match &verdict {
+                Ok(_) => {
+                    backoff.reset();
+                    PERIOD
+                }
+                Err(_) => backoff.next(fastrand::f64()).max(Duration::from_secs(5)),
+            };
+            self.put(&probed, verdict);
+            if matches!(probed, Probed::Test(..)) {
+                return;
             }
-            Err(_) => backoff.next(fastrand::f64()).max(Duration::from_secs(5)),
-        };
-        let before = lock(&verdicts).insert(probed.clone(), verdict.clone());
+            time::sleep(pause).await;
+        }
+    }
+
+    fn put(&self, probed: &Probed, verdict: Verdict) {
+        let before = self.lock().insert(probed.clone(), verdict.clone());
         let news = match (&before, &verdict) {
             (Some(Ok(_)), Ok(_)) => false,
             (Some(Err(before)), Err(now)) => before != now,
             _ => true,
         };
         if news {
-            changed.send_replace(());
+            self.changed.send_replace(());
         }
-        if matches!(probed, Probed::Test(..)) {
-            return;
-        }
-        time::sleep(pause).await;
     }
 }
 
 async fn once(planned: &Planned) -> Verdict {
     let began = Instant::now();
     let work = async { planned.open().await?.check().await };
-    match time::timeout(LIMIT, work).await {
+    let verdict = match time::timeout(LIMIT, work).await {
         Ok(Ok(())) => Ok(began.elapsed()),
         Ok(Err(error)) => Err(told_once(&error)),
         Err(_) => Err(format!("no answer within {} s", LIMIT.as_secs())),
+    };
+    planned.meter.tested(planned.plan.type_name(), verdict.is_ok());
+    verdict
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn law_16_a_probe_that_panics_is_shown_and_comes_again() {
+        let (tasks, verdicts) = (Tasks::default(), Verdicts::default());
+        let mut changed = verdicts.changed.subscribe();
+        let probed = Probed::Sink(Family::Database, ("shop".into(), "portal".into()));
+        let attempts = Arc::new(AtomicUsize::new(0));
+        let _task = verdicts.probe(&tasks, &probed, move || {
+            let attempt = attempts.fetch_add(1, Ordering::Relaxed);
+            async move {
+                assert_ne!(attempt, 0, "the first probe has a bug");
+                Ok(Duration::from_millis(3))
+            }
+        });
+        changed.changed().await.unwrap();
+        assert_eq!(verdicts.lock().get(&probed), Some(&Err(PANICKED.to_owned())));
+        changed.changed().await.unwrap();
+        assert_eq!(verdicts.lock().get(&probed), Some(&Ok(Duration::from_millis(3))));
+        assert!(tasks.restarts().any(|counted| counted == (TaskKind::Probe, 1)));
     }
 }

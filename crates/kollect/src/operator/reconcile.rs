@@ -15,6 +15,7 @@ use kollect_engine::{
     collect::{Collector, Target},
     deliver::Deliveries,
     store::{Sight, StoreReader},
+    tasks::Tasks,
     watch::WatchSource,
 };
 use kollect_model::row::TargetId;
@@ -81,6 +82,7 @@ pub(crate) struct Operator {
     health: Health,
     shards: Shards,
     metrics: Metrics,
+    tasks: Tasks,
     /// How long deleted inventories wait for sinks that cannot be cleaned.
     cleanup_timeout: Duration,
 }
@@ -94,19 +96,20 @@ pub(crate) struct Setup {
     pub(crate) within: Option<BTreeSet<Arc<str>>>,
     pub(crate) board: Board,
     pub(crate) metrics: Metrics,
+    pub(crate) tasks: Tasks,
     pub(crate) cleanup_timeout: Duration,
 }
 
 impl Operator {
     pub(crate) fn new(setup: Setup, leadership: watch::Receiver<Leadership>, health: Health) -> Self {
-        let Setup { source, rules, collector, rows, within, board, metrics, cleanup_timeout } = setup;
+        let Setup { source, rules, collector, rows, within, board, metrics, tasks, cleanup_timeout } = setup;
         let client = source.client();
         let watches: Arc<dyn WatchSource> = source.clone();
         let sinks = Sinks::default();
         let scope = within.clone().map_or(Sight::Everything, Sight::Within);
         Self {
-            objects: Arc::new(Objects::follow(&watches, within.as_ref())),
-            secrets: Secrets::new(client.clone(), watches),
+            objects: Arc::new(Objects::follow(&watches, within.as_ref(), tasks.clone())),
+            secrets: Secrets::new(client.clone(), watches, tasks.clone()),
             bindings: Bindings::new(
                 sinks.clone(),
                 metrics.meter.clone(),
@@ -126,13 +129,14 @@ impl Operator {
             sinks,
             board,
             deliveries: None,
-            probes: Probes::default(),
+            probes: Probes::new(tasks.clone()),
             due: None,
             leadership,
             term: None,
             health,
             shards: Shards::default(),
             metrics,
+            tasks,
             cleanup_timeout,
         }
     }
@@ -274,10 +278,10 @@ impl Operator {
     }
 
     async fn deliver(&mut self, known: &Known, world: &World, resolved: &Resolved) {
-        let (rows, board) = (self.rows.clone(), self.board.clone());
+        let (rows, tasks, board) = (self.rows.clone(), self.tasks.clone(), self.board.clone());
         let deliveries = self
             .deliveries
-            .get_or_insert_with(|| Deliveries::new(rows, move |name, told| board.hear(name, &told)));
+            .get_or_insert_with(|| Deliveries::new(rows, tasks, move |name, told| board.hear(name, &told)));
         self.bindings.namespaces.clone_from(&self.collector.namespaces().borrow());
         self.bindings.deliver(known, resolved, deliveries);
         let mut steps = self.clean_left(known, world, resolved);

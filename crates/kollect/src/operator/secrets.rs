@@ -10,10 +10,13 @@ use std::{
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Secret as KubeSecret;
-use kollect_engine::watch::{BlindReason, Event, Query, WatchSource};
+use kollect_engine::{
+    tasks::{Task, TaskKind, TaskName, Tasks},
+    watch::{BlindReason, Event, Query, WatchSource},
+};
 use kollect_model::crd::shapes::Gvk;
 use kube::{Api, Client};
-use tokio::{sync::watch, task::JoinHandle, time};
+use tokio::{sync::watch, time};
 
 use crate::world::{Contents, Name, Secret};
 
@@ -26,19 +29,14 @@ pub(crate) struct Secrets {
     source: Arc<dyn WatchSource>,
     known: Arc<Mutex<BTreeMap<Name, Secret>>>,
     changed: watch::Sender<()>,
-    tasks: BTreeMap<Name, JoinHandle<()>>,
-}
-
-impl Drop for Secrets {
-    fn drop(&mut self) {
-        self.tasks.values().for_each(JoinHandle::abort);
-    }
+    tasks: Tasks,
+    followed: BTreeMap<Name, Task>,
 }
 
 impl Secrets {
-    pub(crate) fn new(client: Client, source: Arc<dyn WatchSource>) -> Self {
+    pub(crate) fn new(client: Client, source: Arc<dyn WatchSource>, tasks: Tasks) -> Self {
         let (known, changed) = (Arc::default(), watch::Sender::default());
-        Self { client, source, known, changed, tasks: BTreeMap::new() }
+        Self { client, source, known, changed, tasks, followed: BTreeMap::new() }
     }
 
     /// Changes whenever a Secret does.
@@ -53,20 +51,20 @@ impl Secrets {
 
     /// Follows exactly these from now on.
     pub(crate) fn set(&mut self, wanted: &BTreeSet<Name>) {
-        for (name, task) in self.tasks.extract_if(.., |name, _| !wanted.contains(name)) {
-            task.abort();
+        for (name, task) in self.followed.extract_if(.., |name, _| !wanted.contains(name)) {
+            drop(task);
             lock(&self.known).remove(&name);
         }
         for name in wanted {
-            if !self.tasks.contains_key(name) {
+            if !self.followed.contains_key(name) {
                 lock(&self.known).insert(name.clone(), Secret::Awaited);
-                let follower = Follower {
+                let follower = Arc::new(Follower {
                     name: name.clone(),
                     client: self.client.clone(),
                     known: self.known.clone(),
                     changed: self.changed.clone(),
-                };
-                self.tasks.insert(name.clone(), tokio::spawn(follower.follow(self.source.clone())));
+                });
+                self.followed.insert(name.clone(), follower.start(&self.tasks, self.source.clone()));
             }
         }
     }
@@ -84,7 +82,22 @@ struct Follower {
 }
 
 impl Follower {
-    async fn follow(self, source: Arc<dyn WatchSource>) {
+    /// Starts to follow the Secret. After a panic what was known of it counts until it has been read again.
+    fn start(self: Arc<Self>, tasks: &Tasks, source: Arc<dyn WatchSource>) -> Task {
+        let (namespace, name) = &self.name;
+        let task = TaskName::of_object(TaskKind::Secret, format_args!("{namespace}/{name}"));
+        let panicked = self.clone();
+        tasks.restarted(
+            task,
+            move || self.clone().follow(source.clone()),
+            move |pause| {
+                panicked.put_first(Secret::Unreadable("reading the Secret panicked; this is a bug".into()));
+                time::sleep(pause)
+            },
+        )
+    }
+
+    async fn follow(self: Arc<Self>, source: Arc<dyn WatchSource>) {
         let (namespace, name) = &self.name;
         let gvk = Gvk { group: String::new(), version: "v1".into(), kind: "Secret".into() };
         let query =

@@ -23,6 +23,7 @@ use hyper_util::{
     server::conn::auto::Builder,
     service::TowerToHyperService,
 };
+use kollect_engine::tasks::{Task, TaskKind, TaskName, Tasks};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -94,6 +95,8 @@ pub(crate) enum Notice {
     CertificateBroken(String),
     /// A connection could not be accepted.
     AcceptFailed(String),
+    /// A connection ended with a panic.
+    ConnectionPanicked,
     /// Nobody could say whether a client may read.
     ReviewFailed(String),
 }
@@ -104,6 +107,7 @@ impl fmt::Display for Notice {
             Self::CertificateReplaced(file) => write!(f, "serve the new certificate of {file}"),
             Self::CertificateBroken(cause) => write!(f, "keep the old certificate: {cause}"),
             Self::AcceptFailed(cause) => write!(f, "accept a connection: {cause}"),
+            Self::ConnectionPanicked => f.write_str("answer a request: the task panicked; this is a bug"),
             Self::ReviewFailed(cause) => write!(f, "review the rights of a client: {cause}"),
         }
     }
@@ -117,12 +121,17 @@ pub(crate) struct Server {
     /// Where it listens, with the port that was chosen for port 0.
     pub(crate) address: SocketAddr,
     stop: oneshot::Sender<Duration>,
-    task: JoinSet<usize>,
+    task: Task<Option<usize>>,
 }
 
 impl Server {
     /// Listens, and answers from then on. Errors name the flag or the file.
-    pub(crate) async fn start(endpoint: Endpoint, router: Router, report: Report) -> anyhow::Result<Self> {
+    pub(crate) async fn start(
+        tasks: &Tasks,
+        endpoint: Endpoint,
+        router: Router,
+        report: Report,
+    ) -> anyhow::Result<Self> {
         let Endpoint { flag, address, tls, http2, limits } = endpoint;
         let secured = tls.load(http2)?;
         let failed = || format!("listen on {address} ({flag})");
@@ -134,8 +143,7 @@ impl Server {
         };
         let shared = Arc::new(Talk::new(acceptor, bounded(router, limits), limits));
         let (stop, stopped) = oneshot::channel();
-        let mut task = JoinSet::new();
-        task.spawn(async move {
+        let task = tasks.core(TaskName::of_object(TaskKind::Server, flag), async move {
             let reloads = async {
                 if let Some(follow) = follow {
                     follow.run(limits.reload, report.clone()).await;
@@ -152,11 +160,11 @@ impl Server {
 
     /// Accepts nothing more, lets running requests finish for as long as `patience`, and returns how many
     /// connections had to be cut.
-    pub(crate) async fn shutdown(mut self, patience: Duration) -> usize {
+    pub(crate) async fn shutdown(self, patience: Duration) -> usize {
         if self.stop.send(patience).is_err() {
             return 0;
         }
-        self.task.join_next().await.and_then(Result::ok).unwrap_or(0)
+        self.task.await.ok().flatten().unwrap_or(0)
     }
 }
 
@@ -206,10 +214,15 @@ async fn accept(
         };
         tokio::select! {
             patience = &mut stop => break patience.unwrap_or_default(),
-            Some(_) = connections.join_next() => {}
+            Some(ended) = connections.join_next() => {
+                if ended.is_err() {
+                    report(Notice::ConnectionPanicked);
+                }
+            }
             (slot, accepted) = next => match accepted {
                 Ok((stream, _)) => {
                     let (talk, closing) = (talk.clone(), closing.subscribe());
+                    #[expect(clippy::disallowed_methods, reason = "a panic ends one connection, and is reported here")]
                     connections.spawn(async move {
                         talk.serve(stream, closing).await;
                         drop(slot);

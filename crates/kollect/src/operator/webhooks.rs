@@ -19,6 +19,7 @@ use axum::{
 };
 use http::{StatusCode, Uri, Version, header::CONTENT_TYPE};
 use judge::Judge;
+use kollect_engine::tasks::Tasks;
 use kollect_model::crd::{GROUP, VERSION};
 use review::{Question, Review, Verdict};
 use tokio::{task::spawn_blocking, time};
@@ -90,6 +91,7 @@ impl Flags {
         admission: Admission,
         tenant_mode: bool,
         http2: bool,
+        tasks: &Tasks,
     ) -> anyhow::Result<Option<Server>> {
         if !self.is_served(tenant_mode) {
             info!("no admission webhooks: statuses tell what is wrong with objects");
@@ -106,7 +108,7 @@ impl Flags {
             Notice::CertificateReplaced(_) => info!(%notice, "webhooks"),
             _ => warn!(%notice, "webhooks"),
         });
-        let server = Server::start(endpoint, admission.router(), report).await?;
+        let server = Server::start(tasks, endpoint, admission.router(), report).await?;
         info!(address = %server.address, "admission webhooks");
         Ok(Some(server))
     }

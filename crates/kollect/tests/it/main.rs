@@ -1,5 +1,6 @@
 //! The program against a real API server: one binary for all of it.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![expect(clippy::disallowed_methods, reason = "tests start tasks and threads and dial servers as they like")]
 
 mod admission;
 mod catalogue;

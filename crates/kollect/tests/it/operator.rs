@@ -12,6 +12,7 @@ mod namespaces;
 mod preview;
 mod reasons;
 mod secrets;
+mod stopping;
 mod unseen;
 
 use std::{

@@ -5,6 +5,7 @@
 //! missed target is told and fails nothing; a part that does not work fails.
 //!
 //! `N` says how many rows a table has; all other numbers follow from it. `PART` runs a part alone.
+#![expect(clippy::disallowed_methods, reason = "benchmarks start tasks and threads as they like")]
 
 mod bytes;
 mod downtime;

@@ -15,6 +15,7 @@ use kollect_engine::{
     export::{Binding, LastChecksum, Open, Told},
     schedule::{Cadence, Intervals},
     store::Sight,
+    tasks::Tasks,
 };
 use kollect_model::{
     batch::{Baseline, Batch, InventoryId, PART_BYTES, Receipt},
@@ -77,7 +78,7 @@ impl Running {
             breaker: Arc::default(),
         };
         let (tell, said) = unbounded_channel();
-        let mut deliveries = Deliveries::new(rows.reader.clone(), move |_, told| {
+        let mut deliveries = Deliveries::new(rows.reader.clone(), Tasks::default(), move |_, told| {
             let heard = match told {
                 Told::Compared(outcome) => Said::Compared(outcome.delta.len()),
                 Told::Written(delta, _) => Said::Written(delta.len()),

@@ -11,6 +11,7 @@ use std::{
 
 use git2::Oid;
 use kollect_model::{
+    backoff::Backoff,
     batch::{Baseline, InventoryId},
     claim::Holder,
     sink::{SinkError, SinkReason},
@@ -27,6 +28,8 @@ use crate::{Policy, layout::Settings};
 
 /// How often others may be quicker before we give up.
 pub(super) const ATTEMPTS: u32 = 8;
+/// Between these attempts. Others push as well: not all of them try again at the same moment.
+pub(super) const PAUSES: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(1280));
 /// How long another process may use our mirror.
 const MIRROR_LIMIT: Duration = Duration::from_mins(1);
 
@@ -196,8 +199,8 @@ impl Branch {
 
     async fn push(&self, asked: Arc<Vec<Work>>, mirror: &Arc<Mirror>) -> Result<Pushed, SinkError> {
         let (mut rebuilt, mut force) = (false, self.key.force);
-        let mut last = String::new();
-        for attempt in 0..ATTEMPTS {
+        let (mut last, mut backoff) = (String::new(), PAUSES);
+        for _ in 0..ATTEMPTS {
             let mut seen = self.look(mirror).await?;
             if force && seen.tip.is_some() {
                 seen.base = self.own(mirror).await?.or(seen.base);
@@ -239,7 +242,7 @@ impl Branch {
                 }
                 Err(Rejected::NonFastForward(words)) => {
                     last = words;
-                    pause(attempt).await;
+                    time::sleep(backoff.next(fastrand::f64())).await;
                 }
                 // The server may not know the commit that we would go back to.
                 Err(Rejected::Refused(_)) if force && seen.base != seen.tip => force = false,
@@ -376,12 +379,6 @@ pub(super) async fn blocking<T: Send + 'static>(
 
 fn interrupted(error: tokio::task::JoinError) -> SinkError {
     SinkError::because(SinkReason::WriteFailed, "use a mirror", error)
-}
-
-/// Others push as well: not all of them try again at the same moment.
-pub(super) async fn pause(attempt: u32) {
-    let most = 20_u64 << attempt.min(6);
-    time::sleep(Duration::from_millis(most / 2 + fastrand::u64(0..=most / 2))).await;
 }
 
 fn answer_all(waiting: Vec<Waiting>, error: &SinkError) {

@@ -11,9 +11,10 @@ use kollect_model::{
     claim::{Claim, Claimant, Holder},
     sink::{SinkError, SinkReason},
 };
+use tokio::time;
 
 use super::{
-    branch::{ATTEMPTS, Branch, Seen, blocking, pause},
+    branch::{ATTEMPTS, Branch, PAUSES, Seen, blocking},
     draw::{self, Work},
     mirror::{Failure, Mirror},
     transport::Rejected,
@@ -30,7 +31,8 @@ impl Branch {
         let _turn = self.turn.lock().await;
         let mirror = self.mirror().await?;
         let reference = self.claims(inventory);
-        for attempt in 0..ATTEMPTS {
+        let mut backoff = PAUSES;
+        for _ in 0..ATTEMPTS {
             let refs = self.remote.refs().await?;
             let found = refs.refs.get(&reference).copied();
             let held = self.holder(&mirror, found).await?;
@@ -43,7 +45,7 @@ impl Branch {
                     self.remember(commit, &taken);
                     return Ok(taken.claim());
                 }
-                Err(Rejected::NonFastForward(_)) => pause(attempt).await,
+                Err(Rejected::NonFastForward(_)) => time::sleep(backoff.next(fastrand::f64())).await,
                 Err(Rejected::Refused(words)) => {
                     let why = format!(
                         "claim inventory {inventory} in {}: the server does not take {reference}, where \

@@ -12,14 +12,15 @@ use std::{
 use kollect_model::sink::{SinkError, SinkReason};
 use tokio::{
     sync::Semaphore,
-    task::AbortHandle,
     time::{Instant, sleep, timeout},
 };
+use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     ANSWER_LIMIT,
     session::{Server, Session},
 };
+use crate::connection_task;
 
 /// Sessions of one server. Few writers keep a server as busy as many.
 const SESSIONS: usize = 4;
@@ -62,13 +63,7 @@ pub(super) struct Pool {
     /// With the time of their last use; the latest is last.
     idle: Mutex<Vec<(Instant, Session)>>,
     idle_limit: Duration,
-    closer: AbortHandle,
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        self.closer.abort();
-    }
+    _closer: AbortOnDropHandle<()>,
 }
 
 impl Pool {
@@ -78,7 +73,7 @@ impl Pool {
             seats: Arc::new(Semaphore::new(SESSIONS)),
             idle: Mutex::default(),
             idle_limit,
-            closer: tokio::spawn(close_idle(pool.clone(), idle_limit)).abort_handle(),
+            _closer: connection_task::spawn("close idle sessions", close_idle(pool.clone(), idle_limit)),
         })
     }
 

@@ -3,8 +3,9 @@
 use std::{collections::HashMap, fs, sync::Arc, time::Duration};
 
 use kollect_model::sink::{SinkError, SinkReason};
-use tokio::{runtime::Handle, sync::OwnedSemaphorePermit, task::JoinHandle, time::timeout};
+use tokio::{runtime::Handle, sync::OwnedSemaphorePermit, time::timeout};
 use tokio_postgres::{Client, Config as Driver, Statement, config::Host};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     CONNECT_LIMIT,
@@ -14,7 +15,7 @@ use super::{
     tables::Tables,
     tls, write,
 };
-use crate::{Network, tls::Trust};
+use crate::{Network, connection_task, tls::Trust};
 
 /// For the request that ends a statement nobody waits for.
 const CANCEL_LIMIT: Duration = Duration::from_secs(5);
@@ -38,7 +39,7 @@ pub(super) struct Session {
     pub(super) client: Client,
     statements: HashMap<Tables, Arc<Statements>>,
     connector: tls::Connector,
-    driver: JoinHandle<()>,
+    driver: AbortOnDropHandle<()>,
     /// While somebody uses it.
     seat: Option<OwnedSemaphorePermit>,
 }
@@ -63,11 +64,12 @@ impl Drop for Session {
         let Some(seat) = seat else { return };
         let (token, connector) = (self.client.cancel_token(), self.connector.clone());
         // The seat stays taken until the server has let go: sessions are counted there.
-        if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(async move {
+        if Handle::try_current().is_ok() {
+            let cancel = async move {
                 timeout(CANCEL_LIMIT, token.cancel_query(connector)).await.ok();
                 drop(seat);
-            });
+            };
+            drop(connection_task::spawn("cancel a statement", cancel).detach());
         }
     }
 }
@@ -166,7 +168,7 @@ async fn connect(server: &Server, attempt: &str) -> Result<Session, SinkError> {
     let failed = |error: tokio_postgres::Error| Failure::from(error).into_error(attempt.to_owned(), false);
     let (client, connection) = driver.connect(connector.clone()).await.map_err(failed)?;
     // Why a session ended is told to whoever uses it next.
-    let driver = tokio::spawn(async move {
+    let driver = connection_task::spawn("drive a session", async move {
         connection.await.ok();
     });
     let session = Session { client, statements: HashMap::new(), connector, driver, seat: None };

@@ -1,5 +1,6 @@
 //! Sinks against the real thing: one binary for all of them.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![expect(clippy::disallowed_methods, reason = "tests start tasks and threads and dial servers as they like")]
 
 mod available;
 mod conformance;

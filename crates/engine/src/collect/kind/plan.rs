@@ -136,7 +136,7 @@ impl KindTask {
     pub(super) fn start(&mut self, query: Query, purpose: Purpose, serves: BTreeSet<u32>) -> &mut Feed {
         let id = self.next_feed;
         self.next_feed += 1;
-        let feed = Feed::start(id, &self.context.source, query, purpose, serves, self.events.clone());
+        let feed = Feed::start(id, &self.context, query, purpose, serves, self.events.clone());
         if purpose == Purpose::Follow {
             self.context.coverage.set(&feed.place, State::Waiting);
         }

@@ -114,6 +114,7 @@ impl Default for Meter {
 }
 
 impl Meter {
+    #[expect(clippy::disallowed_methods, reason = "all of these have labels, and are documented")]
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register(
             "kollect_reconcile",

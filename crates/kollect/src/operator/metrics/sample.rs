@@ -53,6 +53,7 @@ pub(super) struct Samples {
 }
 
 impl Samples {
+    #[expect(clippy::disallowed_methods, reason = "it has labels, and is documented")]
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register(
             "kollect_custom_resource_labeled_series_capped",

@@ -10,6 +10,7 @@ use std::{
 use kollect_engine::{
     coverage::{Coverage, State},
     store::StoreReader,
+    tasks::Tasks,
 };
 use prometheus_client::{
     collector::Collector,
@@ -35,6 +36,7 @@ impl Collector for Now {
         let picture = self.0.picture();
         let leads = sources.leadership.borrow().term().is_some();
         process(&mut encoder, leads, (sources.discovery)())?;
+        tasks(&mut encoder, &sources.tasks)?;
         rows(&mut encoder, &picture, &sources.rows)?;
         coverage(&mut encoder, &sources.coverage)?;
         bindings(&mut encoder, &Bound::of(&picture, &sources.board, leads, SystemTime::now()))?;
@@ -81,6 +83,12 @@ fn process(encoder: &mut DescriptorEncoder<'_>, leads: bool, discovery: Option<b
         gauge(encoder, "kollect_discovery_healthy", help, usize::from(healthy))?;
     }
     Ok(())
+}
+
+fn tasks(encoder: &mut DescriptorEncoder<'_>, tasks: &Tasks) -> Result {
+    let help = "Tasks that panicked and were started again, by what they do";
+    let lines = tasks.restarts().map(|(kind, restarts)| ([("task", kind.label())], restarts));
+    counters(encoder, "kollect_task_restarts", help, lines)
 }
 
 fn rows(encoder: &mut DescriptorEncoder<'_>, picture: &Picture, rows: &StoreReader) -> Result {

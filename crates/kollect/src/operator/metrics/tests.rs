@@ -9,6 +9,7 @@ use exposition::Exposition;
 use kollect_engine::{
     export::{Outcome, Told},
     store::{Origin, Sight, StoreWriter, store},
+    tasks::Tasks,
 };
 use kollect_model::{
     batch::{Delta, Receipt},
@@ -87,6 +88,7 @@ fn metrics(rows: StoreReader, board: Board, leads: bool) -> Metrics {
         coverage: Coverage::default(),
         board,
         leadership: watch::channel(leadership).1,
+        tasks: Tasks::default(),
         discovery: Box::new(|| Some(true)),
     };
     Metrics::new(sources, Meter::default())
@@ -185,6 +187,9 @@ fn everything_that_is_told_is_documented_and_the_other_way_round() {
     let gets = |series: &str| told.get(series).map_or("missing".into(), |value| value.to_string());
     assert_eq!(gets("kollect_leader"), "1");
     assert_eq!(gets("kollect_discovery_healthy"), "1");
+    for task in ["watch", "binding", "cleaning", "probe", "secret"] {
+        assert_eq!(gets(&format!(r#"kollect_task_restarts_total{{task="{task}"}}"#)), "0");
+    }
     assert_eq!(gets(r#"kollect_build_info{version="0.1.0"}"#), "1");
     assert_eq!(gets("kollect_collect_items_total"), "301");
     assert_eq!(gets("kollect_inventory_items_total"), "301");

@@ -7,6 +7,7 @@ use std::{sync::Arc, time::Duration};
 use axum::{Router, body::Bytes, routing};
 use client::{Authority, Connection, LIMIT, Mount, Notices, credulous, endpoint, eventually, files};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use kollect_engine::tasks::Tasks;
 use tokio::{
     net::TcpStream,
     sync::Notify,
@@ -22,7 +23,7 @@ fn greeting() -> Router {
 }
 
 async fn start(endpoint: Endpoint) -> Server {
-    Server::start(endpoint, greeting(), Notices::default().report()).await.unwrap()
+    Server::start(&Tasks::default(), endpoint, greeting(), Notices::default().report()).await.unwrap()
 }
 
 fn limited(change: impl FnOnce(&mut Limits)) -> Endpoint {
@@ -37,7 +38,8 @@ async fn a_swapped_certificate_is_served_to_new_connections_and_old_ones_go_on()
     let (first, second) = (authority.issue(), authority.issue());
     let mut mount = Mount::new(&first);
     let notices = Notices::default();
-    let server = Server::start(endpoint(mount.tls()), greeting(), notices.report()).await.unwrap();
+    let server =
+        Server::start(&Tasks::default(), endpoint(mount.tls()), greeting(), notices.report()).await.unwrap();
     let mut old = Connection::secure(server.address, authority.trusting()).await.unwrap();
     assert_eq!(old.certificate(), first.der);
     assert_eq!(old.get("/", "").await.body, "hello");
@@ -58,7 +60,8 @@ async fn a_broken_certificate_is_reported_once_and_the_old_one_stays() {
     let (first, second) = (authority.issue(), authority.issue());
     let mut mount = Mount::new(&first);
     let notices = Notices::default();
-    let server = Server::start(endpoint(mount.tls()), greeting(), notices.report()).await.unwrap();
+    let server =
+        Server::start(&Tasks::default(), endpoint(mount.tls()), greeting(), notices.report()).await.unwrap();
     let seen =
         || async { Connection::secure(server.address, authority.trusting()).await.unwrap().certificate() };
 
@@ -79,7 +82,8 @@ async fn a_broken_certificate_is_reported_once_and_the_old_one_stays() {
 #[tokio::test]
 async fn errors_at_the_start_name_the_file_or_the_flag() {
     let failure = |endpoint: Endpoint| async {
-        let server = Server::start(endpoint, greeting(), Notices::default().report()).await;
+        let server =
+            Server::start(&Tasks::default(), endpoint, greeting(), Notices::default().report()).await;
         format!("{:#}", server.err().expect("an error"))
     };
     let empty = tempfile::tempdir().unwrap();
@@ -136,7 +140,10 @@ async fn a_shutdown_finishes_running_requests_and_closes_the_others() {
         "done"
     });
     let router = greeting().route("/slow", slow);
-    let server = Server::start(endpoint(Tls::SelfSigned), router, Notices::default().report()).await.unwrap();
+    let server =
+        Server::start(&Tasks::default(), endpoint(Tls::SelfSigned), router, Notices::default().report())
+            .await
+            .unwrap();
     let address = server.address;
     let mut idle = Connection::secure(address, credulous()).await.unwrap();
     idle.get("/", "").await;
@@ -162,7 +169,9 @@ async fn a_shutdown_cuts_what_is_not_finished_at_its_deadline() {
         std::future::pending::<&str>().await
     });
     let router = Router::new().route("/", stuck);
-    let server = Server::start(endpoint(Tls::Off), router, Notices::default().report()).await.unwrap();
+    let server = Server::start(&Tasks::default(), endpoint(Tls::Off), router, Notices::default().report())
+        .await
+        .unwrap();
     let mut running = Connection::plain(server.address).await;
     running.send("GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
     entered.notified().await;

@@ -37,7 +37,7 @@ use super::{
     protocol::{AGENT, Answer, Chunks, Conversation, PIECE, Request, Server, Service},
     stream::{Attentive, SILENCE_LIMIT},
 };
-use crate::{Network, git::remote::RemoteConfig};
+use crate::{Network, connection_task, git::remote::RemoteConfig};
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 const REDIRECTS: u32 = 5;
@@ -332,7 +332,10 @@ where
 {
     let (sender, connection) = http1::handshake(stream).await.map_err(broken)?;
     // Ends with the last request, and tells whoever waits for an answer what went wrong.
-    tokio::spawn(connection);
+    let drive = async move {
+        connection.await.ok();
+    };
+    drop(connection_task::spawn("drive an HTTP connection", drive).detach());
     Ok(sender)
 }
 

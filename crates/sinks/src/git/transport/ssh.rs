@@ -24,7 +24,7 @@ use super::{
     stream::{Attentive, SILENCE_LIMIT},
 };
 use crate::{
-    Network,
+    Network, connection_task,
     git::remote::{Address, SshCredentials},
 };
 
@@ -161,7 +161,7 @@ impl Conversation for Sending {
         advertisement: Answer,
     ) -> Result<Answer, Failure> {
         // Beside the reading: a program that talks while it listens must not wait for us.
-        tokio::spawn(async move {
+        let send = async move {
             let Request { head, mut pack } = request;
             let is_listened = || self.listened.strong_count() > 0;
             let mut sent = self.write.data_bytes(head).await;
@@ -169,7 +169,8 @@ impl Conversation for Sending {
                 sent = self.write.data_bytes(pack.split_to(pack.len().min(PIECE))).await;
             }
             // If that failed, the program has ended, and whoever reads learns why.
-        });
+        };
+        drop(connection_task::spawn("send a pack", send).detach());
         Ok(advertisement)
     }
 }

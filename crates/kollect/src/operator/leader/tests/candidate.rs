@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use kollect_engine::tasks::Tasks;
 use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
@@ -44,7 +45,8 @@ pub(super) struct Term {
 
 impl Candidate {
     pub(super) async fn start(kubeconfig: &Path, namespace: &str, identity: &str, timings: Timings) -> Self {
-        let handle = Leader::start(client(kubeconfig).await, namespace, identity, timings).unwrap();
+        let handle =
+            Leader::start(client(kubeconfig).await, namespace, identity, timings, &Tasks::default()).unwrap();
         let terms: Arc<Mutex<Vec<Term>>> = Arc::default();
         let (mut leadership, written) = (handle.watch(), terms.clone());
         // What the operator does with its writers.

@@ -4,6 +4,7 @@ use std::{net::SocketAddr, path::Path, time::Duration};
 
 use axum::{Router, routing};
 use http::HeaderMap;
+use kollect_engine::tasks::Tasks;
 use kollect_testbed::{ControlPlane, Proxy, Rule};
 use kube::{
     Client, Config,
@@ -32,7 +33,9 @@ async fn guarded(kubeconfig: &Path, notices: &Notices) -> Server {
         .route("/metrics", routing::get(|| async { "numbers" }).post(|| async { "written" }))
         .route("/other", routing::get(|| async { "other" }));
     let guard = Guard::new(client(kubeconfig).await, notices.report());
-    Server::start(endpoint(Tls::Off), guard.protect(router), notices.report()).await.unwrap()
+    Server::start(&Tasks::default(), endpoint(Tls::Off), guard.protect(router), notices.report())
+        .await
+        .unwrap()
 }
 
 async fn status(address: SocketAddr, method: &str, path: &str, headers: &str) -> u16 {

@@ -7,6 +7,7 @@ use axum::body::Body;
 use futures::{StreamExt as _, stream, stream::BoxStream};
 use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
+use kollect_engine::tasks::Tasks;
 use kollect_engine::watch::{
     BlindReason, Blindness, Event, Object, Query, Resolution, Resource, WatchSource,
 };
@@ -131,7 +132,7 @@ impl World {
 
     fn start(source: Source, rules: Rules, within: Option<BTreeSet<Arc<str>>>) -> Self {
         let source: Arc<dyn WatchSource> = Arc::new(source);
-        let objects = Arc::new(Objects::follow(&source, within.as_ref()));
+        let objects = Arc::new(Objects::follow(&source, within.as_ref(), Tasks::default()));
         Self(Admission::new(objects, Arc::new(rules), within))
     }
 

@@ -1,0 +1,261 @@
+//! The tasks of the program. Each is started through [`Tasks`], has a name and a tracing span, and cannot
+//! end unseen.
+//!
+//! | | when its work panics | when its work returns |
+//! |---|---|---|
+//! | [`Tasks::restarted`] | counted, told, started again with backoff | the task is done |
+//! | [`Tasks::core`] | the program stops with an error that names it | the same |
+//!
+//! Dropping the handle of a task aborts it.
+
+mod name;
+
+use std::{
+    any::Any,
+    collections::BTreeMap,
+    fmt,
+    future::Future,
+    panic::AssertUnwindSafe,
+    pin::pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use futures::FutureExt;
+use kollect_model::backoff::Backoff;
+pub use name::{TaskKind, TaskName};
+use tokio::{
+    sync::watch,
+    time::{self, Instant},
+};
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{Instrument, error};
+
+/// A running task; dropping it aborts the task.
+pub type Task<T = ()> = AbortOnDropHandle<T>;
+
+/// All tasks of the program. Cheap to clone; clones are the same set.
+#[derive(Clone, Default)]
+pub struct Tasks(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    /// By a number that is never used twice.
+    running: Mutex<BTreeMap<u64, TaskName>>,
+    started: AtomicU64,
+    restarts: Mutex<BTreeMap<TaskKind, u64>>,
+    /// The first core task that ended.
+    core_ended: watch::Sender<Option<CoreTaskEnded>>,
+    /// From now on core tasks end because they are asked to.
+    stopping: AtomicBool,
+}
+
+/// A task that the program cannot work without has ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CoreTaskEnded {
+    /// It returned.
+    #[error("the task \"{0}\" has ended, and the program cannot go on without it; this is a bug")]
+    Returned(TaskName),
+    /// It panicked.
+    #[error("the task \"{task}\" panicked: {message}; this is a bug")]
+    Panicked {
+        /// Which task.
+        task: TaskName,
+        /// What the panic said.
+        message: String,
+    },
+}
+
+/// Tasks that had not ended in time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stuck(pub Vec<TaskName>);
+
+impl fmt::Display for Stuck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, name) in self.0.iter().enumerate() {
+            write!(f, "{}{name}", if index == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Tasks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Tasks").field(&*lock(&self.0.running)).finish()
+    }
+}
+
+impl Tasks {
+    /// Starts a task that is started again whenever its work panics. `work` makes the work; `panicked` hears
+    /// of each panic with the pause of the backoff, and returns what to wait for before the next start.
+    pub fn restarted<W, P>(
+        &self,
+        name: TaskName,
+        mut work: impl FnMut() -> W + Send + 'static,
+        mut panicked: impl FnMut(Duration) -> P + Send + 'static,
+    ) -> Task
+    where
+        W: Future<Output = ()> + Send,
+        P: Future<Output = ()> + Send,
+    {
+        let (tasks, kind) = (self.clone(), name.task);
+        self.spawn(name, async move {
+            let mut backoff = Backoff::default();
+            loop {
+                let began = Instant::now();
+                let Err(message) = caught(async { work().await }).await else { return };
+                if began.elapsed() > backoff.longest() {
+                    backoff.reset();
+                }
+                let pause = backoff.next(fastrand::f64());
+                *lock(&tasks.0.restarts).entry(kind).or_default() += 1;
+                error!(
+                    panic = message,
+                    pause_seconds = pause.as_secs_f64(),
+                    "task panicked; it is restarted"
+                );
+                panicked(pause).await;
+            }
+        })
+    }
+
+    /// Starts a task that the program cannot work without: however it ends, [`Tasks::core_task_ended`] says
+    /// so, unless the program is stopping. The task returns `None` if its work panicked.
+    pub fn core<T: Send + 'static>(
+        &self,
+        name: TaskName,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Task<Option<T>> {
+        let (tasks, own) = (self.clone(), name.clone());
+        self.spawn(name, async move {
+            let ended = caught(work).await;
+            tasks.end_core(own, ended.as_ref().err().cloned());
+            ended.ok()
+        })
+    }
+
+    /// Runs the work of a core task within the task of the caller. Returns when it ends.
+    pub async fn run_core<T>(&self, name: TaskName, work: impl Future<Output = T>) -> CoreTaskEnded {
+        let _running = self.register(name.clone());
+        let span = name.span();
+        let ended = caught(work.instrument(span)).await;
+        self.end_core(name.clone(), ended.as_ref().err().cloned());
+        end(name, ended.err())
+    }
+
+    /// Returns when a core task has ended although the program is not stopping.
+    pub async fn core_task_ended(&self) -> CoreTaskEnded {
+        let mut ended = self.0.core_ended.subscribe();
+        loop {
+            let first = ended.borrow_and_update().clone();
+            if let Some(first) = first {
+                return first;
+            }
+            // The sender lives as long as this set.
+            ended.changed().await.ok();
+        }
+    }
+
+    /// The program stops: core tasks may end now.
+    pub fn stop(&self) {
+        self.0.stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits for `work`, for as long as `limit`. If it takes longer it is dropped, and the tasks of the given
+    /// kinds that were still running are returned.
+    pub async fn within<T>(
+        &self,
+        limit: Duration,
+        waited_for: &[TaskKind],
+        work: impl Future<Output = T>,
+    ) -> Result<T, Stuck> {
+        let mut work = pin!(work);
+        // Dropping the work may abort tasks: they are named before that.
+        time::timeout(limit, &mut work).await.map_err(|_| self.running(waited_for))
+    }
+
+    /// The tasks of the given kinds that are running.
+    pub fn running(&self, kinds: &[TaskKind]) -> Stuck {
+        let running = lock(&self.0.running);
+        Stuck(running.values().filter(|name| kinds.contains(&name.task)).cloned().collect())
+    }
+
+    /// How often tasks were started again after a panic, for every kind that is.
+    pub fn restarts(&self) -> impl Iterator<Item = (TaskKind, u64)> {
+        let counted = lock(&self.0.restarts).clone();
+        TaskKind::RESTARTED.into_iter().map(move |kind| (kind, counted.get(&kind).copied().unwrap_or(0)))
+    }
+
+    fn end_core(&self, name: TaskName, panic: Option<String>) {
+        if let Some(message) = &panic {
+            error!(panic = message, "core task panicked");
+        }
+        if !self.0.stopping.load(Ordering::Relaxed) {
+            self.0.core_ended.send_if_modified(|first| {
+                let is_first = first.is_none();
+                first.get_or_insert_with(|| end(name, panic));
+                is_first
+            });
+        }
+    }
+
+    fn register(&self, name: TaskName) -> Registered {
+        let number = self.0.started.fetch_add(1, Ordering::Relaxed);
+        lock(&self.0.running).insert(number, name);
+        Registered { shared: self.0.clone(), number }
+    }
+
+    fn spawn<T: Send + 'static>(
+        &self,
+        name: TaskName,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Task<T> {
+        let span = name.span();
+        let registered = self.register(name);
+        let work = async move {
+            let _registered = registered;
+            work.await
+        };
+        #[expect(clippy::disallowed_methods, reason = "this is where named tasks are started")]
+        AbortOnDropHandle::new(tokio::spawn(work.instrument(span)))
+    }
+}
+
+/// The entry of a running task in its set.
+struct Registered {
+    shared: Arc<Shared>,
+    number: u64,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        lock(&self.shared.running).remove(&self.number);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn end(task: TaskName, panic: Option<String>) -> CoreTaskEnded {
+    match panic {
+        None => CoreTaskEnded::Returned(task),
+        Some(message) => CoreTaskEnded::Panicked { task, message },
+    }
+}
+
+/// Runs work to its end. The error is what a panic said.
+async fn caught<T>(work: impl Future<Output = T>) -> Result<T, String> {
+    AssertUnwindSafe(work).catch_unwind().await.map_err(|payload| text_of(&*payload))
+}
+
+fn text_of(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message").to_owned()
+}
+
+#[cfg(test)]
+mod tests;

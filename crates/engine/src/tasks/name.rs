@@ -1,0 +1,152 @@
+//! What tasks are called: in the log, in errors, and in labels of metrics.
+
+use std::{fmt, sync::Arc};
+
+use kollect_model::crd::shapes::Gvk;
+use tracing::{Span, field::Empty};
+
+/// What a task does. This is the value of the label `task`, so it is a closed set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TaskKind {
+    /// Watches the objects of a kind and makes rows of them.
+    Watch,
+    /// Writes the rows of an inventory to a sink.
+    Binding,
+    /// Removes what a binding wrote.
+    Cleaning,
+    /// Probes a sink.
+    Probe,
+    /// Follows a Secret that a sink names.
+    Secret,
+    /// The loop that looks at all objects of the operator.
+    Loop,
+    /// Finds out which kinds the cluster serves.
+    Discovery,
+    /// Follows one of the operator's own kinds.
+    Objects,
+    /// Sums up the series of profiles.
+    Sampling,
+    /// Serves HTTP.
+    Server,
+    /// Holds the lease, or waits for it.
+    Lease,
+}
+
+impl TaskKind {
+    /// Those that are started again after a panic; the others are core tasks.
+    pub const RESTARTED: [Self; 5] = [Self::Watch, Self::Binding, Self::Cleaning, Self::Probe, Self::Secret];
+
+    /// The text in labels and logs.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Watch => "watch",
+            Self::Binding => "binding",
+            Self::Cleaning => "cleaning",
+            Self::Probe => "probe",
+            Self::Secret => "secret",
+            Self::Loop => "loop",
+            Self::Discovery => "discovery",
+            Self::Objects => "objects",
+            Self::Sampling => "sampling",
+            Self::Server => "server",
+            Self::Lease => "lease",
+        }
+    }
+}
+
+/// The name of a task: what it does, and what for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskName {
+    /// What it does.
+    pub task: TaskKind,
+    serves: Serves,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Serves {
+    Program,
+    Kind { kind: Arc<str>, namespace: Option<Arc<str>> },
+    Binding { binding: Arc<str>, sink: Option<Arc<str>> },
+    Sink(Arc<str>),
+    Object(Arc<str>),
+}
+
+impl From<TaskKind> for TaskName {
+    /// A task of which there is one.
+    fn from(task: TaskKind) -> Self {
+        Self { task, serves: Serves::Program }
+    }
+}
+
+impl TaskName {
+    /// A task for a kind, in one namespace or in all.
+    pub fn of_kind(task: TaskKind, kind: &Gvk, namespace: Option<&Arc<str>>) -> Self {
+        let kind = kind.to_string().into();
+        Self { task, serves: Serves::Kind { kind, namespace: namespace.cloned() } }
+    }
+
+    /// A task for a binding, and the sink of it if that has a name of its own.
+    pub fn of_binding(task: TaskKind, binding: impl fmt::Display, sink: Option<&dyn fmt::Display>) -> Self {
+        let (binding, sink) = (binding.to_string().into(), sink.map(|sink| sink.to_string().into()));
+        Self { task, serves: Serves::Binding { binding, sink } }
+    }
+
+    /// A task for a sink.
+    pub fn of_sink(task: TaskKind, sink: impl fmt::Display) -> Self {
+        Self { task, serves: Serves::Sink(sink.to_string().into()) }
+    }
+
+    /// A task for anything else that has a name.
+    pub fn of_object(task: TaskKind, object: impl fmt::Display) -> Self {
+        Self { task, serves: Serves::Object(object.to_string().into()) }
+    }
+
+    /// The span that all events of the task are in. It is there whatever the log level is.
+    pub(super) fn span(&self) -> Span {
+        let span = tracing::error_span!(
+            "task",
+            task = self.task.label(),
+            kind = Empty,
+            namespace = Empty,
+            binding = Empty,
+            sink = Empty,
+            object = Empty,
+        );
+        match &self.serves {
+            Serves::Program => {}
+            Serves::Kind { kind, namespace } => {
+                span.record("kind", &**kind);
+                if let Some(namespace) = namespace {
+                    span.record("namespace", &**namespace);
+                }
+            }
+            Serves::Binding { binding, sink } => {
+                span.record("binding", &**binding);
+                if let Some(sink) = sink {
+                    span.record("sink", &**sink);
+                }
+            }
+            Serves::Sink(sink) => {
+                span.record("sink", &**sink);
+            }
+            Serves::Object(object) => {
+                span.record("object", &**object);
+            }
+        }
+        span
+    }
+}
+
+impl fmt::Display for TaskName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.task.label())?;
+        match &self.serves {
+            Serves::Program => Ok(()),
+            Serves::Kind { kind, namespace: None } => write!(f, " {kind}"),
+            Serves::Kind { kind, namespace: Some(namespace) } => write!(f, " {kind} in {namespace}"),
+            Serves::Binding { binding: name, .. } | Serves::Sink(name) | Serves::Object(name) => {
+                write!(f, " {name}")
+            }
+        }
+    }
+}
