@@ -3,9 +3,13 @@
 //! How files are made and kept is in [`layout`](crate::layout); here is where they are.
 
 use std::{
+    collections::BTreeMap,
     io,
     path::{Component, Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use async_trait::async_trait;
@@ -106,8 +110,23 @@ impl Backend for Config {
 
     async fn open(&self, policy: &Policy, (): &()) -> Result<Box<dyn Sink>, SinkError> {
         let (directory, settings) = directory(self.clone(), &policy.files).await?;
-        Ok(Box::new(Keeper::new(directory, settings)))
+        let writing = write_lock(&directory.root);
+        Ok(Box::new(Keeper::new(directory, settings, writing)))
     }
+}
+
+/// The lock of all sinks of this process that write below a directory, by its canonical path. Other
+/// processes do not see it.
+fn write_lock(root: &Path) -> Arc<tokio::sync::Mutex<()>> {
+    static LOCKS: Mutex<BTreeMap<PathBuf, Weak<tokio::sync::Mutex<()>>>> = Mutex::new(BTreeMap::new());
+    let mut locks = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    locks.retain(|_, lock| lock.strong_count() > 0);
+    if let Some(lock) = locks.get(root).and_then(Weak::upgrade) {
+        return lock;
+    }
+    let lock = Arc::default();
+    locks.insert(root.to_owned(), Arc::downgrade(&lock));
+    lock
 }
 
 /// Opens the directory, and creates it unless the plan says that it must exist. Also the way in which files

@@ -15,24 +15,22 @@ use kollect_model::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use xxhash_rust::xxh3::xxh3_128;
 
 pub(crate) mod baseline;
 pub mod blobs;
 pub(crate) mod chunks;
 mod claims;
 pub(crate) mod draft;
+mod fingerprint;
 pub(crate) mod foreign;
 mod json_text;
 pub mod keeper;
 pub(crate) mod manifest;
 pub(crate) mod paths;
 pub(crate) mod preview;
+mod row_paths;
 
 use paths::Template;
-
-/// Version of everything that decides about bytes and paths: files of another one are written anew.
-const LAYOUT_VERSION: u32 = 1;
 
 /// Everything that a spec says about files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,7 +89,7 @@ impl Settings {
             format,
             gzip: false,
             documents: Template::new("inventory/{namespace}/{name}{extension}"),
-            rows: Template::new("{cluster}/{sourceNamespace}/{kind}/{sourceName}{extension}"),
+            rows: Template::new(row_paths::DEFAULT_TEMPLATE),
             index: None,
             group_in_path: GroupInPath::Auto,
             lowercase_kind: true,
@@ -210,11 +208,6 @@ impl Settings {
         generation: i64,
     ) -> String {
         paths::document(&self.documents, self, inventory, generation).whole()
-    }
-
-    /// Tells settings apart that give different files.
-    fn fingerprint(&self) -> String {
-        format!("{:032x}", xxh3_128(format!("{LAYOUT_VERSION} {self:?}").as_bytes()))
     }
 
     /// Decides what is open. `whole` says of all rows whether they are whole objects.

@@ -8,7 +8,6 @@ use std::{
     fs,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -21,72 +20,16 @@ use kollect_model::{
     row::{Row, RowKey, TargetId},
     sink::{Sink, SinkError, SinkReason},
 };
-use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, params};
+use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction, params};
 
 use crate::{Backend, Files, Out, Policy, SinkSettings, preview::provisioned};
 
 /// Of destinations.
 const SERVER: &str = "sqlite:";
 
-/// Version of the tables, kept in the file's `user_version`.
-const SCHEMA_VERSION: i64 = 3;
+mod connect;
 
-const SCHEMA: &str = "
-CREATE TABLE IF NOT EXISTS inventory (
-    cluster             TEXT NOT NULL DEFAULT '',
-    inventory_namespace TEXT NOT NULL,
-    inventory_name      TEXT NOT NULL,
-    target_name         TEXT NOT NULL,
-    source_uid          TEXT NOT NULL,
-    target_namespace    TEXT NOT NULL,
-    api_group           TEXT NOT NULL,
-    api_version         TEXT NOT NULL,
-    kind                TEXT NOT NULL,
-    namespace           TEXT NOT NULL,
-    name                TEXT NOT NULL,
-    resource_namespace  TEXT NOT NULL DEFAULT '',
-    payload             TEXT NOT NULL,
-    row_digest          TEXT NOT NULL,
-    first_seen_at       TEXT NOT NULL,
-    changed_at          TEXT NOT NULL,
-    exported_at         TEXT NOT NULL,
-    PRIMARY KEY (cluster, inventory_namespace, inventory_name, target_name, source_uid)
-);
-CREATE INDEX IF NOT EXISTS inventory_by_object ON inventory (kind, namespace, name);
-CREATE TABLE IF NOT EXISTS kollect_bindings (
-    cluster             TEXT NOT NULL,
-    inventory_namespace TEXT NOT NULL,
-    inventory_name      TEXT NOT NULL,
-    owner               TEXT,
-    writer              TEXT NOT NULL DEFAULT 'cli',
-    epoch               INTEGER NOT NULL,
-    last_export         TEXT,
-    revision            INTEGER,
-    row_count           INTEGER NOT NULL DEFAULT 0,
-    coverage            TEXT,
-    PRIMARY KEY (cluster, inventory_namespace, inventory_name)
-);
-PRAGMA application_id = 1263488108;
-PRAGMA user_version = 3;
-";
-
-/// Files of the first version know owners, and no epochs.
-const FROM_VERSION_1: &str = "
-INSERT INTO kollect_bindings (cluster, inventory_namespace, inventory_name, owner, epoch)
-    SELECT cluster, inventory_namespace, inventory_name, owner, 0 FROM kollect_owners;
-DROP TABLE kollect_owners;
-";
-
-/// Those of the second version say nothing about the writer and what it saw.
-const FROM_VERSION_2: &str = "
-ALTER TABLE kollect_bindings ADD COLUMN writer TEXT NOT NULL DEFAULT 'cli';
-ALTER TABLE kollect_bindings ADD COLUMN revision INTEGER;
-ALTER TABLE kollect_bindings ADD COLUMN coverage TEXT;
-PRAGMA user_version = 3;
-";
-
-/// "Koll": tells our files from those of other programs.
-const APPLICATION_ID: i64 = 1_263_488_108;
+use connect::{SCHEMA, connect};
 
 const UPSERT: &str = "
 INSERT INTO inventory (
@@ -109,9 +52,6 @@ DELETE FROM inventory WHERE cluster = ?1 AND inventory_namespace = ?2 AND invent
 const NOTE_EXPORT: &str = "
 UPDATE kollect_bindings SET last_export = ?4, row_count = row_count + ?5, revision = ?6, coverage = ?7
 WHERE cluster = ?1 AND inventory_namespace = ?2 AND inventory_name = ?3";
-
-/// How long to wait for another writer.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where the file is, and whether it may be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -256,50 +196,6 @@ async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work)
         .await
         .map_err(|error| SinkError::because(SinkReason::WriteFailed, "run an SQLite statement", error))?
-}
-
-fn connect(file: &Path, create: bool) -> Result<Connection, SinkError> {
-    let path = file.display();
-    let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    if create {
-        flags |= OpenFlags::SQLITE_OPEN_CREATE;
-    }
-    let failed = |error| sqlite_error(format!("open {path}"), error);
-    let connection = Connection::open_with_flags(file, flags).map_err(failed)?;
-    connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
-    let pragma = |name: &str| connection.query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, i64>(0));
-    let application = pragma("application_id").map_err(failed)?;
-    let version = pragma("user_version").map_err(failed)?;
-    let tables: i64 =
-        connection.query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get(0)).map_err(failed)?;
-    match (application, version) {
-        (APPLICATION_ID, SCHEMA_VERSION) => {}
-        (APPLICATION_ID, 1) => {
-            let migration = format!("BEGIN; {SCHEMA} {FROM_VERSION_1} COMMIT");
-            connection.execute_batch(&migration).map_err(failed)?;
-        }
-        (APPLICATION_ID, 2) => {
-            connection.execute_batch(&format!("BEGIN; {FROM_VERSION_2} COMMIT")).map_err(failed)?;
-        }
-        (APPLICATION_ID, other) => {
-            let attempt = format!(
-                "{path} has tables of version {other}, this build knows version {SCHEMA_VERSION}: \
-                 use another file or another build"
-            );
-            return Err(SinkError::new(SinkReason::Incompatible, attempt));
-        }
-        _ if application != 0 || version != 0 || tables > 0 => {
-            let attempt = format!("{path} is the database of another program: use another file");
-            return Err(SinkError::new(SinkReason::Incompatible, attempt));
-        }
-        _ if create => connection.execute_batch(SCHEMA).map_err(failed)?,
-        _ => {
-            let attempt = format!("{path} has no Kollect tables and provisioning.mode is existing");
-            return Err(SinkError::new(SinkReason::Missing, attempt));
-        }
-    }
-    connection.pragma_update(None, "journal_mode", "WAL").map_err(failed)?;
-    Ok(connection)
 }
 
 fn sqlite_error(attempt: String, error: rusqlite::Error) -> SinkError {

@@ -24,7 +24,7 @@ use super::{
 use crate::layout::{
     Settings, baseline, chunks,
     draft::{Change, Draft},
-    foreign,
+    foreign::{self, Foreign},
     manifest::{Hash, Manifest},
     paths,
 };
@@ -224,24 +224,8 @@ impl Drawer<'_> {
         };
         let batch =
             Batch { generation: *generation, part_bytes: *part_bytes, ..Batch::new(inventory, claim, delta) };
-        let draft = Draft::new(settings, &batch, held);
-        let mut files = BTreeMap::new();
-        for path in draft.reads() {
-            if let Some(bytes) = self.files.read(path)? {
-                files.insert(path.to_owned(), bytes);
-            }
-        }
-        let Change { writes, deletes, manifest, checksum, refused, warnings, .. } =
-            draft.change(&files, BTreeMap::new(), now);
-        let mut removed = Vec::new();
-        for path in deletes {
-            // What is there instead of a file of ours is not ours.
-            if let Entry::File(_) = self.files.entry(&path)? {
-                removed.push(path);
-            }
-        }
-        let mut edits = self.own_files(books, held, writes, &removed)?;
-        edits.extend(removed.into_iter().map(|path| (path, None)));
+        let Drafted { change, mut edits, files } = self.draft(books, settings, &batch, held, now)?;
+        let Change { manifest, checksum, refused, warnings, .. } = change;
         self.keep_books(books, &manifest, &mut edits)?;
         let receipt = Receipt { checksum: Some(checksum.clone()), refused, warnings };
         if edits.is_empty() {
@@ -267,14 +251,61 @@ impl Drawer<'_> {
         Ok((edits, messages.text(&about), receipt))
     }
 
-    /// The files that differ, as far as they are ours.
-    fn own_files(
+    /// Draws the files up, around those of others.
+    fn draft(
         &self,
         books: &str,
+        settings: &Settings,
+        batch: &Batch<'_>,
+        held: Option<&Manifest>,
+        now: &str,
+    ) -> Result<Drafted, Failure> {
+        if self.files.directory(paths::BOOKS)?.is_none() && self.files.entry(paths::BOOKS)? != Entry::Nothing
+        {
+            foreign::refuse(self.place, &[(paths::BOOKS.to_owned(), false)], &[])?;
+        }
+        let mut foreign = Foreign::default();
+        loop {
+            let draft = Draft::new(settings, batch, held, &foreign);
+            let mut files = BTreeMap::new();
+            for path in draft.reads() {
+                if let Some(bytes) = self.files.read(path)? {
+                    files.insert(path.to_owned(), bytes);
+                }
+            }
+            let mut change = draft.change(&files, BTreeMap::new(), now);
+            let mut removed = Vec::new();
+            for path in std::mem::take(&mut change.deletes) {
+                // What is there instead of a file of ours is not ours.
+                if let Entry::File(_) = self.files.entry(&path)? {
+                    removed.push(path);
+                }
+            }
+            let (mut edits, found) = self.own_files(held, std::mem::take(&mut change.writes), &removed)?;
+            let found = foreign.unknown_of(found);
+            if found.is_empty() {
+                edits.extend(removed.into_iter().map(|path| (path, None)));
+                return Ok(Drafted { change, edits, files });
+            }
+            let mut others = Vec::new();
+            for directory in self.others(books)? {
+                others.extend(self::held(&self.files, &directory)?.1);
+            }
+            let (of_rows, of_all) = change.sort_foreign(held, found);
+            foreign::refuse(self.place, &of_all, &others)?;
+            foreign.add(&of_rows, &others);
+            foreign.add(&of_all, &[]);
+        }
+    }
+
+    /// The files that differ. Answers also those that are in the way and not ours, each with whether it holds
+    /// just what we would write.
+    fn own_files(
+        &self,
         held: Option<&Manifest>,
         writes: Vec<(String, Bytes)>,
         removed: &[String],
-    ) -> Result<Edits, Failure> {
+    ) -> Result<(Edits, Vec<(String, bool)>), Failure> {
         let own = held.map(Manifest::paths).unwrap_or_default();
         let (mut edits, mut foreign) = (Edits::new(), Vec::new());
         let mut after: Option<Files<'_>> = None;
@@ -298,18 +329,7 @@ impl Drawer<'_> {
                 edits.insert(path, Some(bytes));
             }
         }
-        if self.files.directory(paths::BOOKS)?.is_none() && self.files.entry(paths::BOOKS)? != Entry::Nothing
-        {
-            foreign.push((paths::BOOKS.to_owned(), false));
-        }
-        if !foreign.is_empty() {
-            let mut others = Vec::new();
-            for directory in self.others(books)? {
-                others.extend(self::held(&self.files, &directory)?.1);
-            }
-            foreign::refuse(self.place, &foreign, others)?;
-        }
-        Ok(edits)
+        Ok((edits, foreign))
     }
 
     /// The books of other inventories.
@@ -398,6 +418,14 @@ impl Drawer<'_> {
         };
         Ok((edits, Messages::removal().text(&about), Receipt::default()))
     }
+}
+
+/// The files of a commit, drawn up.
+struct Drafted {
+    change: Change,
+    edits: Edits,
+    /// What the draft has read.
+    files: BTreeMap<String, Bytes>,
 }
 
 /// Bytes for a file, nothing to remove it.

@@ -15,8 +15,10 @@ use kollect_model::{
 
 use super::{
     Settings, Shape, chunks,
+    foreign::Foreign,
     manifest::{Hash, Line, Manifest},
-    paths::{self, Placed},
+    paths,
+    row_paths::{self, Placed, Source},
 };
 
 /// A write, drawn up.
@@ -70,8 +72,27 @@ pub(crate) struct Change {
     pub(crate) warnings: Vec<String>,
 }
 
+impl Change {
+    /// Of files that are in the way of this change: those that concern one row each, and those that concern
+    /// the whole inventory. Rows that are in documents have no file where they could stay.
+    pub(crate) fn sort_foreign(
+        &self,
+        held: Option<&Manifest>,
+        found: Vec<(String, bool)>,
+    ) -> (Vec<(String, bool)>, Vec<(String, bool)>) {
+        let in_documents = held.is_some_and(|held| held.header.shape.document);
+        let shared = &self.manifest.header.files;
+        found.into_iter().partition(|(path, _)| !in_documents && !shared.contains_key(path))
+    }
+}
+
 impl<'a> Draft<'a> {
-    pub(crate) fn new(settings: &'a Settings, batch: &'a Batch<'a>, held: Option<&'a Manifest>) -> Self {
+    pub(crate) fn new(
+        settings: &'a Settings,
+        batch: &'a Batch<'a>,
+        held: Option<&'a Manifest>,
+        foreign: &Foreign,
+    ) -> Self {
         let mut wants: BTreeMap<&RowKey, Want<'_>> = BTreeMap::new();
         let kept = |line: &'a Line| Want { from: Origin::Held(line), whole: line.whole.clone() };
         for (key, line) in held.iter().flat_map(|held| &held.rows) {
@@ -96,8 +117,9 @@ impl<'a> Draft<'a> {
                 }
             }
         }
-        let stale = held
-            .is_some_and(|held| held.header.settings != settings.fingerprint() || held.header.shape != shape);
+        let stale = held.is_some_and(|held| {
+            !settings.has_fingerprint(&held.header.settings) || held.header.shape != shape
+        });
         let mut draft = Self {
             settings,
             batch,
@@ -111,27 +133,58 @@ impl<'a> Draft<'a> {
             warnings: Vec::new(),
         };
         if !shape.document {
-            draft.place();
+            draft.place(foreign);
         }
         draft
     }
 
-    fn place(&mut self) {
+    /// Gives every row its file. Rows that cannot have theirs because of a file of others are refused: those that
+    /// have a file already stay there.
+    fn place(&mut self, foreign: &Foreign) {
         let (inventory, generation) = (self.batch.inventory, self.batch.generation);
         if let Some(template) = self.settings.index.as_ref().filter(|_| self.shape.index) {
             self.index = Some(paths::document(template, self.settings, inventory, generation).whole());
         }
-        let sources = self.wants.iter().map(|(key, want)| paths::Source { key, name: want.from.name() });
-        let placed =
-            paths::rows(sources, self.settings, self.shape, inventory, generation, self.index.as_slice());
-        self.warnings = self.shared_paths(&placed);
-        self.tree = placed.into_iter().map(|placed| placed.path).collect();
+        let mut stay: BTreeMap<&RowKey, String> = BTreeMap::new();
+        loop {
+            let taken: Vec<String> = self.index.iter().chain(stay.values()).cloned().collect();
+            let moving: Vec<(&'a RowKey, &Want<'a>)> =
+                self.wants.iter().filter(|(key, _)| !stay.contains_key(*key)).map(|(k, w)| (*k, w)).collect();
+            let sources = moving.iter().map(|(key, want)| Source { key, name: want.from.name() });
+            let placed =
+                row_paths::rows(sources, self.settings, self.shape, inventory, generation, &taken, foreign);
+            let mut refused = Vec::new();
+            for ((key, want), placed) in moving.iter().zip(&placed) {
+                let why = foreign.refusal(&placed.path, &key.group);
+                refused.extend(why.map(|why| (*key, format!("{}: {why}", described(key, want.from.name())))));
+            }
+            if refused.is_empty() {
+                let warnings = self.shared_paths(&moving, &placed);
+                let mut paths: BTreeMap<&RowKey, String> =
+                    moving.iter().map(|(key, _)| *key).zip(placed.into_iter().map(|p| p.path)).collect();
+                paths.append(&mut stay);
+                (self.tree, self.warnings) = (paths.into_values().collect(), warnings);
+                return;
+            }
+            for (key, why) in refused {
+                self.refused.push(Refusal { key: key.clone(), why });
+                let has_file =
+                    |line: &Line| !line.path.is_empty() && foreign.refusal(&line.path, &key.group).is_none();
+                match self.held.and_then(|held| held.rows.get_key_value(key)) {
+                    Some((key, line)) if has_file(line) => {
+                        stay.insert(key, line.path.clone());
+                        self.wants.insert(key, Want { from: Origin::Held(line), whole: line.whole.clone() });
+                    }
+                    _ => drop(self.wants.remove(key)),
+                }
+            }
+        }
     }
 
     /// Rows of the delta that share a path with another one, as long as that is new.
-    fn shared_paths(&self, placed: &[Placed]) -> Vec<String> {
+    fn shared_paths(&self, rows: &[(&RowKey, &Want<'_>)], placed: &[Placed]) -> Vec<String> {
         let mut groups: BTreeMap<&str, (bool, Vec<String>)> = BTreeMap::new();
-        for ((key, want), placed) in self.wants.iter().zip(placed) {
+        for ((key, want), placed) in rows.iter().zip(placed) {
             let Some(shared) = placed.shared.as_deref() else { continue };
             let (new, rows) = groups.entry(shared).or_default();
             let before = self.held.and_then(|held| held.rows.get(*key)).map(|line| &*line.path);
@@ -196,6 +249,7 @@ impl<'a> Draft<'a> {
         } else {
             self.tree(files, &old, exported_at, &mut change);
         }
+        self.keep_fingerprint(&mut change.manifest);
         self.compare(&old, &mut change);
         change.refused = self.refused;
         change.warnings = self.warnings;
@@ -326,6 +380,16 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// A fingerprint in a former spelling is replaced when something else of the manifest changes: it alone
+    /// is no reason to write.
+    fn keep_fingerprint(&self, manifest: &mut Manifest) {
+        let Some(held) = self.held.filter(|held| !self.stale && held.rows == manifest.rows) else { return };
+        let current = std::mem::replace(&mut manifest.header.settings, held.header.settings.clone());
+        if manifest.header != held.header {
+            manifest.header.settings = current;
+        }
+    }
+
     /// What has to go, and what has to be remembered until all is done.
     fn compare(&self, old: &BTreeMap<Hash, String>, change: &mut Change) {
         let Some(held) = self.held else {
@@ -356,6 +420,12 @@ impl<'a> Draft<'a> {
             change.intent = Some(intent);
         }
     }
+}
+
+fn described(key: &RowKey, name: &str) -> String {
+    let RowKey { target, kind, namespace, uid, .. } = key;
+    let slash = if namespace.is_empty() { "" } else { "/" };
+    format!("{kind} {namespace}{slash}{name} of target {target} (uid {uid})")
 }
 
 fn no_manifest(row: &Row) -> String {

@@ -3,7 +3,7 @@
 //! At any moment the manifest names every file that is ours, so a write that was cut off is continued and
 //! nothing of others is ever removed. What we stopped in the middle of is repaired by the next write.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -22,7 +22,7 @@ use super::{
     blobs::Blobs,
     claims,
     draft::{Change, Draft},
-    foreign,
+    foreign::{self, Foreign},
     manifest::{Hash, Manifest},
     paths,
 };
@@ -34,8 +34,9 @@ const AT_ONCE: usize = 4;
 pub struct Keeper<B> {
     blobs: B,
     settings: Settings,
-    /// One write at a time: two inventories that want the same path find out.
-    writing: Mutex<()>,
+    /// Held from looking whose files are there until the manifest says that they are ours. Without it two
+    /// inventories that want one path would both find it free.
+    writing: Arc<Mutex<()>>,
 }
 
 /// A chunk in the journal.
@@ -46,9 +47,9 @@ struct Noted {
 }
 
 impl<B: Blobs> Keeper<B> {
-    /// Keeps files in this store in this way.
-    pub fn new(blobs: B, settings: Settings) -> Self {
-        Self { blobs, settings, writing: Mutex::new(()) }
+    /// Keeps files in this store in this way. All keepers of one store must be given the same lock.
+    pub fn new(blobs: B, settings: Settings, writing: Arc<Mutex<()>>) -> Self {
+        Self { blobs, settings, writing }
     }
 
     async fn manifest(&self, books: &str) -> Result<Option<Manifest>, SinkError> {
@@ -89,13 +90,13 @@ impl<B: Blobs> Keeper<B> {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// Leaves out what is as it should be already. Files of others are not touched: they are an error.
+    /// Leaves out what is as it should be already. Answers also the files that are there and not ours, each
+    /// with whether it holds just what we would write.
     async fn only_changes(
         &self,
-        books: &str,
         held: Option<&Manifest>,
         writes: Vec<(String, Bytes)>,
-    ) -> Result<Vec<(String, Bytes)>, SinkError> {
+    ) -> Result<(Vec<(String, Bytes)>, Vec<(String, bool)>), SinkError> {
         let paths = writes.iter().map(|(path, _)| path.clone()).collect();
         let existing = self.read_all(paths, |bytes| Hash::of(&bytes)).await?;
         let own = held.map(Manifest::paths).unwrap_or_default();
@@ -110,14 +111,11 @@ impl<B: Blobs> Keeper<B> {
                 changes.push((path, bytes));
             }
         }
-        drop(own);
-        if !foreign.is_empty() {
-            self.refuse_foreign(books, foreign).await?;
-        }
-        Ok(changes)
+        Ok((changes, foreign))
     }
 
-    async fn refuse_foreign(&self, books: &str, foreign: Vec<(String, bool)>) -> Result<(), SinkError> {
+    /// The manifests of other inventories.
+    async fn others(&self, books: &str) -> Result<Vec<Manifest>, SinkError> {
         let manifests: Vec<String> = self
             .blobs
             .list(paths::BOOKS)
@@ -126,7 +124,37 @@ impl<B: Blobs> Keeper<B> {
             .filter(|path| path.ends_with("/manifest.ndjson") && !path.starts_with(books))
             .collect();
         let others = self.read_all(manifests, |bytes| Manifest::read(&bytes)).await?;
-        foreign::refuse(&self.blobs.describe(), &foreign, others.into_values().flatten())
+        Ok(others.into_values().flatten().collect())
+    }
+
+    /// Draws a write up, around the files of others. Answers also whether there was a journal.
+    async fn draw(
+        &self,
+        books: &str,
+        batch: &Batch<'_>,
+        held: Option<&Manifest>,
+    ) -> Result<(Change, bool), SinkError> {
+        let now = jiff::Timestamp::now().to_string();
+        let journal = self.journal(books).await?;
+        let noted = !journal.is_empty();
+        let mut foreign = Foreign::default();
+        loop {
+            let draft = Draft::new(&self.settings, batch, held, &foreign);
+            let reads = draft.reads().into_iter().map(ToOwned::to_owned).collect();
+            let files = self.read_all(reads, |bytes| bytes).await?;
+            let mut change = draft.change(&files, journal.clone(), &now);
+            let (changes, found) = self.only_changes(held, std::mem::take(&mut change.writes)).await?;
+            change.writes = changes;
+            let found = foreign.unknown_of(found);
+            if found.is_empty() {
+                return Ok((change, noted));
+            }
+            let others = self.others(books).await?;
+            let (of_rows, of_all) = change.sort_foreign(held, found);
+            foreign::refuse(&self.blobs.describe(), &of_all, &others)?;
+            foreign.add(&of_rows, &others);
+            foreign.add(&of_all, &[]);
+        }
     }
 
     async fn admitted(&self, books: &str, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
@@ -207,14 +235,7 @@ impl<B: Blobs> Sink for Keeper<B> {
         let _one = self.writing.lock().await;
         self.admitted(&books, batch.inventory, batch.claim).await?;
         let held = self.manifest(&books).await?;
-        let draft = Draft::new(&self.settings, batch, held.as_ref());
-        let reads = draft.reads().into_iter().map(ToOwned::to_owned).collect();
-        let files = self.read_all(reads, |bytes| bytes).await?;
-        let journal = self.journal(&books).await?;
-        let noted = !journal.is_empty();
-        let now = jiff::Timestamp::now().to_string();
-        let mut change = draft.change(&files, journal, &now);
-        change.writes = self.only_changes(&books, held.as_ref(), change.writes).await?;
+        let (mut change, noted) = self.draw(&books, batch, held.as_ref()).await?;
         // Others may have claimed the inventory while we were reading.
         self.admitted(&books, batch.inventory, batch.claim).await?;
         let checksum = Some(change.checksum.clone());

@@ -1,12 +1,10 @@
 //! Paths of files, from templates. Whatever a name holds, a path stays below the root and outside of the
-//! own bookkeeping, and two rows never share one.
+//! own bookkeeping.
 
-use std::collections::{HashMap, HashSet};
-
-use kollect_model::{batch::InventoryId, crd::sinks::GroupInPath, row::RowKey};
+use kollect_model::{batch::InventoryId, row::RowKey};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::{Settings, Shape};
+use super::Settings;
 
 /// Directory of the bookkeeping, below the root.
 pub(crate) const BOOKS: &str = ".kollect";
@@ -18,8 +16,8 @@ pub(crate) struct Template(String);
 /// A path in two halves, so that something can be put in front of the extension.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FilePath {
-    stem: String,
-    extension: String,
+    pub(super) stem: String,
+    pub(super) extension: String,
 }
 
 impl FilePath {
@@ -73,8 +71,13 @@ impl Template {
         Self(text.to_owned())
     }
 
+    /// As it was written.
+    pub(super) fn text(&self) -> &str {
+        &self.0
+    }
+
     /// The path with its placeholders filled. Empty segments are dropped.
-    fn fill(&self, extension: &str, longest: usize, value: impl Fn(&str) -> String) -> FilePath {
+    pub(super) fn fill(&self, extension: &str, longest: usize, value: impl Fn(&str) -> String) -> FilePath {
         let mut text = self.0.as_str();
         let mut ending = String::new();
         if let Some(rest) = text.strip_suffix("{extension}") {
@@ -133,7 +136,7 @@ pub(crate) fn document(
     path
 }
 
-fn of_inventory(placeholder: &str, inventory: &InventoryId, generation: i64) -> String {
+pub(super) fn of_inventory(placeholder: &str, inventory: &InventoryId, generation: i64) -> String {
     match placeholder {
         "cluster" if inventory.cluster.is_empty() => "default".into(),
         "cluster" => distinct(&inventory.cluster),
@@ -144,103 +147,11 @@ fn of_inventory(placeholder: &str, inventory: &InventoryId, generation: i64) -> 
     }
 }
 
-/// The row that a path is for.
-pub(crate) struct Source<'a> {
-    pub(crate) key: &'a RowKey,
-    pub(crate) name: &'a str,
-}
-
-/// The file of a row.
-pub(crate) struct Placed {
-    pub(crate) path: String,
-    /// What the template says, where that is not it.
-    pub(crate) shared: Option<String>,
-}
-
-/// The paths of rows. Rows that would share a path get a suffix each, which depends on nothing but them.
-pub(crate) fn rows<'a>(
-    sources: impl IntoIterator<Item = Source<'a>>,
-    settings: &Settings,
-    shape: Shape,
-    inventory: &InventoryId,
-    generation: i64,
-    taken: &[String],
-) -> Vec<Placed> {
-    let mut places: Vec<(FilePath, u128, usize)> = sources
-        .into_iter()
-        .map(|source| {
-            let path = row(&source, settings, shape, inventory, generation);
-            (path, key_hash(source.key), 0)
-        })
-        .collect();
-    let path = |(path, hash, level): &(FilePath, u128, usize)| match level {
-        0 => path.whole(),
-        1 => format!("{}-{:016x}{}", path.stem, hash >> 64, path.extension),
-        level => format!("{}-{hash:032x}-{level}{}", path.stem, path.extension),
-    };
-    loop {
-        let paths: Vec<String> = places.iter().map(&path).collect();
-        let mut count: HashMap<&str, usize> = HashMap::with_capacity(paths.len());
-        for path in paths.iter().chain(taken) {
-            *count.entry(path).or_default() += 1;
-        }
-        // A file cannot be where another one needs a directory.
-        let directories: HashSet<&str> = paths
-            .iter()
-            .chain(taken)
-            .flat_map(|path| path.match_indices('/').filter_map(|(at, _)| path.get(..at)))
-            .collect();
-        let mut settled = true;
-        for (place, path) in places.iter_mut().zip(&paths) {
-            if count.get(path.as_str()).is_some_and(|n| *n > 1) || directories.contains(path.as_str()) {
-                place.2 += 1;
-                settled = false;
-            }
-        }
-        if settled {
-            let file = |((place, _, level), path): (&(FilePath, u128, usize), String)| {
-                let shared = (*level > 0).then(|| place.whole());
-                Placed { path, shared }
-            };
-            return places.iter().zip(paths).map(file).collect();
-        }
-    }
-}
-
-fn row(
-    source: &Source<'_>,
-    settings: &Settings,
-    shape: Shape,
-    inventory: &InventoryId,
-    generation: i64,
-) -> FilePath {
-    let key = source.key;
-    settings.rows.fill(shape.format.extension(), settings.max_segment, |name| {
-        let kind = if settings.lowercase_kind { key.kind.to_lowercase() } else { key.kind.to_string() };
-        let value = match name {
-            "targetNamespace" => key.target.namespace.as_deref().unwrap_or(&key.namespace),
-            "targetName" => &key.target.name,
-            "sourceNamespace" => &key.namespace,
-            "sourceName" => source.name,
-            "group" => match settings.group_in_path {
-                GroupInPath::Never => "",
-                GroupInPath::Always if key.group.is_empty() => "core",
-                GroupInPath::Always | GroupInPath::Auto => &key.group,
-            },
-            "kind" => &kind,
-            "uid" => &key.uid,
-            // What names the inventory.
-            name => return of_inventory(name, inventory, generation),
-        };
-        clean(value)
-    })
-}
-
 /// File systems take 255 bytes per name; extension, part numbers and suffixes come on top.
 const LONGEST: usize = 180;
 
 /// The value as part of a segment: no separators, no run of dots, nothing that hides a file.
-fn clean(value: &str) -> String {
+pub(super) fn clean(value: &str) -> String {
     let mut out = String::with_capacity(value.len());
     let mut chars = value.chars().peekable();
     while let Some(c) = chars.next() {

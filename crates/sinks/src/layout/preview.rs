@@ -8,6 +8,7 @@ use serde_json::json;
 use super::{
     Settings,
     draft::{Change, Draft},
+    foreign::Foreign,
 };
 use crate::sample::{Sample, TIME};
 
@@ -19,7 +20,11 @@ pub(crate) fn preview(settings: &Settings, cluster: &str, base: Preview) -> Prev
     let sample = Sample::new(cluster, settings.content == Some(LayoutContent::Manifest));
     let batch = sample.batch();
     let change = |settings: &Settings| -> Change {
-        Draft::new(settings, &batch, None).change(&BTreeMap::new(), BTreeMap::new(), TIME)
+        Draft::new(settings, &batch, None, &Foreign::default()).change(
+            &BTreeMap::new(),
+            BTreeMap::new(),
+            TIME,
+        )
     };
     let drawn = change(settings);
     let shape = drawn.manifest.header.shape;

@@ -347,3 +347,36 @@ async fn claims_at_once_are_told_apart() {
     sink.forget(&place, &next).await.unwrap();
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left, no directory either");
 }
+
+/// Two inventories that want the same files at the same moment: each file belongs to one of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn inventories_written_at_once_share_no_file() {
+    let more = json!({ "layout": { "mode": "perResource", "pathTemplate": "{sourceName}.json" } });
+    for round in 0..20 {
+        let dir = tempfile::tempdir().unwrap();
+        let writes = ["one", "two"].map(|name| {
+            let (path, more) = (dir.path().to_owned(), more.clone());
+            tokio::spawn(async move {
+                let sink = open_dir(&path, &more).await;
+                let attributes = format!(r#"{{"inventory":"{name}"}}"#);
+                let rows: Vec<_> = (0..8)
+                    .map(|i| object(&format!("{name}{i}"), "", "Pod", "shop", &format!("p{i}"), &attributes))
+                    .collect();
+                // Whether it is refused and how is not the question here.
+                drop(write(&*sink, &inventory("", name), None, &added(&rows)).await);
+            })
+        });
+        for done in futures::future::join_all(writes).await {
+            done.unwrap();
+        }
+        let sink = open_dir(dir.path(), &more).await;
+        let mut held = 0;
+        for name in ["one", "two"] {
+            let baseline = sink.baseline(&inventory("", name)).await.unwrap();
+            let intact = baseline.values().all(|digest| *digest != RowDigest(0));
+            assert!(intact, "round {round}: {name} holds a file that the other has written");
+            held += baseline.len();
+        }
+        assert_eq!(held, 8, "round {round}");
+    }
+}

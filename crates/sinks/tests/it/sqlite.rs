@@ -118,6 +118,24 @@ async fn what_cannot_be_used_is_said() {
     assert!(plan(&spec(Path::new(":memory:"), "ensure")).is_err(), "nothing would be kept");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_fresh_file_can_be_opened_many_times_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let opener = kollect_sinks::Sinks::default();
+    for round in 0..20 {
+        let file = dir.path().join(format!("{round}.db"));
+        let planned = plan(&spec(&file, "ensure")).unwrap();
+        let policy = Policy::default();
+        let opens = (0..16).map(|_| {
+            let (opener, planned, policy) = (opener.clone(), planned.clone(), policy.clone());
+            tokio::spawn(async move { opener.open(&planned, &policy).await.map(drop) })
+        });
+        for opened in futures::future::join_all(opens).await {
+            opened.unwrap().unwrap();
+        }
+    }
+}
+
 #[tokio::test]
 async fn q5_there_is_no_limit_on_rows_or_bytes() {
     let dir = tempfile::tempdir().unwrap();

@@ -123,7 +123,8 @@ async fn w64_a_write_may_stop_anywhere() {
                 kollect_sinks::filesystem::directory(config(dir.path(), to), &kollect_sinks::Files::Anywhere)
                     .await
                     .unwrap();
-            let failing = Keeper::new(Failing { directory: opened.0, left: left.clone() }, opened.1);
+            let blobs = Failing { directory: opened.0, left: left.clone() };
+            let failing = Keeper::new(blobs, opened.1, Arc::default());
             let delta = difference(&failing.baseline(&all).await.unwrap(), &after);
             let batch = Batch { part_bytes: 1200, ..Batch::new(&all, &claim, &delta) };
             let ended = failing.write(&batch).await.is_ok();
@@ -192,7 +193,8 @@ async fn w9_a_removal_may_stop_anywhere() {
             )
             .await
             .unwrap();
-            let failing = Keeper::new(Failing { directory: opened.0, left: left.clone() }, opened.1);
+            let blobs = Failing { directory: opened.0, left: left.clone() };
+            let failing = Keeper::new(blobs, opened.1, Arc::default());
             let claim = failing.claim(&all, &Claimant::default()).await.unwrap();
             let batch = Batch { part_bytes: 1000, ..Batch::new(&all, &claim, &rows) };
             let written = failing.write(&batch).await.is_ok();

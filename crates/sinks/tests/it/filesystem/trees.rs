@@ -144,23 +144,33 @@ async fn w18_rows_with_one_path_are_told_apart() {
     let names = |dir: &Path| tree(dir).into_keys().collect::<Vec<_>>();
     let apps = object("u1", "apps", "Ingress", "shop", "cart", "{}");
     let network = object("u2", "networking.k8s.io", "Ingress", "shop", "cart", "{}");
-    let third = object("u3", "x", "Ingress", "shop", "cart", "{}");
+    let core = object("u3", "", "Ingress", "shop", "cart", "{}");
     let all = inventory("", "all");
     let dir = tempfile::tempdir().unwrap();
     let sink = open_dir(dir.path(), &more).await;
     write(&*sink, &all, None, &added(std::slice::from_ref(&apps))).await.unwrap();
     assert_eq!(names(dir.path()), ["default/shop/ingress/cart.json"]);
     write(&*sink, &all, None, &added(std::slice::from_ref(&network))).await.unwrap();
-    let two = names(dir.path());
-    assert_eq!(two.len(), 2);
-    assert!(two.iter().all(|name| name.starts_with("default/shop/ingress/cart-")), "{two:?}");
-    write(&*sink, &all, None, &added(std::slice::from_ref(&third))).await.unwrap();
-    assert_eq!(sink.baseline(&all).await.unwrap(), holding([&apps, &network, &third]));
-    assert!(names(dir.path()).len() == 3 && two.iter().all(|name| names(dir.path()).contains(name)));
-    let delta = Delta { removed: vec![gone(&third), gone(&apps)], ..Delta::default() };
+    let two = ["default/shop/ingress.apps/cart.json", "default/shop/ingress.networking.k8s.io/cart.json"];
+    assert_eq!(names(dir.path()), two);
+    write(&*sink, &all, None, &added(std::slice::from_ref(&core))).await.unwrap();
+    assert_eq!(sink.baseline(&all).await.unwrap(), holding([&apps, &network, &core]));
+    assert_eq!(names(dir.path()), [two[0], "default/shop/ingress.core/cart.json", two[1]]);
+    let delta = Delta { removed: vec![gone(&core), gone(&apps)], ..Delta::default() };
     write(&*sink, &all, None, &delta).await.unwrap();
     assert_eq!(names(dir.path()), ["default/shop/ingress/cart.json"]);
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&network]));
+
+    // One object in two targets, beside one of another group.
+    let again =
+        Arc::new(Row { key: RowKey { uid: "u5".into(), ..network.key.clone() }, ..(*network).clone() });
+    let receipt = write(&*sink, &all, None, &added(&[apps.clone(), again.clone()])).await.unwrap();
+    assert_eq!(receipt.warnings.len(), 1, "{:?}", receipt.warnings);
+    let three = names(dir.path());
+    assert_eq!(three.len(), 3);
+    assert_eq!(three[0], two[0]);
+    assert!(three[1..].iter().all(|name| name.starts_with("default/shop/ingress/cart-")), "{three:?}");
+    assert_eq!(sink.baseline(&all).await.unwrap(), holding([&apps, &network, &again]));
 
     // A row whose own name is what the other would be called.
     let odd = object(
@@ -168,12 +178,12 @@ async fn w18_rows_with_one_path_are_told_apart() {
         "",
         "Ingress",
         "shop",
-        two[0].rsplit_once('/').unwrap().1.strip_suffix(".json").unwrap(),
+        three[1].rsplit_once('/').unwrap().1.strip_suffix(".json").unwrap(),
         "{}",
     );
-    write(&*sink, &all, None, &added(&[apps.clone(), odd.clone()])).await.unwrap();
-    assert_eq!(names(dir.path()).len(), 3);
-    assert_eq!(sink.baseline(&all).await.unwrap(), holding([&apps, &network, &odd]));
+    write(&*sink, &all, None, &added(std::slice::from_ref(&odd))).await.unwrap();
+    assert_eq!(names(dir.path()).len(), 4);
+    assert_eq!(sink.baseline(&all).await.unwrap(), holding([&apps, &network, &again, &odd]));
 }
 
 /// W17: nobody removes what belongs to others, and nothing stays behind.
@@ -194,15 +204,108 @@ async fn w17_inventories_share_directories() {
     );
     assert!(!dir.path().join("default/shop/deployment").exists(), "empty directories go");
 
-    // The same object in both: refused, by name and with the way out.
-    let error = write(&*sink, &one, None, &added(&rows)).await.unwrap_err();
-    assert_eq!(error.reason, SinkReason::OwnedByOther);
-    assert!(
-        error.to_string().contains("default/node/n1.json") && error.to_string().contains("team/two"),
-        "{error}"
+    // The same object in both: this row is refused, by name and with the way out, and no other.
+    let receipt = write(&*sink, &one, None, &added(&rows)).await.unwrap();
+    let whys: Vec<&str> = receipt.refused.iter().map(|refusal| &*refusal.why).collect();
+    assert_eq!(
+        whys,
+        [
+            "Node n1 of target team/web (uid u3): default/node/n1.json is a file of inventory team/two of cluster \
+          \"\": put {cluster}, {namespace} and {name} of the inventory into spec.layout.pathTemplate, or use \
+          another destination"
+        ]
     );
-    assert_eq!(sink.baseline(&one).await.unwrap(), Baseline::new(), "wholly or not at all");
+    assert_eq!(sink.baseline(&one).await.unwrap(), holding(&rows[..2]));
     assert_eq!(sink.baseline(&two).await.unwrap(), holding(&rows[2..]));
+    // The way out works, and all files move in one write.
+    let more = json!({ "layout": {
+        "mode": "perResource", "pathTemplate": "{cluster}/{namespace}/{name}/{kind}/{sourceName}{extension}",
+    } });
+    let delta = Delta {
+        changed: rows[..2].iter().map(changed).collect(),
+        added: rows[2..].to_vec(),
+        ..Delta::default()
+    };
+    let receipt = write(&*open_dir(dir.path(), &more).await, &one, None, &delta).await.unwrap();
+    assert!(receipt.refused.is_empty());
+    assert!(dir.path().join("default/team/one/node/n1.json").is_file());
+}
+
+/// Kinds of one name in different API groups, in different inventories: the one that comes later has its group in
+/// the path, and no file of the other moves.
+#[tokio::test]
+async fn kinds_of_one_name_in_two_inventories_are_told_apart() {
+    let core = object("u1", "", "Service", "shop", "cart", "{}");
+    let knative = object("u2", "serving.knative.dev", "Service", "shop", "cart", r#"{"n":1}"#);
+    let plain = object("u3", "serving.knative.dev", "Service", "shop", "other", "{}");
+    let (one, two) = (inventory("", "one"), inventory("", "two"));
+    let dir = tempfile::tempdir().unwrap();
+    let more = json!({ "layout": { "mode": "perResource" } });
+    let sink = open_dir(dir.path(), &more).await;
+    write(&*sink, &one, None, &added(std::slice::from_ref(&core))).await.unwrap();
+    let rows = [knative.clone(), plain.clone()];
+    let receipt = write(&*sink, &two, None, &added(&rows)).await.unwrap();
+    assert!(receipt.refused.is_empty() && receipt.warnings.is_empty());
+    let names = || tree(dir.path()).into_keys().collect::<Vec<_>>();
+    let expected = [
+        "default/shop/service.serving.knative.dev/cart.json",
+        "default/shop/service/cart.json",
+        "default/shop/service/other.json",
+    ];
+    assert_eq!(names(), expected);
+    for place in [&one, &two] {
+        write(&*sink, place, None, &Delta::default()).await.unwrap();
+        assert_eq!(names(), expected);
+    }
+    assert_eq!(sink.baseline(&one).await.unwrap(), holding([&core]));
+    assert_eq!(sink.baseline(&two).await.unwrap(), holding(&rows));
+    // Once nothing is in the way, it has the path that it would have had.
+    let claim = sink.claim(&one, &Claimant::default()).await.unwrap();
+    sink.forget(&one, &claim).await.unwrap();
+    write(&*sink, &two, None, &Delta::default()).await.unwrap();
+    assert_eq!(names(), ["default/shop/service/cart.json", "default/shop/service/other.json"]);
+    assert_eq!(sink.baseline(&two).await.unwrap(), holding(&rows));
+}
+
+/// The same with a template of the user: the rows that collide are refused, and the advice helps.
+#[tokio::test]
+async fn rows_that_collide_in_a_template_are_refused_alone() {
+    let core = object("u1", "", "Service", "shop", "cart", "{}");
+    let knative = object("u2", "serving.knative.dev", "Service", "shop", "cart", "{}");
+    let plain = object("u3", "serving.knative.dev", "Service", "shop", "other", "{}");
+    let (one, two) = (inventory("", "one"), inventory("", "two"));
+    let dir = tempfile::tempdir().unwrap();
+    let template = |text: &str| json!({ "layout": { "mode": "perResource", "pathTemplate": text } });
+    let sink = open_dir(dir.path(), &template("{kind}/{sourceName}{extension}")).await;
+    write(&*sink, &one, None, &added(std::slice::from_ref(&core))).await.unwrap();
+    let receipt = write(&*sink, &two, None, &added(&[knative.clone(), plain.clone()])).await.unwrap();
+    let whys: Vec<&str> = receipt.refused.iter().map(|refusal| &*refusal.why).collect();
+    assert_eq!(
+        whys,
+        [
+            "Service shop/cart of target team/web (uid u2): service/cart.json is a file of inventory team/one of \
+          cluster \"\", for an object of API group \"\": put {group} into spec.layout.pathTemplate, and let \
+          spec.layout.filename.groupInPath be auto or always"
+        ]
+    );
+    assert_eq!(sink.baseline(&two).await.unwrap(), holding([&plain]));
+    let sink = open_dir(dir.path(), &template("{group}/{kind}/{sourceName}{extension}")).await;
+    let delta = Delta { changed: vec![changed(&plain)], added: vec![knative.clone()], ..Delta::default() };
+    assert!(write(&*sink, &two, None, &delta).await.unwrap().refused.is_empty());
+    assert_eq!(sink.baseline(&two).await.unwrap(), holding([&knative, &plain]));
+
+    // A file that a row cannot move to: it stays where it is.
+    let file = dir.path().join("moved/other.json");
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(&file, "precious").unwrap();
+    let sink = open_dir(dir.path(), &template("moved/{sourceName}{extension}")).await;
+    let delta = Delta { changed: vec![changed(&knative), changed(&plain)], ..Delta::default() };
+    let receipt = write(&*sink, &two, None, &delta).await.unwrap();
+    assert_eq!(receipt.refused.len(), 1);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
+    assert!(dir.path().join("moved/cart.json").is_file());
+    assert!(dir.path().join("serving.knative.dev/service/other.json").is_file());
+    assert_eq!(sink.baseline(&two).await.unwrap().len(), 2);
 }
 
 #[tokio::test]
@@ -218,10 +321,19 @@ async fn files_of_others_are_never_overwritten() {
         fs::write(&file, "precious").unwrap();
         let sink = open_dir(dir.path(), &more).await;
         let all = inventory("", "all");
-        let error = write(&*sink, &all, None, &added(&shop())).await.unwrap_err();
-        assert_eq!((error.reason, error.class()), (SinkReason::Incompatible, ErrorClass::Terminal));
-        assert!(error.to_string().contains(path), "{error}");
-        assert_eq!(tree(dir.path()), BTreeMap::from([(path.to_owned(), "precious".to_owned())]));
+        if more["layout"]["mode"] == "perResource" {
+            // It concerns one row.
+            let receipt = write(&*sink, &all, None, &added(&shop())).await.unwrap();
+            assert_eq!(receipt.refused.len(), 1);
+            assert!(receipt.refused[0].why.contains(path), "{}", receipt.refused[0].why);
+            assert_eq!(tree(dir.path())[path], "precious");
+            assert_eq!(sink.baseline(&all).await.unwrap(), holding([&shop()[0], &shop()[2]]));
+        } else {
+            let error = write(&*sink, &all, None, &added(&shop())).await.unwrap_err();
+            assert_eq!((error.reason, error.class()), (SinkReason::Incompatible, ErrorClass::Terminal));
+            assert!(error.to_string().contains(path), "{error}");
+            assert_eq!(tree(dir.path()), BTreeMap::from([(path.to_owned(), "precious".to_owned())]));
+        }
         fs::remove_file(&file).unwrap();
         write(&*sink, &all, None, &added(&shop())).await.unwrap();
         assert_eq!(sink.baseline(&all).await.unwrap(), holding(&shop()));
@@ -400,6 +512,47 @@ async fn a_new_layout_replaces_the_old_one() {
             let (left, right) = (tree(dir.path()), tree(direct.path()));
             assert_eq!(left.keys().collect::<Vec<_>>(), right.keys().collect::<Vec<_>>(), "{from} {to}");
         }
+    }
+}
+
+/// Manifests of an older release name the same settings in another way: that is no reason to write.
+#[tokio::test]
+async fn a_manifest_of_an_older_release_is_as_good() {
+    // What the older release wrote for these settings.
+    for (more, former) in [
+        (json!({ "layout": { "mode": "perResource" } }), "dbb1aefed5d05dfc71f223ed66f6bf63"),
+        (json!({ "layout": { "mode": "document" } }), "471286e8979595a0b058e1932d4aa8d3"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let (all, rows) = (inventory("", "all"), shop());
+        write(&*open_dir(dir.path(), &more).await, &all, None, &added(&rows)).await.unwrap();
+        let books = fs::read_dir(dir.path().join(".kollect")).unwrap().next().unwrap().unwrap().path();
+        let manifest = books.join("manifest.ndjson");
+        let fingerprint = || -> String {
+            let text = fs::read_to_string(&manifest).unwrap();
+            let header: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+            header["settings"].as_str().unwrap().to_owned()
+        };
+        let now = fingerprint();
+        let older = fs::read_to_string(&manifest).unwrap().replace(&now, former);
+        fs::write(&manifest, &older).unwrap();
+        let files = tree(dir.path());
+
+        let sink = open_dir(dir.path(), &more).await;
+        assert_eq!(sink.baseline(&all).await.unwrap(), holding(&rows), "nothing is to be written");
+        write(&*sink, &all, None, &Delta::default()).await.unwrap();
+        assert_eq!(fs::read_to_string(&manifest).unwrap(), older, "nothing was written");
+        assert_eq!(tree(dir.path()), files);
+
+        // What changes is written, and the manifest with it.
+        let second = object("u2", "", "Service", "shop", "cart", r#"{"ports":[81]}"#);
+        let delta = Delta { changed: vec![changed(&second)], ..Delta::default() };
+        write(&*sink, &all, None, &delta).await.unwrap();
+        assert_eq!(fingerprint(), now);
+        let after = tree(dir.path());
+        let differ = after.iter().filter(|(path, text)| files.get(*path) != Some(text)).count();
+        assert_eq!((differ, after.len()), (1, files.len()));
+        assert_eq!(sink.baseline(&all).await.unwrap(), holding([&rows[0], &second, &rows[2]]));
     }
 }
 

@@ -156,8 +156,9 @@ async fn w17_files_belong_to_inventories() {
     write(&*sink, &one, None, &removed(&job)).await.unwrap();
     assert_eq!(files(), [cart_file, web_file]);
     // The same object in both: nobody takes it from the other.
-    let refused = write(&*sink, &two, None, &added(std::slice::from_ref(&cart))).await.unwrap_err();
-    assert!(refused.to_string().contains("it is a file of inventory team/one"), "{refused}");
+    let receipt = write(&*sink, &two, None, &added(std::slice::from_ref(&cart))).await.unwrap();
+    assert!(receipt.refused[0].why.contains("cart.yaml is a file of inventory team/one"), "{receipt:?}");
+    assert_eq!(sink.baseline(&two).await.unwrap(), holding([&web]));
     write(&*sink, &one, None, &removed(&cart)).await.unwrap();
     assert_eq!(files(), [web_file]);
     let claim = sink.claim(&one, &claimant(None)).await.unwrap();
@@ -179,20 +180,91 @@ async fn w18_rows_with_one_path_are_told_apart() {
     let core = object("c1", "", "Service", "shop", "cart", "{}");
     let receipt = write(&*sink, &all, None, &added(&[knative.clone(), core.clone()])).await.unwrap();
     let files: Vec<String> = tree(&remote.checkout().path).into_keys().collect();
-    assert_eq!(files.len(), 2, "{files:?}");
-    assert!(files.iter().all(|file| file.starts_with("default/shop/service/cart-")), "{files:?}");
+    let grouped =
+        ["default/shop/service.core/cart.yaml", "default/shop/service.serving.knative.dev/cart.yaml"];
+    assert_eq!(files, grouped);
+    assert_eq!(receipt.warnings, Vec::<String>::new());
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&knative, &core]));
+    // The group does not tell these apart.
+    let twin = object("c2", "", "Service", "shop", "cart", "{}");
+    let receipt = write(&*sink, &all, None, &added(std::slice::from_ref(&twin))).await.unwrap();
+    let files: Vec<String> = tree(&remote.checkout().path).into_keys().collect();
+    assert_eq!(files.len(), 3, "{files:?}");
+    assert_eq!(files[0], grouped[1]);
+    assert!(files[1..].iter().all(|file| file.starts_with("default/shop/service/cart-")), "{files:?}");
     let warning = receipt.warnings.join("\n");
     assert!(
-        warning.contains("Service shop/cart") && warning.contains("k1") && warning.contains("c1"),
+        warning.contains("Service shop/cart") && warning.contains("c1") && warning.contains("c2"),
         "{warning}"
     );
     // It is told when it begins, not with every write.
     let web = deployment("web", "{}");
     assert_eq!(write(&*sink, &all, None, &added(&[web])).await.unwrap().warnings, Vec::<String>::new());
-    write(&*sink, &all, None, &removed(&knative)).await.unwrap();
+    for gone in [&twin, &knative] {
+        write(&*sink, &all, None, &removed(gone)).await.unwrap();
+    }
     let files: Vec<String> = tree(&remote.checkout().path).into_keys().collect();
     assert_eq!(files, ["default/shop/deployment/web.yaml", "default/shop/service/cart.yaml"]);
+}
+
+/// Kinds of one name in different API groups, in different inventories: both are written, and a file that is there
+/// does not move because of the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn kinds_of_one_name_in_two_inventories_are_told_apart() {
+    let remote = Remote::new(Way::File, json!({ "layout": { "mode": "perResource" } }));
+    let sink = remote.open().await;
+    let (one, two) = (inventory("", "one"), inventory("", "two"));
+    let core = object("c1", "", "Service", "shop", "cart", "{}");
+    let knative = object("k1", "serving.knative.dev", "Service", "shop", "cart", r#"{"n":1}"#);
+    let other = object("k2", "serving.knative.dev", "Service", "shop", "other", "{}");
+    write(&*sink, &one, None, &added(std::slice::from_ref(&core))).await.unwrap();
+    let receipt = write(&*sink, &two, None, &added(&[knative.clone(), other.clone()])).await.unwrap();
+    assert!(receipt.refused.is_empty() && receipt.warnings.is_empty(), "{receipt:?}");
+    let files = || tree(&remote.checkout().path).into_keys().collect::<Vec<_>>();
+    let (plain, second) = ("default/shop/service/cart.yaml", "default/shop/service/other.yaml");
+    assert_eq!(files(), ["default/shop/service.serving.knative.dev/cart.yaml", plain, second]);
+    for place in [&one, &two] {
+        write(&*sink, place, None, &Delta::default()).await.unwrap();
+    }
+    assert_eq!(remote.commits(), 2, "nothing is written again");
+    assert_eq!(sink.baseline(&one).await.unwrap(), holding([&core]));
+    assert_eq!(sink.baseline(&two).await.unwrap(), holding([&knative, &other]));
+    // Once nothing is in the way, one commit moves it to the path that it would have had.
+    write(&*sink, &one, None, &removed(&core)).await.unwrap();
+    write(&*sink, &two, None, &Delta::default()).await.unwrap();
+    assert_eq!(files(), [plain, second]);
+    assert_eq!(remote.commits(), 4);
+}
+
+/// Books of an older release name the same settings in another way: that is no reason for a commit.
+#[tokio::test(flavor = "multi_thread")]
+async fn books_of_an_older_release_are_as_good() {
+    let remote = Remote::new(Way::File, json!({ "layout": { "mode": "perResource" } }));
+    let all = inventory("", "all");
+    let (cart, web) = (deployment("cart", "{}"), deployment("web", "{}"));
+    write(&*remote.open().await, &all, None, &added(&[cart.clone(), web.clone()])).await.unwrap();
+    let header = |path: &std::path::Path| {
+        let books = std::fs::read_dir(path.join(".kollect")).unwrap().map(|entry| entry.unwrap().path());
+        let file = books.map(|books| books.join("manifest.json")).find(|file| file.is_file()).unwrap();
+        let text = std::fs::read_to_string(&file).unwrap();
+        let header: serde_json::Value = serde_json::from_str(&text).unwrap();
+        (file, text, header["settings"].as_str().unwrap().to_owned())
+    };
+    let checkout = remote.checkout();
+    let (file, text, now) = header(&checkout.path);
+    // What the older release wrote for these settings.
+    std::fs::write(&file, text.replace(&now, "06e12ffb526a33619fce6aa2fe144396")).unwrap();
+    checkout.push("the older release");
+    let before = remote.git(&["rev-parse", "main"]);
+    let sink = remote.open().await;
+    assert_eq!(sink.baseline(&all).await.unwrap(), holding([&cart, &web]));
+    write(&*sink, &all, None, &Delta::default()).await.unwrap();
+    assert_eq!(remote.git(&["rev-parse", "main"]), before, "no commit for the sake of it");
+    let new = deployment("cart", r#"{"n":1}"#);
+    write(&*sink, &all, None, &Delta { changed: vec![changed(&new)], ..Delta::default() }).await.unwrap();
+    let shown = remote.git(&["diff", "--name-only", &before, "main", "--", "default"]);
+    assert_eq!(shown, "default/shop/deployment/cart.yaml");
+    assert_eq!(header(&remote.checkout().path).2, now);
 }
 
 /// `layout: {}` leaves the choice to the rows: whole objects become files of their own.

@@ -292,8 +292,10 @@ async fn what_others_put_in_the_place_of_our_files_stays() {
     sink.baseline(&all).await.unwrap();
     write(&*sink, &all, None, &removal).await.unwrap();
     assert_eq!(tree(&remote.checkout().path)["default/shop/pod"], "a file\n");
-    let refused = write(&*sink, &all, None, &added(&pods)).await.unwrap_err();
-    assert!(refused.to_string().contains("default/shop/pod/p1.yaml"), "{refused}");
+    let receipt = write(&*sink, &all, None, &added(&pods)).await.unwrap();
+    assert_eq!(receipt.refused.len(), 2);
+    assert!(receipt.refused[0].why.contains("default/shop/pod/p1.yaml"), "{receipt:?}");
+    assert_eq!(tree(&remote.checkout().path)["default/shop/pod"], "a file\n");
 
     let taken = Remote::plain();
     write(&*taken.open().await, &all, None, &added(&[])).await.unwrap();

@@ -1,0 +1,170 @@
+//! The files of rows in a tree: what the template says, and something more for rows that would share a file.
+//!
+//! A path depends on the rows of the inventory and on files of others that are in the way, never on the
+//! order in which rows came.
+
+use std::collections::{HashMap, HashSet};
+
+use kollect_model::{batch::InventoryId, crd::sinks::GroupInPath, row::RowKey};
+
+use super::{
+    Settings, Shape,
+    foreign::Foreign,
+    paths::{FilePath, clean, key_hash, of_inventory},
+};
+
+/// The template of rows unless the spec has one. It holds no API group: rows of kinds that differ in nothing
+/// else get it, see [`Level::Grouped`].
+pub(super) const DEFAULT_TEMPLATE: &str = "{cluster}/{sourceNamespace}/{kind}/{sourceName}{extension}";
+
+/// The row that a path is for.
+pub(crate) struct Source<'a> {
+    pub(crate) key: &'a RowKey,
+    pub(crate) name: &'a str,
+}
+
+/// The file of a row.
+pub(crate) struct Placed {
+    pub(crate) path: String,
+    /// What the template says, where a suffix was needed.
+    pub(crate) shared: Option<String>,
+}
+
+/// What a path has beyond the template.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Level {
+    /// Nothing.
+    Plain,
+    /// The API group, behind the kind.
+    Grouped,
+    /// A hash of the key.
+    Hashed,
+    /// The whole hash and a number.
+    Numbered(usize),
+}
+
+struct Candidate<'a> {
+    group: &'a str,
+    plain: FilePath,
+    grouped: Option<FilePath>,
+    hash: u128,
+    level: Level,
+}
+
+impl Candidate<'_> {
+    fn path(&self) -> String {
+        let FilePath { stem, extension } = &self.plain;
+        match self.level {
+            Level::Plain => self.plain.whole(),
+            Level::Grouped => self.grouped.as_ref().unwrap_or(&self.plain).whole(),
+            Level::Hashed => format!("{stem}-{:016x}{extension}", self.hash >> 64),
+            Level::Numbered(number) => format!("{stem}-{:032x}-{number}{extension}", self.hash),
+        }
+    }
+
+    /// Takes the next path. `by_group`: the API group is enough to tell this row from those in its way.
+    fn move_on(&mut self, by_group: bool) {
+        self.level = match self.level {
+            Level::Plain if by_group && self.grouped.is_some() => Level::Grouped,
+            Level::Plain | Level::Grouped => Level::Hashed,
+            Level::Hashed => Level::Numbered(2),
+            Level::Numbered(number) => Level::Numbered(number + 1),
+        };
+    }
+}
+
+/// The paths of rows, in their order. `taken` are paths of the inventory that no row can have.
+pub(crate) fn rows<'a>(
+    sources: impl IntoIterator<Item = Source<'a>>,
+    settings: &Settings,
+    shape: Shape,
+    inventory: &InventoryId,
+    generation: i64,
+    taken: &[String],
+    foreign: &Foreign,
+) -> Vec<Placed> {
+    let by_default = settings.rows.text() == DEFAULT_TEMPLATE;
+    let candidate = |source: Source<'a>| {
+        let path = |with_group| row(&source, settings, shape, inventory, generation, with_group);
+        let (plain, grouped) = (path(false), by_default.then(|| path(true)));
+        let hash = key_hash(source.key);
+        Candidate { group: &source.key.group, plain, grouped, hash, level: Level::Plain }
+    };
+    let mut candidates: Vec<Candidate<'_>> = sources.into_iter().map(candidate).collect();
+    loop {
+        let paths: Vec<String> = candidates.iter().map(Candidate::path).collect();
+        let mut wanted: HashMap<&str, Vec<&str>> = HashMap::with_capacity(paths.len());
+        for (candidate, path) in candidates.iter().zip(&paths) {
+            wanted.entry(path).or_default().push(candidate.group);
+        }
+        let taken: HashSet<&str> = taken.iter().map(|path| &**path).collect();
+        // A file cannot be where another one needs a directory.
+        let directories: HashSet<&str> = paths
+            .iter()
+            .map(|path| &**path)
+            .chain(taken.iter().copied())
+            .flat_map(|path| path.match_indices('/').filter_map(|(at, _)| path.get(..at)))
+            .collect();
+        let moves: Vec<Option<bool>> = candidates
+            .iter()
+            .zip(&paths)
+            .map(|(candidate, path)| {
+                if taken.contains(&**path) || directories.contains(&**path) {
+                    return Some(false);
+                }
+                let groups = wanted.get(&**path).map_or(&[][..], |groups| groups);
+                if groups.len() > 1 {
+                    return Some(groups.iter().filter(|group| **group == candidate.group).count() == 1);
+                }
+                let other_group = candidate.level == Level::Plain
+                    && candidate.grouped.is_some()
+                    && foreign.is_of_another_group(path, candidate.group);
+                other_group.then_some(true)
+            })
+            .collect();
+        if moves.iter().all(Option::is_none) {
+            let placed = |(candidate, path): (&Candidate<'_>, String)| {
+                let suffixed = matches!(candidate.level, Level::Hashed | Level::Numbered(_));
+                Placed { path, shared: suffixed.then(|| candidate.plain.whole()) }
+            };
+            return candidates.iter().zip(paths).map(placed).collect();
+        }
+        for (candidate, moves) in candidates.iter_mut().zip(moves) {
+            if let Some(by_group) = moves {
+                candidate.move_on(by_group);
+            }
+        }
+    }
+}
+
+fn row(
+    source: &Source<'_>,
+    settings: &Settings,
+    shape: Shape,
+    inventory: &InventoryId,
+    generation: i64,
+    with_group: bool,
+) -> FilePath {
+    let key = source.key;
+    settings.rows.fill(shape.format.extension(), settings.max_segment, |name| {
+        let kind = if settings.lowercase_kind { key.kind.to_lowercase() } else { key.kind.to_string() };
+        let group = if key.group.is_empty() { "core" } else { &key.group };
+        let kind = if with_group { format!("{kind}.{group}") } else { kind };
+        let value = match name {
+            "targetNamespace" => key.target.namespace.as_deref().unwrap_or(&key.namespace),
+            "targetName" => &key.target.name,
+            "sourceNamespace" => &key.namespace,
+            "sourceName" => source.name,
+            "group" => match settings.group_in_path {
+                GroupInPath::Never => "",
+                GroupInPath::Always => group,
+                GroupInPath::Auto => &key.group,
+            },
+            "kind" => &kind,
+            "uid" => &key.uid,
+            // What names the inventory.
+            name => return of_inventory(name, inventory, generation),
+        };
+        clean(value)
+    })
+}

@@ -1,0 +1,186 @@
+//! Opens a file and brings its tables to the version of this build.
+//!
+//! Tables, `application_id` and `user_version` are made in one transaction that holds the write lock, so
+//! that of several connections to a fresh file one makes them and the others find them complete.
+
+use std::{
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use kollect_model::sink::{SinkError, SinkReason};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
+
+use super::sqlite_error;
+
+/// Version of the tables, kept in the file's `user_version`.
+const SCHEMA_VERSION: i64 = 3;
+
+pub(super) const SCHEMA: &str = "
+CREATE TABLE IF NOT EXISTS inventory (
+    cluster             TEXT NOT NULL DEFAULT '',
+    inventory_namespace TEXT NOT NULL,
+    inventory_name      TEXT NOT NULL,
+    target_name         TEXT NOT NULL,
+    source_uid          TEXT NOT NULL,
+    target_namespace    TEXT NOT NULL,
+    api_group           TEXT NOT NULL,
+    api_version         TEXT NOT NULL,
+    kind                TEXT NOT NULL,
+    namespace           TEXT NOT NULL,
+    name                TEXT NOT NULL,
+    resource_namespace  TEXT NOT NULL DEFAULT '',
+    payload             TEXT NOT NULL,
+    row_digest          TEXT NOT NULL,
+    first_seen_at       TEXT NOT NULL,
+    changed_at          TEXT NOT NULL,
+    exported_at         TEXT NOT NULL,
+    PRIMARY KEY (cluster, inventory_namespace, inventory_name, target_name, source_uid)
+);
+CREATE INDEX IF NOT EXISTS inventory_by_object ON inventory (kind, namespace, name);
+CREATE TABLE IF NOT EXISTS kollect_bindings (
+    cluster             TEXT NOT NULL,
+    inventory_namespace TEXT NOT NULL,
+    inventory_name      TEXT NOT NULL,
+    owner               TEXT,
+    writer              TEXT NOT NULL DEFAULT 'cli',
+    epoch               INTEGER NOT NULL,
+    last_export         TEXT,
+    revision            INTEGER,
+    row_count           INTEGER NOT NULL DEFAULT 0,
+    coverage            TEXT,
+    PRIMARY KEY (cluster, inventory_namespace, inventory_name)
+);
+PRAGMA application_id = 1263488108;
+PRAGMA user_version = 3;
+";
+
+/// Files of the first version know owners, and no epochs.
+const FROM_VERSION_1: &str = "
+INSERT INTO kollect_bindings (cluster, inventory_namespace, inventory_name, owner, epoch)
+    SELECT cluster, inventory_namespace, inventory_name, owner, 0 FROM kollect_owners;
+DROP TABLE kollect_owners;
+";
+
+/// Those of the second version say nothing about the writer and what it saw.
+const FROM_VERSION_2: &str = "
+ALTER TABLE kollect_bindings ADD COLUMN writer TEXT NOT NULL DEFAULT 'cli';
+ALTER TABLE kollect_bindings ADD COLUMN revision INTEGER;
+ALTER TABLE kollect_bindings ADD COLUMN coverage TEXT;
+PRAGMA user_version = 3;
+";
+
+/// "Koll": tells our files from those of other programs.
+const APPLICATION_ID: i64 = 1_263_488_108;
+
+/// How long to wait for another writer.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long to wait before the journal mode is asked for again: SQLite does not wait for it by itself.
+const JOURNAL_MODE_PAUSE: Duration = Duration::from_millis(5);
+
+/// What a file is, as far as its header and its tables tell.
+enum Found {
+    /// It has the tables of this build.
+    Current,
+    /// It has our tables of an older version that can be migrated.
+    Older(i64),
+    /// It has our tables of a version that this build does not know.
+    Unknown(i64),
+    /// It has no tables and belongs to no program.
+    Empty,
+    /// It has tables of another program.
+    Foreign,
+}
+
+/// Opens a file. Tables that are missing are created if `create` says so; older ones are migrated.
+pub(super) fn connect(file: &Path, create: bool) -> Result<Connection, SinkError> {
+    let path = file.display();
+    let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    if create {
+        flags |= OpenFlags::SQLITE_OPEN_CREATE;
+    }
+    let failed = |error| sqlite_error(format!("open {path}"), error);
+    let mut connection = Connection::open_with_flags(file, flags).map_err(failed)?;
+    connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
+    let found = provision(&mut connection, create).map_err(failed)?;
+    let (reason, why) = match found {
+        Found::Current => {
+            use_write_ahead_log(&connection).map_err(failed)?;
+            return Ok(connection);
+        }
+        Found::Older(version) | Found::Unknown(version) => {
+            let why = format!(
+                "{path} has tables of version {version}, this build knows version {SCHEMA_VERSION}: \
+                 use another file or another build"
+            );
+            (SinkReason::Incompatible, why)
+        }
+        Found::Foreign => {
+            let why = format!("{path} is the database of another program: use another file");
+            (SinkReason::Incompatible, why)
+        }
+        Found::Empty => {
+            let why = format!("{path} has no Kollect tables and provisioning.mode is existing");
+            (SinkReason::Missing, why)
+        }
+    };
+    Err(SinkError::new(reason, why))
+}
+
+/// Creates or migrates the tables if that is needed and allowed. Answers what the file is afterwards.
+fn provision(connection: &mut Connection, create: bool) -> rusqlite::Result<Found> {
+    let needed = |found: &Found| match found {
+        Found::Empty if create => Some(SCHEMA.to_owned()),
+        Found::Older(1) => Some(format!("{SCHEMA} {FROM_VERSION_1}")),
+        Found::Older(_) => Some(FROM_VERSION_2.to_owned()),
+        _ => None,
+    };
+    // Most files are current: the write lock is taken only if something must be written.
+    let found = inspect(&connection.transaction()?)?;
+    if needed(&found).is_none() {
+        return Ok(found);
+    }
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    // Another connection may have written it before this one got the lock.
+    let mut found = inspect(&transaction)?;
+    if let Some(statements) = needed(&found) {
+        transaction.execute_batch(&statements)?;
+        found = Found::Current;
+    }
+    transaction.commit()?;
+    Ok(found)
+}
+
+/// Reads header and tables. In a transaction, so that they are of one moment.
+fn inspect(transaction: &Transaction<'_>) -> rusqlite::Result<Found> {
+    let number = |query: &str| transaction.query_row(query, [], |row| row.get::<_, i64>(0));
+    let application = number("PRAGMA application_id")?;
+    let version = number("PRAGMA user_version")?;
+    let tables = number("SELECT count(*) FROM sqlite_master")?;
+    Ok(match (application, version) {
+        (APPLICATION_ID, SCHEMA_VERSION) => Found::Current,
+        (APPLICATION_ID, older @ (1 | 2)) => Found::Older(older),
+        (APPLICATION_ID, other) => Found::Unknown(other),
+        (0, 0) if tables == 0 => Found::Empty,
+        _ => Found::Foreign,
+    })
+}
+
+/// Turns the write-ahead log on. SQLite fails at once, whatever the timeout, while another connection does
+/// the same: so this waits.
+fn use_write_ahead_log(connection: &Connection) -> rusqlite::Result<()> {
+    let deadline = Instant::now() + BUSY_TIMEOUT;
+    loop {
+        match connection.pragma_update(None, "journal_mode", "WAL") {
+            Err(error)
+                if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
+                    && Instant::now() < deadline =>
+            {
+                thread::sleep(JOURNAL_MODE_PAUSE);
+            }
+            done => return done,
+        }
+    }
+}
