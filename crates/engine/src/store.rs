@@ -21,7 +21,7 @@ use tokio::sync::watch;
 
 use changes::Dirty;
 pub use changes::{Change, Changes};
-pub use kind_rows::KindRows;
+pub use kind_rows::{Failed, KindRows};
 pub use read::{Sights, Snapshot, StoreReader};
 
 /// How much of a kind has been seen for a target.
@@ -65,10 +65,20 @@ struct Held {
     origin: Origin,
 }
 
+/// An object that is selected and has no row because it cannot be read.
+struct Failure {
+    key: RowKey,
+    origin: Origin,
+    why: String,
+}
+
 struct Kind {
     /// Tells it from one of the same name that was removed before.
     number: u64,
     rows: BTreeMap<Arc<str>, Held>,
+    /// By UID, like the rows. An object has a row or a failure, never both, and whatever removes rows
+    /// removes failures.
+    failures: BTreeMap<Arc<str>, Failure>,
     /// `None`: the target has left the kind, whose rows leave when all others have been seen.
     sight: Option<Sight>,
 }
@@ -87,9 +97,9 @@ struct Target {
     revision: u64,
     /// Sum of the digests of all rows.
     digest: u128,
-    /// Objects that have no row because they cannot be read, by kind and UID, and why.
-    failures: BTreeMap<(KindName, Arc<str>), String>,
     readers: Vec<Weak<Dirty>>,
+    /// How many [`KindRows`] and [`Changes`] refer to it.
+    users: usize,
 }
 
 #[derive(Default)]
@@ -111,12 +121,35 @@ impl Shared {
         self.targets.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
     }
 
-    fn get_or_create(&self, id: &TargetId) -> Arc<Mutex<Target>> {
-        if let Some(target) = self.get(id) {
-            return target;
+    /// Works on a target, which is made if it does not exist. It is not forgotten meanwhile.
+    fn with<T>(&self, id: &TargetId, work: impl FnOnce(&Arc<Mutex<Target>>, &mut Target) -> T) -> T {
+        let targets = self.targets.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(target) = targets.get(id) {
+            return work(target, &mut lock(target));
         }
+        drop(targets);
         let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
-        targets.entry(id.clone()).or_default().clone()
+        let target = targets.entry(id.clone()).or_default();
+        work(target, &mut lock(target))
+    }
+
+    /// Forgets a target without rows that nothing refers to.
+    fn forget_unused(&self, id: &TargetId) {
+        let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
+        if targets.get(id).is_some_and(|target| lock(target).is_unused()) {
+            targets.remove(id);
+        }
+    }
+
+    /// One of those that refer to a target refers to it no more.
+    fn release(&self, id: &TargetId, target: &Mutex<Target>) {
+        let mut target = lock(target);
+        target.users -= 1;
+        let unused = target.is_unused();
+        drop(target);
+        if unused {
+            self.forget_unused(id);
+        }
     }
 
     fn next_revision(&self) -> u64 {
@@ -142,60 +175,67 @@ impl StoreWriter {
     pub fn rows(&self, target: &TargetId, gvk: &Gvk) -> KindRows {
         let kind: KindName = (gvk.group.as_str().into(), gvk.kind.as_str().into());
         let shared = self.0.clone();
-        let target = shared.get_or_create(target);
-        let mut locked = lock(&target);
-        if std::mem::take(&mut locked.frozen) {
-            locked.kinds.values_mut().for_each(|kind| kind.sight = Some(Sight::Pending));
-        }
-        let own = locked.kinds.entry(kind.clone()).or_insert_with(|| Kind {
-            number: shared.next_revision(),
-            rows: BTreeMap::new(),
-            sight: None,
+        let rows = self.0.with(target, |entry, locked| {
+            if std::mem::take(&mut locked.frozen) {
+                locked.kinds.values_mut().for_each(|kind| kind.sight = Some(Sight::Pending));
+            }
+            let own = locked.kinds.entry(kind.clone()).or_insert_with(|| Kind {
+                number: shared.next_revision(),
+                rows: BTreeMap::new(),
+                failures: BTreeMap::new(),
+                sight: None,
+            });
+            own.sight.get_or_insert(Sight::Pending);
+            let number = own.number;
+            locked.users += 1;
+            KindRows { id: target.clone(), target: entry.clone(), shared, kind, number }
         });
-        own.sight.get_or_insert(Sight::Pending);
-        let number = own.number;
-        drop(locked);
-        shared.sights.send_replace(());
-        KindRows { shared, target, kind, number }
+        self.0.sights.send_replace(());
+        rows
     }
 
     /// Nobody collects the target from now on; its rows stay as they are.
     pub fn freeze(&self, id: &TargetId) {
-        let target = self.0.get_or_create(id);
-        let mut target = lock(&target);
-        target.frozen = true;
-        target.kinds.values_mut().for_each(|kind| kind.sight = Some(Sight::Partial));
+        self.0.with(id, |_, target| {
+            target.frozen = true;
+            target.kinds.values_mut().for_each(|kind| kind.sight = Some(Sight::Partial));
+        });
         self.0.sights.send_replace(());
     }
 
     /// The target wants no kinds but these.
     pub fn keep_kinds(&self, id: &TargetId, kinds: &BTreeSet<&Gvk>) {
-        let target = self.0.get_or_create(id);
-        let mut target = lock(&target);
-        for ((group, name), kind) in &mut target.kinds {
-            if !kinds.iter().any(|gvk| (&*gvk.group, &*gvk.kind) == (&**group, &**name)) {
-                kind.sight = None;
+        self.0.with(id, |_, target| {
+            for ((group, name), kind) in &mut target.kinds {
+                if !kinds.iter().any(|gvk| (&*gvk.group, &*gvk.kind) == (&**group, &**name)) {
+                    kind.sight = None;
+                }
             }
-        }
-        target.sweep_left_kinds(&self.0);
+            target.sweep_left_kinds(&self.0);
+        });
         self.0.sights.send_replace(());
     }
 
-    /// Everything that the target owned is removed.
+    /// Everything that the target owned is removed, and the target itself as soon as nothing refers to it.
     pub fn remove_target(&self, id: &TargetId) {
         let Some(target) = self.0.get(id) else { return };
         let mut target = lock(&target);
         target.frozen = false;
-        target.failures.clear();
         let kinds = std::mem::take(&mut target.kinds);
         for held in kinds.into_values().flat_map(|kind| kind.rows.into_values()) {
             target.changed(&self.0, &held.row.key, Some(&held.row), None);
         }
+        drop(target);
+        self.0.forget_unused(id);
         self.0.sights.send_replace(());
     }
 }
 
 impl Target {
+    fn is_unused(&self) -> bool {
+        self.users == 0 && !self.frozen && self.kinds.is_empty()
+    }
+
     /// Rows of a kind that is being listed wake nobody: they wait until it has been seen.
     fn changed(
         &mut self,
@@ -241,7 +281,6 @@ impl Target {
         let names: Vec<KindName> =
             self.kinds.iter().filter(|(_, kind)| left(kind)).map(|(name, _)| name.clone()).collect();
         for name in names {
-            self.failures.retain(|(kind, _), _| *kind != name);
             for held in self.kinds.remove(&name).into_iter().flat_map(|kind| kind.rows.into_values()) {
                 self.changed(shared, &held.row.key, Some(&held.row), None);
             }

@@ -8,7 +8,7 @@ use std::{
 use kollect_model::row::{Row, RowKey, TargetId};
 use tokio::sync::Notify;
 
-use super::{Place, Snapshot, Target, lock};
+use super::{Place, Shared, Snapshot, Target, lock};
 
 /// Rows with what they were when a reader last asked; `None`: they did not exist.
 pub(super) type Before = BTreeMap<RowKey, Option<Arc<Row>>>;
@@ -34,8 +34,15 @@ pub struct Change {
 /// What changes in the rows of some targets. Changes of one row are told as one, nothing is lost
 /// while the reader is busy, and the first change is told at once.
 pub struct Changes {
+    pub(super) shared: Arc<Shared>,
     pub(super) dirty: Arc<Dirty>,
     pub(super) targets: BTreeMap<TargetId, Arc<Mutex<Target>>>,
+}
+
+impl Drop for Changes {
+    fn drop(&mut self) {
+        self.targets.iter().for_each(|(id, target)| self.shared.release(id, target));
+    }
 }
 
 impl Changes {

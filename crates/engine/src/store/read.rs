@@ -130,7 +130,22 @@ impl StoreReader {
     pub fn failures(&self, target: &TargetId) -> (usize, Option<String>) {
         let Some(target) = self.0.get(target) else { return (0, None) };
         let target = lock(&target);
-        (target.failures.len(), target.failures.values().next().cloned())
+        let mut failures = target.kinds.values().flat_map(|kind| kind.failures.values());
+        let first = failures.next().map(|failure| failure.why.clone());
+        (target.kinds.values().map(|kind| kind.failures.len()).sum(), first)
+    }
+
+    /// The UIDs of the objects of a target that cannot be read.
+    #[cfg(test)]
+    pub(crate) fn failed_objects(&self, target: &TargetId) -> BTreeSet<Arc<str>> {
+        let Some(target) = self.0.get(target) else { return BTreeSet::new() };
+        lock(&target).kinds.values().flat_map(|kind| kind.failures.keys().cloned()).collect()
+    }
+
+    /// The targets that the store knows.
+    #[cfg(test)]
+    pub(crate) fn known_targets(&self) -> BTreeSet<TargetId> {
+        self.0.targets.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
     }
 
     /// How many rows a target has.
@@ -186,13 +201,17 @@ impl StoreReader {
         let dirty = Arc::new(Dirty::default());
         let mut held = BTreeMap::new();
         for id in targets {
-            let target = self.0.get_or_create(id);
-            let mut locked = lock(&target);
-            locked.readers.retain(|reader| reader.strong_count() > 0);
-            locked.readers.push(Arc::downgrade(&dirty));
-            drop(locked);
+            if held.contains_key(id) {
+                continue;
+            }
+            let target = self.0.with(id, |entry, target| {
+                target.readers.retain(|reader| reader.strong_count() > 0);
+                target.readers.push(Arc::downgrade(&dirty));
+                target.users += 1;
+                entry.clone()
+            });
             held.insert(id.clone(), target);
         }
-        Changes { dirty, targets: held }
+        Changes { shared: self.0.clone(), dirty, targets: held }
     }
 }
