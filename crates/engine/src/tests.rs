@@ -11,7 +11,7 @@ use kollect_model::{
     batch::{Baseline, Batch, InventoryId, PART_BYTES, Receipt},
     claim::{Claim, Claimant},
     crd::{profile::KollectProfileSpec, shapes::Gvk, target::KollectTargetSpec},
-    row::TargetId,
+    row::{Row, RowKey, TargetId},
     sink::{Sink, SinkError},
 };
 use serde_json::{Value, json, value::to_raw_value};
@@ -22,7 +22,7 @@ use crate::{
     export::{Outcome, export},
     extract::{CompiledProfile, OptIns, Policy},
     select::{NamespaceDefaults, Selection},
-    store::{Sight, StoreReader, store},
+    store::{Origin, Sight, StoreReader, store},
     tasks::Tasks,
     watch::{Event, Object, Query, Resolution, Resource, WatchSource},
 };
@@ -361,6 +361,42 @@ async fn objects_without_a_uid_have_a_stable_key() {
     anonymous["metadata"].as_object_mut().unwrap().remove("uid");
     world.pods([anonymous.clone()]).run().await;
     assert!(world.pods([anonymous]).run().await.delta.is_empty());
+}
+
+#[tokio::test]
+async fn a_removed_target_leaves_nothing_behind() {
+    let (writer, reader) = store();
+    let rows = writer.rows(&target_id(), &gvk("Pod"));
+    writer.remove_target(&target_id());
+    assert_eq!(reader.known_targets().len(), 1, "its writer may still be there");
+    drop(rows);
+    assert!(reader.known_targets().is_empty());
+    writer.freeze(&target_id());
+    writer.remove_target(&target_id());
+    assert!(reader.known_targets().is_empty());
+    drop(reader.changes(&[target_id()]));
+    assert!(reader.known_targets().is_empty(), "a reader of a target that never came");
+}
+
+#[tokio::test]
+async fn a_reader_hears_of_the_successor_of_a_removed_target() {
+    let (writer, reader) = store();
+    let mut changes = reader.changes(&[target_id()]);
+    drop(writer.rows(&target_id(), &gvk("Pod")));
+    writer.remove_target(&target_id());
+    let rows = writer.rows(&target_id(), &gvk("Pod"));
+    let text = |text: &str| Arc::<str>::from(text);
+    let key = RowKey {
+        target: target_id(),
+        group: text(""),
+        kind: text("Pod"),
+        namespace: text("a"),
+        uid: text("u"),
+    };
+    let attributes = Arc::from(to_raw_value(&json!({})).unwrap());
+    rows.upsert(Row::new(key, text("v1"), text("one"), attributes), Origin::default());
+    rows.set_sight(Sight::Everything);
+    assert_eq!(changes.take().len(), 1);
 }
 
 #[tokio::test]

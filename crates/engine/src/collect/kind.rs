@@ -92,7 +92,7 @@ struct Served {
 type Claimed = BTreeMap<Option<String>, u64>;
 
 impl Served {
-    /// At this version of the object a query does not select it any more. Says whether that changed a
+    /// At this version of the object a query does not select it any more. Says whether that removed a
     /// row. A target with one query per object need not be told twice: its rows know their version.
     fn release(&mut self, uid: &str, query: &Query, version: u64) -> bool {
         if let Some(claims) = &mut self.claims
@@ -142,8 +142,6 @@ struct KindTask {
     replan: bool,
     latest: Latest,
     told: Vec<Told>,
-    /// What was last said about objects that cannot be read.
-    unreadable: HashMap<(u32, Arc<str>), String>,
     /// Namespaces to list once more, when, and for whom.
     renewals: BTreeMap<Arc<str>, (Instant, BTreeSet<u32>)>,
     suspicions: Vec<Suspicion>,
@@ -176,7 +174,6 @@ impl KindTask {
             replan: true,
             latest: Latest::default(),
             told: Vec::new(),
-            unreadable: HashMap::new(),
             renewals: BTreeMap::new(),
             suspicions: Vec::new(),
             overlap: false,
@@ -203,8 +200,6 @@ impl KindTask {
             });
             self.served.push(served);
         }
-        let current: BTreeSet<u32> = self.served.iter().map(|served| served.definition).collect();
-        self.unreadable.retain(|(definition, _), _| current.contains(definition));
         self.replan = true;
     }
 

@@ -1,6 +1,8 @@
 //! Collection against a scripted cluster whose streams are as slow, as far apart and as broken as a
-//! random generator wants: whatever the order, the rows end up as a fresh list has them, no row ever
-//! goes back to an older version of its object, and none comes back from the dead.
+//! random generator wants: whatever the order, the rows and failures end up as a fresh list has them, no
+//! row ever goes back to an older version of its object, and none comes back from the dead.
+
+mod failures;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +19,7 @@ use kollect_model::{
 use serde_json::{Value, json, value::to_raw_value};
 use tokio::{sync::watch, time};
 
-use super::{Collector, Settings, Target};
+use super::{Collector, Problem, Settings, Target};
 use crate::{
     coverage::State,
     extract::{CompiledProfile, OptIns, Policy},
@@ -38,7 +40,9 @@ struct World {
     streams: Vec<Stream>,
     /// Kind and namespace that may not be listed.
     denied: BTreeSet<(String, Option<String>)>,
+    /// Kinds that are not served, and those of them that are known not to exist.
     missing: BTreeSet<String>,
+    absent: BTreeSet<String>,
     /// How many streams were ever opened.
     opened: usize,
     silent: bool,
@@ -211,9 +215,15 @@ struct Script {
 #[async_trait]
 impl WatchSource for Script {
     async fn resolve(&self, gvk: &Gvk) -> Resolution {
-        let bug = self.world.lock().unwrap().resolve_bugs.remove(&gvk.kind);
+        let mut world = self.world.lock().unwrap();
+        let bug = world.resolve_bugs.remove(&gvk.kind);
+        let (absent, missing) = (world.absent.contains(&gvk.kind), world.missing.contains(&gvk.kind));
+        drop(world);
         assert!(!bug, "a bug in the task of a kind");
-        if self.world.lock().unwrap().missing.contains(&gvk.kind) {
+        if absent {
+            return Resolution::Absent;
+        }
+        if missing {
             let message = "not served".into();
             return Resolution::Blind(Blindness { reason: BlindReason::NotServed, message });
         }
@@ -306,6 +316,8 @@ struct Lab {
     /// The newest version of each row, and the rows whose objects were deleted since targets changed.
     seen: BTreeMap<RowKey, u64>,
     dead: BTreeSet<RowKey>,
+    /// What was reported about objects that cannot be read.
+    reported: Arc<Mutex<Vec<String>>>,
     /// Nothing but objects changes, so that nothing else can bring a row back.
     calm: bool,
     random: Random,
@@ -320,9 +332,15 @@ impl Lab {
         let kinds = watch::Sender::default();
         let source = Script { world: world.clone(), kinds: kinds.clone() };
         let (writer, rows) = store();
-        let tasks = Tasks::default();
+        let reported = Arc::<Mutex<Vec<String>>>::default();
+        let (heard, tasks) = (reported.clone(), Tasks::default());
+        let report = move |problem| {
+            if let Problem::Unreadable { object, .. } = problem {
+                heard.lock().unwrap().push(object);
+            }
+        };
         let collector =
-            Collector::start(Arc::new(source), writer, Settings::default(), tasks.clone(), |_| {});
+            Collector::start(Arc::new(source), writer, Settings::default(), tasks.clone(), report);
         let ids: Vec<TargetId> = (0..TARGETS).map(target_id).collect();
         let changes = rows.changes(&ids);
         Self {
@@ -335,6 +353,7 @@ impl Lab {
             changes,
             seen: BTreeMap::new(),
             dead: BTreeSet::new(),
+            reported,
             calm: false,
             random: Random(seed),
             next_uid: 0,
@@ -364,7 +383,8 @@ impl Lab {
             let spec = &specs[self.random.below(specs.len())];
             let version =
                 json!({ "name": "version", "path": "$.metadata.resourceVersion", "type": "string" });
-            let full = profile(&json!([version, { "name": "image", "path": "$.spec.image" }]));
+            let count = json!({ "name": "number", "path": "cel:int(object.spec.number)" });
+            let full = profile(&json!([version, { "name": "image", "path": "$.spec.image" }, count]));
             let slim = profile(&json!([version]));
             let profile = if self.random.below(3) == 0 { slim } else { full };
             self.targets.insert(number, target(number, spec, &profile));
@@ -428,7 +448,10 @@ impl Lab {
         let labels = json!({ "app": self.random.pick(&["x", "y"]) });
         let image = self.random.pick(&["i1", "i2"]);
         let node_name = self.random.pick(&["1", "2"]);
-        let mut object = json!({ "metadata": place, "spec": { "image": image, "node": node_name } });
+        // Profiles that read the number cannot read some of the objects.
+        let number = self.random.pick(&["1", "2", "many"]);
+        let spec = json!({ "image": image, "node": node_name, "number": number });
+        let mut object = json!({ "metadata": place, "spec": spec });
         object["metadata"]["labels"] = labels;
         self.with(|world| world.put(if node { "Node" } else { "Pod" }, &uid, object));
     }
@@ -529,8 +552,19 @@ impl Lab {
         snapshot.rows.values().map(row).collect()
     }
 
-    /// What a fresh list gives.
-    async fn oracle(&self) -> BTreeSet<(String, String, String)> {
+    /// Target and uid of every object that cannot be read.
+    fn failures(rows: &StoreReader, targets: &BTreeMap<usize, Arc<Target>>) -> BTreeSet<(String, String)> {
+        let of_target = |target: &Arc<Target>| {
+            let failed = rows.failed_objects(&target.id);
+            assert_eq!(rows.failures(&target.id).0, failed.len(), "each is counted once");
+            let id = target.id.to_string();
+            failed.into_iter().map(move |uid| (id.clone(), uid.to_string()))
+        };
+        targets.values().flat_map(of_target).collect()
+    }
+
+    /// The rows and failures that a fresh list gives.
+    async fn oracle(&self) -> (BTreeSet<(String, String, String)>, BTreeSet<(String, String)>) {
         let world = self.with(|world| World {
             version: world.version,
             objects: world.objects.clone(),
@@ -553,7 +587,7 @@ impl Lab {
             time::sleep(Duration::from_millis(1)).await;
         }
         rows.settled().await;
-        Self::contents(&rows, &self.targets)
+        (Self::contents(&rows, &self.targets), Self::failures(&rows, &self.targets))
     }
 }
 
@@ -581,13 +615,23 @@ async fn run(seed: u64) {
     // What may not be listed is frozen, so that a fresh list knows less.
     lab.with(|world| world.denied.clear());
     lab.rest().await;
-    let (found, expected) = (Lab::contents(&lab.rows, &lab.targets), lab.oracle().await);
+    let (expected, expected_failures) = lab.oracle().await;
+    let found = Lab::contents(&lab.rows, &lab.targets);
     let difference: Vec<_> = found.symmetric_difference(&expected).collect();
     assert!(difference.is_empty(), "seed {seed}: {difference:?}");
+    let found = Lab::failures(&lab.rows, &lab.targets);
+    let difference: Vec<_> = found.symmetric_difference(&expected_failures).collect();
+    assert!(difference.is_empty(), "seed {seed}: failures {difference:?}");
+    // Nothing remains of targets that are gone.
+    lab.targets.clear();
+    lab.set_targets();
+    lab.changes = lab.rows.changes(&[]);
+    lab.arrive().await;
+    assert_eq!(lab.rows.known_targets(), BTreeSet::new(), "seed {seed}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn w11_rows_end_up_as_a_fresh_list_has_them() {
+async fn w11_rows_and_failures_end_up_as_a_fresh_list_has_them() {
     let seeds = match std::env::var("KOLLECT_SEED") {
         Ok(seed) => vec![seed.parse().unwrap()],
         Err(_) => (1..=250).map(|number| number * 1_299_709).collect(),

@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use kollect_model::row::Row;
 use tokio::time::{Duration, Instant};
 
 use super::KindTask;
@@ -70,12 +69,11 @@ impl KindTask {
         self.notice_overlap();
         let Some(suspicion) = self.suspicions.iter_mut().find(|s| s.by == feed.id) else { return };
         for served in self.served.iter().filter(|served| feed.serves.contains(&served.definition)) {
-            let here = |row: &Row| feed.covers(&row.key.namespace);
-            let extra = served.rows.find(|row, origin| {
+            let extra = served.rows.find(|key, origin| {
                 origin.version <= version
-                    && here(row)
-                    && !list.shows(&row.key.uid)
-                    && !served.belongs_to_others(&row.key.uid, &feed.query)
+                    && feed.covers(&key.namespace)
+                    && !list.shows(&key.uid)
+                    && !served.belongs_to_others(&key.uid, &feed.query)
             });
             suspicion.objects.extend(extra.into_iter().map(|uid| (served.definition, uid, 0)));
         }

@@ -217,7 +217,7 @@ impl KindTask {
                 _ => {}
             }
             let changed = self.decide(number, &query, object, &mut extracted);
-            // A row remembers its version; where there is none, somebody else must.
+            // Rows and failures remember their version; where there is neither, `latest` must.
             if self.overlap && self.served[number].rows.origin(&metadata.uid).is_none() {
                 self.latest.note(&metadata.uid, &query, metadata.version);
             }
@@ -227,7 +227,7 @@ impl KindTask {
         }
     }
 
-    /// One object and one target: a row, or none. Says whether that changed something.
+    /// One object and one target: a row, a failure, or neither. Says whether that changed a row.
     fn decide(&mut self, number: usize, query: &Query, object: &Object, extracted: &mut Extractions) -> bool {
         let metadata = &object.metadata;
         let served = &mut self.served[number];
@@ -241,20 +241,20 @@ impl KindTask {
             let namespace = namespace.map(|(_, metadata)| &**metadata);
             target.profile.extract(&self.gvk, &object.raw, namespace)
         });
+        let key = RowKey {
+            target: target.id.clone(),
+            group: self.group.clone(),
+            kind: self.kind.clone(),
+            // Names of namespaces are shared by all rows.
+            namespace: namespace.map_or_else(|| metadata.namespace.clone(), |(name, _)| name.clone()),
+            uid: metadata.uid.clone(),
+        };
+        let origin = Origin { version: metadata.version, definition: served.definition };
+        let target = target.id.clone();
+        served.claim(metadata, query);
         match extraction {
             Ok((attributes, mismatches)) => {
-                let key = RowKey {
-                    target: target.id.clone(),
-                    group: self.group.clone(),
-                    kind: self.kind.clone(),
-                    // Names of namespaces are shared by all rows.
-                    namespace: namespace.map_or_else(|| metadata.namespace.clone(), |(name, _)| name.clone()),
-                    uid: metadata.uid.clone(),
-                };
                 let row = Row::new(key, self.version.clone(), metadata.name.clone(), attributes.clone());
-                let origin = Origin { version: metadata.version, definition: served.definition };
-                let target = target.id.clone();
-                served.claim(metadata, query);
                 let changed = served.rows.upsert(row, origin);
                 // What has not changed has been told.
                 if changed && !mismatches.is_empty() {
@@ -264,14 +264,12 @@ impl KindTask {
                 changed
             }
             Err(error) => {
-                let told = (served.definition, metadata.uid.clone());
-                let text = error.to_string();
-                if self.unreadable.insert(told, text.clone()).as_ref() != Some(&text) {
-                    let (target, object) = (target.id.clone(), path(metadata));
+                let object = path(metadata);
+                let failed = served.rows.fail(key, origin, format!("{object}: {error}"));
+                if failed.is_new {
                     report(Problem::Unreadable { target, object, error: error.clone() });
                 }
-                served.claims.iter_mut().for_each(|claims| drop(claims.remove(&metadata.uid)));
-                served.rows.fail(&metadata.uid, format!("{}: {text}", path(metadata)))
+                failed.removed_row
             }
         }
     }
@@ -328,17 +326,14 @@ impl KindTask {
         // Files may have been read for the tenth time: absence means nothing there.
         if let Some(list) = list.filter(|_| self.context.source.is_complete()) {
             for served in self.served.iter_mut().filter(|served| serves.contains(&served.definition)) {
-                let here = |row: &Row| query.namespace.as_ref().is_none_or(|n| *n == row.key.namespace);
-                let gone = served.rows.find(|row, origin| {
+                let here = |key: &RowKey| query.namespace.as_ref().is_none_or(|n| *n == key.namespace);
+                let gone = served.rows.find(|key, origin| {
                     origin.definition == served.definition
                         && (version == 0 || origin.version <= version || served.claims.is_some())
-                        && here(row)
-                        && !list.shows(&row.key.uid)
-                        && !served.belongs_to_others(&row.key.uid, &query)
+                        && here(key)
+                        && !list.shows(&key.uid)
+                        && !served.belongs_to_others(&key.uid, &query)
                 });
-                if query.namespace.is_none() {
-                    served.rows.retain_failures(|uid| list.shows(uid));
-                }
                 for uid in gone {
                     if served.release(&uid, &query, version) && repairs {
                         self.context.coverage.count_repairs(&Place::of(&query), 1);

@@ -216,9 +216,7 @@ impl KindTask {
             }
             if served.stale && !matches!(sight, store::Sight::Pending | store::Sight::Partial) {
                 let definition = served.definition;
-                served
-                    .rows
-                    .remove_where(|row, origin| origin.definition != definition && sight.covers(&row.key));
+                served.rows.remove_where(|key, origin| origin.definition != definition && sight.covers(key));
                 served.stale = !matches!(sight, store::Sight::Everything);
             }
             served.rows.set_sight(sight);

@@ -47,7 +47,7 @@ impl KindTask {
                 }
                 match effect {
                     NamespaceEffect::Lost => {
-                        for uid in served.rows.find(|row, _| row.key.namespace == *name) {
+                        for uid in served.rows.find(|key, _| key.namespace == *name) {
                             served.claims.iter_mut().for_each(|claims| drop(claims.remove(&uid)));
                             served.rows.remove(&uid);
                         }

@@ -1,0 +1,155 @@
+//! Writes the rows of one kind of one target. The task of the kind holds it.
+
+use std::{
+    collections::btree_map::Entry,
+    sync::{Arc, Mutex, Weak},
+};
+
+use kollect_model::row::{Row, RowKey, TargetId};
+
+use super::{Failure, Held, KindName, Origin, Shared, Sight, Target, lock};
+
+/// The rows of one kind of one target, and the objects of the kind that cannot be read.
+pub struct KindRows {
+    pub(super) id: TargetId,
+    pub(super) shared: Arc<Shared>,
+    pub(super) target: Arc<Mutex<Target>>,
+    pub(super) kind: KindName,
+    pub(super) number: u64,
+}
+
+/// What [`KindRows::fail`] changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Failed {
+    /// The object had a row.
+    pub removed_row: bool,
+    /// It was not known that the object cannot be read, or not for this reason.
+    pub is_new: bool,
+}
+
+impl Drop for KindRows {
+    fn drop(&mut self) {
+        self.shared.release(&self.id, &self.target);
+    }
+}
+
+impl KindRows {
+    /// What the row of an object was made from, or what was read in vain; `None`: there is neither a row
+    /// nor a failure.
+    pub fn origin(&self, uid: &str) -> Option<Origin> {
+        let target = lock(&self.target);
+        let kind = target.kinds.get(&self.kind)?;
+        let row = kind.rows.get(uid).map(|held| held.origin);
+        row.or_else(|| kind.failures.get(uid).map(|failure| failure.origin))
+    }
+
+    /// Stores a row, and says whether it differs from what was there. A target that is frozen or has
+    /// left the kind takes no rows.
+    pub fn upsert(&self, row: Row, origin: Origin) -> bool {
+        let row = Arc::new(row);
+        let mut target = lock(&self.target);
+        let Some(kind) = target.open(self) else { return false };
+        if kind.failures.remove(&row.key.uid).is_some() {
+            self.shared.sights.send_replace(());
+        }
+        let before = match kind.rows.entry(row.key.uid.clone()) {
+            Entry::Occupied(mut held) => {
+                let held = held.get_mut();
+                held.origin = origin;
+                if held.row.digest == row.digest {
+                    return false;
+                }
+                Some(std::mem::replace(&mut held.row, row.clone()))
+            }
+            Entry::Vacant(place) => {
+                place.insert(Held { row: row.clone(), origin });
+                None
+            }
+        };
+        target.changed(&self.shared, &row.key, before.as_ref(), Some(&row));
+        true
+    }
+
+    /// Drops the row or the failure of an object, and says whether there was a row.
+    pub fn remove(&self, uid: &str) -> bool {
+        let mut target = lock(&self.target);
+        let Some(kind) = target.open(self) else { return false };
+        if kind.failures.remove(uid).is_some() {
+            self.shared.sights.send_replace(());
+        }
+        let held = kind.rows.remove(uid);
+        if let Some(held) = &held {
+            target.changed(&self.shared, &held.row.key, Some(&held.row), None);
+        }
+        held.is_some()
+    }
+
+    /// The object cannot be read: it has no row. A target that is frozen or has left the kind takes no
+    /// failures.
+    pub fn fail(&self, key: RowKey, origin: Origin, why: String) -> Failed {
+        let mut target = lock(&self.target);
+        let Some(kind) = target.open(self) else { return Failed::default() };
+        let held = kind.rows.remove(&key.uid);
+        let before = kind.failures.get(&key.uid);
+        let is_new =
+            !before.is_some_and(|before| before.origin.definition == origin.definition && before.why == why);
+        kind.failures.insert(key.uid.clone(), Failure { key, origin, why });
+        if let Some(held) = &held {
+            target.changed(&self.shared, &held.row.key, Some(&held.row), None);
+        }
+        if is_new {
+            self.shared.sights.send_replace(());
+        }
+        Failed { removed_row: held.is_some(), is_new }
+    }
+
+    /// Drops the rows and failures that satisfy the condition.
+    pub fn remove_where(&self, condition: impl Fn(&RowKey, Origin) -> bool) {
+        let mut target = lock(&self.target);
+        let Some(kind) = target.open(self) else { return };
+        let failures = kind.failures.len();
+        kind.failures.retain(|_, failure| !condition(&failure.key, failure.origin));
+        if kind.failures.len() < failures {
+            self.shared.sights.send_replace(());
+        }
+        let gone: Vec<Held> = kind
+            .rows
+            .extract_if(.., |_, held| condition(&held.row.key, held.origin))
+            .map(|(_, held)| held)
+            .collect();
+        gone.iter().for_each(|held| target.changed(&self.shared, &held.row.key, Some(&held.row), None));
+    }
+
+    /// The rows and failures of a namespace are made again when their objects are next seen.
+    pub fn outdate(&self, namespace: &str) {
+        let mut target = lock(&self.target);
+        let Some(kind) = target.open(self) else { return };
+        let rows = kind.rows.values_mut().map(|held| (&held.row.key, &mut held.origin));
+        let failures = kind.failures.values_mut().map(|failure| (&failure.key, &mut failure.origin));
+        let here = |(key, _): &(&RowKey, &mut Origin)| &*key.namespace == namespace;
+        rows.chain(failures).filter(here).for_each(|(_, origin)| origin.definition = 0);
+    }
+
+    /// The objects whose rows or failures satisfy the condition.
+    pub fn find(&self, condition: impl Fn(&RowKey, Origin) -> bool) -> Vec<Arc<str>> {
+        let target = lock(&self.target);
+        let Some(kind) = target.kinds.get(&self.kind) else { return Vec::new() };
+        let rows = kind.rows.values().map(|held| (&held.row.key, held.origin));
+        let failures = kind.failures.values().map(|failure| (&failure.key, failure.origin));
+        let found = rows.chain(failures).filter(|(key, origin)| condition(key, *origin));
+        found.map(|(key, _)| key.uid.clone()).collect()
+    }
+
+    /// Records how much of the kind has been seen.
+    pub fn set_sight(&self, sight: Sight) {
+        let mut target = lock(&self.target);
+        let Some(kind) = target.open(self) else { return };
+        if kind.sight.as_ref() != Some(&sight) {
+            kind.sight = Some(sight);
+            target.sweep_left_kinds(&self.shared);
+            // Rows may have waited for this.
+            target.readers.iter().filter_map(Weak::upgrade).for_each(|reader| reader.wake.notify_one());
+            self.shared.sights.send_replace(());
+        }
+    }
+}

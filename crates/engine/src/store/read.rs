@@ -1,0 +1,217 @@
+//! Reads rows: snapshots, counts, and how much has been seen.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use kollect_model::{
+    crd::shapes::Gvk,
+    row::{Row, RowKey, TargetId},
+};
+use tokio::sync::watch;
+
+use super::{Changes, Dirty, Place, Shared, Sight, Target, lock};
+
+/// Reads rows.
+#[derive(Clone)]
+pub struct StoreReader(pub(super) Arc<Shared>);
+
+/// How much has been seen of each kind of each target.
+pub type Sights = BTreeMap<Place, Sight>;
+
+/// The rows of some targets at one time.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// The rows, in a stable order.
+    pub rows: BTreeMap<RowKey, Arc<Row>>,
+    /// Number of the last change that it contains.
+    pub revision: u64,
+    sights: Sights,
+    /// Targets of which nothing is known: nobody collects them now.
+    frozen: BTreeSet<TargetId>,
+    rest: Sight,
+}
+
+impl Snapshot {
+    /// How much of each kind it has seen.
+    pub fn sights(&self) -> &Sights {
+        &self.sights
+    }
+
+    /// What is known about targets and kinds that are not among its own.
+    pub fn rest(&self) -> &Sight {
+        &self.rest
+    }
+
+    /// Whether a row that a sink holds and the snapshot does not is known to be gone.
+    pub fn knows_gone(&self, key: &RowKey) -> bool {
+        let place = (key.target.clone(), key.group.clone(), key.kind.clone());
+        !self.rows.contains_key(key)
+            && !self.frozen.contains(&key.target)
+            && self.sights.get(&place).unwrap_or(&self.rest).covers(key)
+    }
+}
+
+impl StoreReader {
+    /// The rows of the targets, or nothing while one of their kinds is still pending. A target that
+    /// nobody collects is frozen. `rest` says what is known about targets and kinds that are not among
+    /// them: whether the run looked everywhere.
+    pub fn snapshot(&self, targets: &[TargetId], rest: Sight) -> Option<Snapshot> {
+        let snapshot = self.snapshot_of_seen(targets, rest);
+        (!snapshot.sights.values().any(|sight| *sight == Sight::Pending)).then_some(snapshot)
+    }
+
+    /// The rows of all kinds that have been seen. Kinds that are still pending count as frozen: their
+    /// rows join when all of them are there.
+    pub fn snapshot_of_seen(&self, targets: &[TargetId], rest: Sight) -> Snapshot {
+        let mut snapshot = Snapshot {
+            rows: BTreeMap::new(),
+            revision: 0,
+            sights: BTreeMap::new(),
+            frozen: BTreeSet::new(),
+            rest,
+        };
+        for id in targets {
+            let Some(target) = self.0.get(id) else {
+                snapshot.frozen.insert(id.clone());
+                continue;
+            };
+            let target = lock(&target);
+            snapshot.revision = snapshot.revision.max(target.revision);
+            if target.frozen || target.kinds.values().all(|kind| kind.sight.is_none()) {
+                snapshot.frozen.insert(id.clone());
+            }
+            for ((group, name), kind) in &target.kinds {
+                if let Some(sight) = &kind.sight {
+                    snapshot.sights.insert((id.clone(), group.clone(), name.clone()), sight.clone());
+                }
+                if kind.sight != Some(Sight::Pending) {
+                    let rows = kind.rows.values().map(|held| (held.row.key.clone(), held.row.clone()));
+                    snapshot.rows.extend(rows);
+                }
+            }
+        }
+        snapshot
+    }
+
+    /// Changes whenever it changes how much of something has been seen.
+    pub fn sight_changes(&self) -> watch::Receiver<()> {
+        self.0.sights.subscribe()
+    }
+
+    /// How much has been seen of each kind of the targets.
+    pub fn sights(&self, targets: &[TargetId]) -> Sights {
+        let mut sights = Sights::new();
+        for id in targets {
+            let Some(target) = self.0.get(id) else { continue };
+            for ((group, name), kind) in &lock(&target).kinds {
+                if let Some(sight) = &kind.sight {
+                    sights.insert((id.clone(), group.clone(), name.clone()), sight.clone());
+                }
+            }
+        }
+        sights
+    }
+
+    /// Number of the last change of these targets' rows.
+    pub fn revision(&self, targets: &[TargetId]) -> u64 {
+        let targets = targets.iter().filter_map(|id| self.0.get(id));
+        targets.map(|target| lock(&target).revision).max().unwrap_or(0)
+    }
+
+    /// Sum of the digests of these targets' rows: the same for the same rows, in whatever order they came.
+    pub fn digest(&self, targets: &[TargetId]) -> u128 {
+        let targets = targets.iter().filter_map(|id| self.0.get(id));
+        targets.fold(0, |sum, target| lock(&target).digest.wrapping_add(sum))
+    }
+
+    /// How many objects of a target cannot be read now, and why one of them cannot.
+    pub fn failures(&self, target: &TargetId) -> (usize, Option<String>) {
+        let Some(target) = self.0.get(target) else { return (0, None) };
+        let target = lock(&target);
+        let mut failures = target.kinds.values().flat_map(|kind| kind.failures.values());
+        let first = failures.next().map(|failure| failure.why.clone());
+        (target.kinds.values().map(|kind| kind.failures.len()).sum(), first)
+    }
+
+    /// The UIDs of the objects of a target that cannot be read.
+    #[cfg(test)]
+    pub(crate) fn failed_objects(&self, target: &TargetId) -> BTreeSet<Arc<str>> {
+        let Some(target) = self.0.get(target) else { return BTreeSet::new() };
+        lock(&target).kinds.values().flat_map(|kind| kind.failures.keys().cloned()).collect()
+    }
+
+    /// The targets that the store knows.
+    #[cfg(test)]
+    pub(crate) fn known_targets(&self) -> BTreeSet<TargetId> {
+        self.0.targets.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+    }
+
+    /// How many rows a target has.
+    pub fn count(&self, target: &TargetId) -> usize {
+        self.0.get(target).map_or(0, |target| lock(&target).kinds.values().map(|kind| kind.rows.len()).sum())
+    }
+
+    /// How many rows a target has of each kind that it has rows of.
+    pub fn counts(&self, target: &TargetId) -> Vec<(Gvk, usize)> {
+        let Some(target) = self.0.get(target) else { return Vec::new() };
+        let target = lock(&target);
+        let kinds = target.kinds.values();
+        kinds.filter_map(|kind| Some((kind.rows.values().next()?.row.gvk(), kind.rows.len()))).collect()
+    }
+
+    /// How many rows there are.
+    pub fn total(&self) -> usize {
+        let targets = self.0.targets.read().unwrap_or_else(PoisonError::into_inner);
+        let targets: Vec<_> = targets.values().cloned().collect();
+        targets
+            .iter()
+            .map(|target| lock(target).kinds.values().map(|kind| kind.rows.len()).sum::<usize>())
+            .sum()
+    }
+
+    /// The rows of a target.
+    pub fn rows(&self, target: &TargetId) -> Vec<Arc<Row>> {
+        let Some(target) = self.0.get(target) else { return Vec::new() };
+        let target = lock(&target);
+        let rows = target.kinds.values().flat_map(|kind| kind.rows.values());
+        rows.map(|held| held.row.clone()).collect()
+    }
+
+    /// Returns when every kind of every target has been seen or is known to be blind.
+    pub async fn settled(&self) {
+        let pending = |target: &Arc<Mutex<Target>>| {
+            lock(target).kinds.values().any(|kind| kind.sight == Some(Sight::Pending))
+        };
+        let all_seen = || {
+            let targets = self.0.targets.read().unwrap_or_else(PoisonError::into_inner);
+            let targets: Vec<_> = targets.values().cloned().collect();
+            !targets.iter().any(pending)
+        };
+        let mut sights = self.0.sights.subscribe();
+        while !all_seen() {
+            // The sender lives as long as this reader.
+            drop(sights.changed().await);
+        }
+    }
+
+    /// From now on, what changes in the rows of the targets.
+    pub fn changes(&self, targets: &[TargetId]) -> Changes {
+        let dirty = Arc::new(Dirty::default());
+        let mut held = BTreeMap::new();
+        for id in targets {
+            if held.contains_key(id) {
+                continue;
+            }
+            let target = self.0.with(id, |entry, target| {
+                target.readers.retain(|reader| reader.strong_count() > 0);
+                target.readers.push(Arc::downgrade(&dirty));
+                target.users += 1;
+                entry.clone()
+            });
+            held.insert(id.clone(), target);
+        }
+        Changes { shared: self.0.clone(), dirty, targets: held }
+    }
+}
