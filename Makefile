@@ -15,9 +15,26 @@ demo: ## The operator at work, on a throw-away control plane (needs no cluster)
 	@cargo build -p kollect --no-default-features --features git,postgres,sqlite
 	@cargo run -p kollect-testbed -- demo target/debug/kollect
 
+.PHONY: check
+check: lint ## While you work: format, lints, unit and pipeline tests; no servers
+	cargo test --quiet --workspace --exclude kollect-testbed --lib --bins -- $$(scripts/server-tests)
+
+# Servers that are built from source are built by the first test that needs one, and kept in a cache.
 .PHONY: test
-test: lint servers ## Everything: format, lints, generated files, unit, pipeline and real-server tests
+test: lint server-tools ## What CI runs: format, lints, generated files, unit, pipeline and real-server tests
 	cargo test --workspace --no-fail-fast
+
+.PHONY: test-all
+test-all: test check-features ## What runs nightly: all tests, each feature alone, the real-server tests again and again
+	$(MAKE) soak N=$(or $(N),3)
+
+.PHONY: check-features
+check-features: tools ## Compile every sink alone, in the library and in the program
+	features=$$(cargo run --quiet -p kollect-testbed -- features); \
+	while read -r package feature; do \
+		echo "$$package with $$feature only"; \
+		cargo clippy --quiet -p "$$package" --no-default-features --features "$$feature" -- -D warnings; \
+	done <<< "$$features"
 
 .PHONY: lint
 lint: tools ## Format check, clippy with warnings as errors, every .rs file reachable
@@ -42,7 +59,7 @@ bench-operator: servers ## The operator with a real control plane and PostgreSQL
 	N=$(or $(N),100000) cargo bench -p kollect --bench operator
 
 .PHONY: soak
-soak: servers ## The real-server tests again and again: N=20 by default
+soak: server-tools ## The real-server tests again and again: N=20 by default
 	for round in $$(seq $(or $(N),20)); do echo "round $$round"; cargo test --quiet -p kollect -p kollect-testbed; done
 
 .PHONY: generate
@@ -56,7 +73,10 @@ generate: tools ## Rewrite the generated files
 tools:
 	@scripts/tools cargo go cc
 
-.PHONY: servers
-servers:
+.PHONY: server-tools
+server-tools:
 	@scripts/tools cargo go cc postgres sqlite3 git nginx fcgiwrap sshd
+
+.PHONY: servers
+servers: server-tools ## Build the control plane and NATS into the cache; tests do that by themselves when they need one
 	cargo run --quiet -p kollect-testbed -- build

@@ -17,6 +17,7 @@ mod certificates;
 pub mod control_plane;
 pub mod demo;
 mod error;
+pub mod features;
 pub mod git;
 pub mod guard;
 pub mod nats;

@@ -1,21 +1,22 @@
 //! `kollect-testbed`: the testbed from a shell, for `make` and for developers.
 //!
 //! `build` fills the cache of Go programs, so that the first test run is as quick as the second.
-//! `up` starts a control plane to play with. Ctrl-C needs no handler: the guards clean up when this
+//! `up` starts a control plane to play with. `features` is for `make check-features`. Ctrl-C needs no handler: the guards clean up when this
 //! process ends, however it does.
 
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
-use kollect_testbed::{ControlPlane, Error, Programs, demo, programs};
+use kollect_testbed::{ControlPlane, Error, demo, features, programs};
 
 const USAGE: &str = "\
 usage: kollect-testbed COMMAND
 
-  build  find or build the control plane and the NATS server
-  up     start a control plane and keep it until Ctrl-C or the end of standard input
-  demo   show what the given kollect program does, on a control plane of its own
+  build     find or build the control plane and the NATS server
+  up        start a control plane and keep it until Ctrl-C or the end of standard input
+  demo      show what the given kollect program does, on a control plane of its own
+  features  list the features of the workspace that must compile alone, with their packages
 ";
 
 fn main() -> ExitCode {
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
     let outcome = match arguments.as_slice() {
         ["build"] => build(),
         ["up"] => up(),
+        ["features"] => print_features(),
         ["demo", kollect] => demo::run(Path::new(kollect), &mut io::stdout()),
         ["help" | "-h" | "--help"] => print(USAGE),
         _ => {
@@ -41,13 +43,13 @@ fn main() -> ExitCode {
 }
 
 fn build() -> Result<(), Error> {
-    let programs = Programs::find_or_build()?;
-    let Programs { kube_apiserver, kube_controller_manager, kubectl, etcd } = programs;
-    let nats = programs::nats_server()?;
-    for program in [kube_apiserver, kube_controller_manager, kubectl, etcd, nats] {
-        print(&format!("{}\n", program.display()))?;
-    }
-    Ok(())
+    programs::all()?.iter().try_for_each(|program| print(&format!("{}\n", program.display())))
+}
+
+/// One line per package and feature, for a loop of a shell.
+fn print_features() -> Result<(), Error> {
+    let features = features::of_workspace()?;
+    features.iter().try_for_each(|(package, feature)| print(&format!("{package} {feature}\n")))
 }
 
 fn up() -> Result<(), Error> {

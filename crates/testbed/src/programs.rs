@@ -1,6 +1,6 @@
 //! Where the Go programs are: the control plane and the NATS server.
 //!
-//! [`Programs::find_or_build`] and [`nats_server`] are called by whoever starts them and by
+//! [`Programs::find_or_build`] and [`nats_server`] are called when a server is started, [`all`] by
 //! `kollect-testbed build`. Programs live in a cache directory whose layout names their versions:
 //! `$KOLLECT_TESTBED_CACHE`, else `$XDG_CACHE_HOME/kollect-testbed`, else
 //! `$HOME/.cache/kollect-testbed`. The files `go.mod` below `servers` are the only places that say which
@@ -86,6 +86,17 @@ const NATS: Bundle = Bundle {
     programs: &[("nats-server", "github.com/nats-io/nats-server/v2")],
     minutes: 1,
 };
+
+/// All programs from the cache, those of the control plane first; those that are missing are built first.
+pub fn all() -> Result<Vec<PathBuf>, Error> {
+    let (cache, bundles) = (cache()?, [KUBERNETES, ETCD, NATS]);
+    build::build_missing(&bundles, &cache)?;
+    let files = |bundle: Bundle| {
+        let directory = bundle.directory(&cache);
+        bundle.programs.iter().map(move |(file, _)| directory.join(file))
+    };
+    Ok(bundles.into_iter().flat_map(files).collect())
+}
 
 /// The NATS server from the cache; built first if it is missing.
 pub fn nats_server() -> Result<PathBuf, Error> {

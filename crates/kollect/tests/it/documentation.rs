@@ -15,7 +15,7 @@ use crate::{
 };
 
 fn pages() -> Vec<PathBuf> {
-    let folders = ["docs", "docs/sinks"].map(|folder| fs::read_dir(root().join(folder)).unwrap());
+    let folders = ["docs", "docs/adr", "docs/sinks"].map(|folder| fs::read_dir(root().join(folder)).unwrap());
     let docs = folders.into_iter().flatten().map(|entry| entry.unwrap().path());
     let pages = docs.filter(|path| path.extension().is_some_and(|e| e == "md"));
     pages.chain([root().join("README.md")]).collect()
@@ -80,6 +80,26 @@ fn every_command_in_the_documentation_works() {
         }
     }
     assert!(count > 5, "the pages were found");
+}
+
+/// What CI runs, people can run.
+#[test]
+fn ci_runs_targets_of_the_makefile_that_the_readme_explains() {
+    let read = |file: &str| fs::read_to_string(root().join(file)).unwrap();
+    let (makefile, readme) = (read("Makefile"), read("README.md"));
+    for (file, target) in [
+        (".ci/run", "test"),
+        (".github/workflows/ci.yml", "test"),
+        (".github/workflows/nightly.yml", "test-all"),
+    ] {
+        let text = read(file);
+        let ran: Vec<&str> =
+            text.lines().filter_map(|line| line.split_once("make ")).map(|(_, rest)| rest).collect();
+        let ran: Vec<&str> =
+            ran.into_iter().filter(|rest| makefile.contains(&format!("\n{rest}:"))).collect();
+        assert_eq!(ran, [target], "{file}");
+        assert!(readme.contains(&format!("\n$ make {target}\n")), "{target}");
+    }
 }
 
 #[test]

@@ -1,3 +1,5 @@
+//! What `spec.tls` and its Secret say, and which problems are told.
+
 use std::collections::BTreeMap;
 
 use kollect_model::crd::sinks::Tls;

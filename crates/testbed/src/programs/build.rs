@@ -1,8 +1,9 @@
 //! Builds the Go programs that the cache lacks.
 //!
-//! Called by [`super::Programs`]. One process builds at a time, under a lock file in the cache; the
-//! others wait and find the result. The build runs under a guard, so it ends with us, and its
-//! temporary files are in a directory that is removed then. Progress goes straight to standard error,
+//! Called by [`super::Programs`] when a test asks for a server. Each bundle is built by one process, under
+//! its lock file in the cache; other processes wait and find the result. Bundles are built side by side if
+//! there is memory for it, else one after the other. A build runs under a guard, so it ends with this process,
+//! and its temporary files are in a directory that is removed then. Progress goes straight to standard error,
 //! past the capture of the test harness: a test that seems to hang for minutes would be stopped.
 
 use std::ffi::OsStr;
@@ -10,7 +11,7 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::Command;
-use std::thread::sleep;
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use super::{Bundle, Pins};
@@ -19,31 +20,75 @@ use crate::{Error, Scratch, Server, Stop};
 const REPORT_EVERY: Duration = Duration::from_secs(15);
 const POLL: Duration = Duration::from_millis(100);
 
+/// Free memory that is enough for all bundles at once. The linker of kube-apiserver alone takes more than 1 GiB.
+const MEMORY_SIDE_BY_SIDE: u64 = 8 << 30;
+
 /// Builds each bundle that is not complete in `cache`.
 pub(super) fn build_missing(bundles: &[Bundle], cache: &Path) -> Result<(), Error> {
-    if bundles.iter().all(|bundle| bundle.is_complete(cache)) {
+    let missing: Vec<Bundle> = bundles.iter().copied().filter(|bundle| !bundle.is_complete(cache)).collect();
+    if missing.is_empty() {
         return Ok(());
     }
-    for bundle in bundles {
+    for bundle in &missing {
         check_go(OsStr::new("go"), bundle.pins)?;
     }
     fs::create_dir_all(cache).map_err(Error::io(format!("create {}", cache.display())))?;
-    let _lock = lock(&cache.join("lock"))?;
-    for bundle in bundles {
-        if !bundle.is_complete(cache) {
-            build(*bundle, cache)?;
-        }
+    let order = if available_memory().is_some_and(|bytes| bytes >= MEMORY_SIDE_BY_SIDE) {
+        Order::SideBySide
+    } else {
+        Order::OneByOne
+    };
+    build_all(&missing, cache, order, build)
+}
+
+/// Whether bundles are built at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    SideBySide,
+    /// Also across processes.
+    OneByOne,
+}
+
+/// Builds what is still missing once its lock is held, and returns when all bundles are complete.
+fn build_all(
+    bundles: &[Bundle],
+    cache: &Path,
+    order: Order,
+    build: impl Fn(Bundle, &Path) -> Result<(), Error> + Sync,
+) -> Result<(), Error> {
+    let build_one = |bundle: Bundle| {
+        let _lock = lock(&cache.join(format!("{}.lock", bundle.name)), bundle.name)?;
+        if bundle.is_complete(cache) { Ok(()) } else { build(bundle, cache) }
+    };
+    if order == Order::OneByOne {
+        let _lock = lock(&cache.join("lock"), "other servers")?;
+        return bundles.iter().try_for_each(|bundle| build_one(*bundle));
     }
-    Ok(())
+    thread::scope(|scope| {
+        let builds: Vec<_> = bundles.iter().map(|bundle| scope.spawn(|| build_one(*bundle))).collect();
+        let ended = builds.into_iter().map(|build| build.join().expect("a build does not panic"));
+        // All of them are waited for, and the first error is told.
+        ended.fold(Ok(()), Result::and)
+    })
+}
+
+/// Memory that new programs can use, in bytes; `None` where the system does not say.
+fn available_memory() -> Option<u64> {
+    parse_available(&fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+fn parse_available(meminfo: &str) -> Option<u64> {
+    let value = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
 /// Waits for the lock; it is given back when the file is dropped, or when this process ends.
-fn lock(path: &Path) -> Result<File, Error> {
+fn lock(path: &Path, what: &str) -> Result<File, Error> {
     let action = || format!("lock {}", path.display());
     let file = File::create(path).map_err(Error::io(action()))?;
     match file.try_lock() {
         Ok(()) => return Ok(file),
-        Err(TryLockError::WouldBlock) => report("waiting for another process that builds"),
+        Err(TryLockError::WouldBlock) => report(&format!("waiting for another process that builds {what}")),
         Err(TryLockError::Error(source)) => {
             return Err(Error::Io { action: action(), source });
         }
@@ -164,6 +209,9 @@ fn report(line: &str) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Condvar, Mutex};
+
+    use super::super::{ETCD, NATS};
     use super::*;
 
     #[test]
@@ -189,5 +237,84 @@ mod tests {
         let flags = linker_flags(super::super::KUBERNETES);
         let version = super::super::KUBERNETES.version();
         assert!(flags.contains(&format!("version.gitVersion={version} ")), "{flags}");
+    }
+
+    /// A build that leaves files that look like programs.
+    fn pretend(bundle: Bundle, cache: &Path) {
+        use std::os::unix::fs::PermissionsExt as _;
+        let directory = bundle.directory(cache);
+        fs::create_dir_all(&directory).unwrap();
+        for (file, _) in bundle.programs {
+            fs::write(directory.join(file), "x").unwrap();
+            fs::set_permissions(directory.join(file), fs::Permissions::from_mode(0o755)).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_bundle_is_built_once_however_many_ask() {
+        for order in [Order::SideBySide, Order::OneByOne] {
+            let cache = tempfile::tempdir().unwrap();
+            let names = Mutex::new(Vec::new());
+            let build = |bundle: Bundle, cache: &Path| {
+                names.lock().unwrap().push(bundle.name);
+                pretend(bundle, cache);
+                Ok(())
+            };
+            thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| build_all(&[ETCD, NATS], cache.path(), order, build).unwrap());
+                }
+            });
+            let mut names = names.into_inner().unwrap();
+            names.sort_unstable();
+            assert_eq!(names, ["etcd", "nats"], "{order:?}");
+        }
+    }
+
+    #[test]
+    fn bundles_are_built_side_by_side_only_where_that_is_asked_for() {
+        for (order, most) in [(Order::SideBySide, 2), (Order::OneByOne, 1)] {
+            let cache = tempfile::tempdir().unwrap();
+            // How many builds run, and how many ran at once at most.
+            let (running, change) = (Mutex::new((0, 0)), Condvar::new());
+            let build = |bundle: Bundle, cache: &Path| {
+                let mut state = running.lock().unwrap();
+                state.0 += 1;
+                state.1 = state.0.max(state.1);
+                change.notify_all();
+                // Waits for the other one; the limit is for a failing test only.
+                let limit = Duration::from_mins(1);
+                let (mut state, _) = change.wait_timeout_while(state, limit, |state| state.1 < most).unwrap();
+                state.0 -= 1;
+                drop(state);
+                pretend(bundle, cache);
+                Ok(())
+            };
+            build_all(&[ETCD, NATS], cache.path(), order, build).unwrap();
+            assert_eq!(running.into_inner().unwrap(), (0, most), "{order:?}");
+        }
+    }
+
+    #[test]
+    fn an_error_is_told_after_all_builds_have_ended() {
+        let cache = tempfile::tempdir().unwrap();
+        let build = |bundle: Bundle, cache: &Path| match bundle.name {
+            "etcd" => Err(Error::Io { action: "build etcd".into(), source: io::ErrorKind::Other.into() }),
+            _ => {
+                pretend(bundle, cache);
+                Ok(())
+            }
+        };
+        let error = build_all(&[ETCD, NATS], cache.path(), Order::SideBySide, build).unwrap_err();
+        assert_eq!(error.to_string(), "could not build etcd");
+        assert!(NATS.is_complete(cache.path()));
+    }
+
+    #[test]
+    fn available_memory_is_read_in_bytes() {
+        let meminfo =
+            "MemTotal:       24599740 kB\nMemFree:  1 kB\nMemAvailable:   23068672 kB\nBuffers: 1 kB\n";
+        assert_eq!(parse_available(meminfo), Some(23_068_672 << 10));
+        assert_eq!(parse_available("MemTotal: 1 kB\n"), None);
     }
 }

@@ -1,0 +1,83 @@
+//! Which cargo features of the workspace must compile alone: the sinks, not what several of them build on.
+//!
+//! `make check-features` asks for them, so that no list of sinks has to be kept beside the manifests.
+
+use std::{io, process::Command};
+
+use serde_json::Value;
+
+use crate::Error;
+
+/// Every package with each of its sinks, as cargo tells them.
+pub fn of_workspace() -> Result<Vec<(String, String)>, Error> {
+    let action = "ask cargo for the features of the workspace";
+    let output = Command::new("cargo")
+        .args(["metadata", "--no-deps", "--format-version", "1"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .map_err(Error::io(action))?;
+    let other = |why: String| Error::Io { action: action.to_owned(), source: io::Error::other(why) };
+    if !output.status.success() {
+        return Err(other(String::from_utf8_lossy(&output.stderr).into_owned()));
+    }
+    let metadata = serde_json::from_slice(&output.stdout).map_err(|error| other(error.to_string()))?;
+    Ok(in_metadata(&metadata))
+}
+
+fn in_metadata(metadata: &Value) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for package in metadata["packages"].as_array().into_iter().flatten() {
+        let name = package["name"].as_str().unwrap_or_default();
+        let features = package["features"].as_object().into_iter().flatten();
+        // A feature that only enables others, such as `default`, brings nothing of its own.
+        let brings = |enables: &[&str]| enables.iter().any(|other| other.contains([':', '/']));
+        let features: Vec<(&String, Vec<&str>)> = features
+            .map(|(feature, enables)| (feature, enables.as_array().into_iter().flatten()))
+            .map(|(feature, enables)| (feature, enables.filter_map(Value::as_str).collect()))
+            .filter(|(_, enables): &(_, Vec<&str>)| brings(enables))
+            .collect();
+        // What a sink builds on is compiled with the sink.
+        let is_part = |feature: &str| features.iter().any(|(_, enables)| enables.contains(&feature));
+        let alone = features.iter().filter(|(feature, _)| !is_part(feature));
+        found.extend(alone.map(|(feature, _)| (name.to_owned(), (*feature).clone())));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn collections_and_parts_of_others_are_left_out() {
+        let metadata = json!({ "packages": [
+            { "name": "sinks", "features": {
+                "default": ["git", "sqlite"], "git": ["tls", "dep:git2"], "sqlite": ["dep:rusqlite"],
+                "tls": ["dep:rustls"],
+            } },
+            { "name": "program", "features": {
+                "default": ["all"], "all": ["git"], "git": ["sinks/git"],
+            } },
+            { "name": "plain", "features": {} },
+        ] });
+        let found = in_metadata(&metadata);
+        let found: Vec<_> = found.iter().map(|(package, feature)| (&**package, &**feature)).collect();
+        assert_eq!(found, [("sinks", "git"), ("sinks", "sqlite"), ("program", "git")]);
+    }
+
+    #[test]
+    fn every_sink_of_the_program_has_a_feature_of_its_own() {
+        let found = of_workspace().unwrap();
+        let of = |name: &str| -> Vec<&str> {
+            found.iter().filter(|(package, _)| package == name).map(|(_, feature)| &**feature).collect()
+        };
+        assert!(of("kollect-sinks").contains(&"sqlite"), "{found:?}");
+        assert_eq!(
+            of("kollect"),
+            of("kollect-sinks"),
+            "what can be built into sinks can be built into the program"
+        );
+    }
+}
