@@ -72,14 +72,17 @@ pub(crate) struct Change {
     pub(crate) warnings: Vec<String>,
 }
 
+/// A file that is in the way, and whether its content is what would be written.
+type FoundFile = (String, bool);
+
 impl Change {
     /// Of files that are in the way of this change: those that concern one row each, and those that concern
     /// the whole inventory. Rows that are in documents have no file where they could stay.
     pub(crate) fn sort_foreign(
         &self,
         held: Option<&Manifest>,
-        found: Vec<(String, bool)>,
-    ) -> (Vec<(String, bool)>, Vec<(String, bool)>) {
+        found: Vec<FoundFile>,
+    ) -> (Vec<FoundFile>, Vec<FoundFile>) {
         let in_documents = held.is_some_and(|held| held.header.shape.document);
         let shared = &self.manifest.header.files;
         found.into_iter().partition(|(path, _)| !in_documents && !shared.contains_key(path))
