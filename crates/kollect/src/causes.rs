@@ -1,4 +1,4 @@
-//! Why something failed, in one line.
+//! Why something failed: in one line, and logged once.
 
 use std::error::Error;
 
@@ -14,4 +14,41 @@ pub(crate) fn told_once(error: &(dyn Error + 'static)) -> String {
         cause = error.source();
     }
     text
+}
+
+/// The last problem of something that is tried again and again, so that each problem is logged once and
+/// not with every try.
+#[derive(Debug, Default)]
+pub(crate) struct LastProblem(Option<String>);
+
+impl LastProblem {
+    /// Remembers the problem, and says whether it was another one before, or none.
+    pub(crate) fn is_new(&mut self, problem: &str) -> bool {
+        let new = self.0.as_deref() != Some(problem);
+        if new {
+            self.0 = Some(problem.to_owned());
+        }
+        new
+    }
+
+    /// It works now. Says whether it did not before.
+    pub(crate) fn is_solved(&mut self) -> bool {
+        self.0.take().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::LastProblem;
+
+    #[test]
+    fn each_problem_is_new_once_until_it_is_solved() {
+        let mut problem = LastProblem::default();
+        assert!(!problem.is_solved());
+        assert!(problem.is_new("no answer"));
+        assert!(!problem.is_new("no answer"));
+        assert!(problem.is_new("forbidden"));
+        assert!(problem.is_solved());
+        assert!(problem.is_new("forbidden"));
+    }
 }

@@ -149,12 +149,19 @@ impl ClusterSource {
         identity: Identity,
     ) -> anyhow::Result<Self> {
         let server = config.cluster_url.to_string();
+        let unverified = config.accept_invalid_certs;
         let anonymous = identity::anonymous(&config);
         let client = Client::try_from(config).with_context(|| format!("set up the client of {who}"))?;
         let unreachable = || format!("reach the cluster at {server} ({who})");
         let version = time::timeout(PATIENCE, client.apiserver_version()).await;
         version.context("no answer").with_context(unreachable)?.map_err(plain).with_context(unreachable)?;
         let id = identity.find(&client, anonymous).await.with_context(unreachable)?;
+        if unverified {
+            warn!(
+                server,
+                "the certificate of the API server is not verified: insecure-skip-tls-verify is set"
+            );
+        }
         let shared = Shared {
             discovery: Discovery::new(client.clone(), timing.certain),
             client,

@@ -15,6 +15,7 @@ mod conditions;
 mod finalize;
 mod health;
 mod leader;
+mod logs;
 mod metrics;
 mod objects;
 mod probe;
@@ -43,7 +44,10 @@ use reconcile::Operator;
 use tokio::time;
 use tracing::{debug, info, warn};
 
-use crate::{causes::told_once, cluster::ClusterSource};
+use crate::{
+    causes::{LastProblem, told_once},
+    cluster::ClusterSource,
+};
 
 /// `kollect operator`
 pub(crate) fn run(args: Args) -> ExitCode {
@@ -136,10 +140,16 @@ async fn serve_metrics(
 /// Connects, however long it takes: an operator that starts before its API server waits for it.
 async fn connect(args: &Args) -> anyhow::Result<Arc<ClusterSource>> {
     let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
+    let mut problem = LastProblem::default();
     loop {
         match ClusterSource::connect_in_cluster(args.kubeconfig.as_deref(), args.identity()).await {
             Ok(source) => return Ok(Arc::new(source)),
-            Err(error) => warn!(error = told_once(error.as_ref()), "cannot reach the cluster; trying again"),
+            Err(error) => {
+                let error = told_once(error.as_ref());
+                if problem.is_new(&error) {
+                    warn!(error, "cannot reach the cluster; trying again");
+                }
+            }
         }
         tokio::select! {
             () = time::sleep(backoff.next(fastrand::f64())) => {}
@@ -163,16 +173,16 @@ fn report(problem: Problem) {
             warn!(%gvk, "collecting a kind crashed and was started again; this is a bug");
         }
         Problem::Undecided { target, gvk } => {
-            info!(%target, %gvk, "which objects are selected depends on namespaces that cannot be listed");
+            info!(collected_by = %target, %gvk, "which objects are selected depends on namespaces that cannot be listed");
         }
         Problem::Blind { place, blindness } => {
-            debug!(gvk = %place.gvk, namespace = place.namespace.as_deref(), reason = %blindness.reason, message = blindness.message, "blind");
+            debug!(gvk = %place.gvk, namespace = place.namespace.as_deref(), reason = %blindness.reason, error = blindness.message, "blind");
         }
         Problem::TypeMismatch { target, object, attributes } => {
-            debug!(%target, object, ?attributes, "attributes are not of the declared type");
+            debug!(collected_by = %target, object, ?attributes, "attributes are not of the declared type");
         }
         Problem::Unreadable { target, object, error } => {
-            debug!(%target, object, error = told_once(&error), "an object cannot be read");
+            debug!(collected_by = %target, object, error = told_once(&error), "an object cannot be read");
         }
     }
 }

@@ -20,14 +20,19 @@ use tokio::{
     sync::{Mutex, watch},
     time::{self, Instant},
 };
+use tracing::{info, warn};
 
 use super::{plain, request::PATIENCE};
+use crate::causes::LastProblem;
 
 const FORMAT: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 /// How often everything is asked again, whatever happens.
 const REFRESH: Duration = Duration::from_mins(3);
 /// How long an answer is good enough for somebody who misses a kind.
 const FRESH: Duration = Duration::from_secs(5);
+/// How long it is remembered that a kind is missing which nothing asks for any more. Targets ask for theirs
+/// twice a minute.
+const FORGET: Duration = Duration::from_mins(10);
 /// Several changes of definitions in a row are one.
 const DEBOUNCE: Duration = Duration::from_millis(500);
 
@@ -50,10 +55,19 @@ struct Answer {
     /// Groups that did not answer.
     stale: BTreeSet<String>,
     at: Option<Instant>,
+    /// Why the last question was not answered.
+    problem: LastProblem,
     /// The last question was not answered.
     failed: bool,
-    /// Kinds that somebody asked for in vain: since when complete answers have not known them.
-    missing: BTreeMap<(String, String), Instant>,
+    /// Kinds that complete answers do not know, and that something asks for.
+    missing: BTreeMap<(String, String), Missing>,
+}
+
+struct Missing {
+    /// When the first of these answers came.
+    since: Instant,
+    /// When something last asked for the kind.
+    asked: Instant,
 }
 
 /// What is known about kinds. Cheap to clone.
@@ -147,13 +161,7 @@ impl Discovery {
             })?;
         }
         let mut answer = self.answer.write().unwrap_or_else(PoisonError::into_inner);
-        let found = answer.find(gvk, self.certain);
-        if let (Err(Resolution::Blind(blindness)), Some(at)) = (&found, answer.at)
-            && blindness.reason == BlindReason::NotServed
-        {
-            answer.missing.entry((gvk.group.clone(), gvk.kind.clone())).or_insert(at);
-        }
-        found
+        answer.find_or_miss(gvk, self.certain, Instant::now())
     }
 
     /// Whether all groups answered when they were last asked; `None`: nobody has asked yet.
@@ -166,7 +174,19 @@ impl Discovery {
 
     async fn refresh(&self) -> anyhow::Result<()> {
         let asked = self.ask().await;
-        self.answer.write().unwrap_or_else(PoisonError::into_inner).failed = asked.is_err();
+        let mut answer = self.answer.write().unwrap_or_else(PoisonError::into_inner);
+        answer.failed = asked.is_err();
+        match &asked {
+            Ok(()) if answer.problem.is_solved() => info!("the API server tells which kinds it serves again"),
+            Ok(()) => {}
+            Err(error) => {
+                let error = format!("{error:#}");
+                if answer.problem.is_new(&error) {
+                    warn!(error, "cannot ask the API server which kinds it serves; trying again");
+                }
+            }
+        }
+        drop(answer);
         asked
     }
 
@@ -182,15 +202,13 @@ impl Discovery {
         for path in ["/api", "/apis"] {
             let request = Request::get(path).header(ACCEPT, FORMAT).body(Vec::new())?;
             let answer = time::timeout(PATIENCE, self.client.request(request)).await;
-            let groups: Groups = answer.context("no answer")?.map_err(plain)?;
+            let asked = || format!("get {path}");
+            let groups: Groups =
+                answer.context("no answer").with_context(asked)?.map_err(plain).with_context(asked)?;
             groups.items.into_iter().for_each(|group| group.add_to(&mut kinds, &mut stale));
         }
-        let now = Instant::now();
         let mut answer = self.answer.write().unwrap_or_else(PoisonError::into_inner);
-        let changed = answer.kinds != kinds || answer.stale != stale;
-        let known = |name: &(String, String)| kinds.contains_key(name) || stale.contains(&name.0);
-        answer.missing.retain(|name, _| !known(name));
-        (answer.kinds, answer.stale, answer.at) = (kinds, stale, Some(now));
+        let changed = answer.replace(kinds, stale, Instant::now());
         drop(answer);
         if changed {
             self.changes.send_modify(|number| *number += 1);
@@ -273,6 +291,30 @@ impl Group {
 }
 
 impl Answer {
+    /// Takes a complete answer, and says whether it differs from the one before.
+    fn replace(&mut self, kinds: Kinds, stale: BTreeSet<String>, now: Instant) -> bool {
+        let changed = self.kinds != kinds || self.stale != stale;
+        let known = |name: &(String, String)| kinds.contains_key(name) || stale.contains(&name.0);
+        self.missing.retain(|name, missing| !known(name) && now.duration_since(missing.asked) < FORGET);
+        (self.kinds, self.stale, self.at) = (kinds, stale, Some(now));
+        changed
+    }
+
+    /// Looks the kind up, and remembers that it is missing.
+    fn find_or_miss(&mut self, gvk: &Gvk, certain: Duration, now: Instant) -> Result<Served, Resolution> {
+        let found = self.find(gvk, certain);
+        let missing = match &found {
+            Err(Resolution::Blind(blindness)) => blindness.reason == BlindReason::NotServed,
+            Err(Resolution::Absent) => true,
+            _ => false,
+        };
+        if let Some(at) = self.at.filter(|_| missing) {
+            let name = (gvk.group.clone(), gvk.kind.clone());
+            self.missing.entry(name).or_insert(Missing { since: at, asked: now }).asked = now;
+        }
+        found
+    }
+
     fn find(&self, gvk: &Gvk, certain: Duration) -> Result<Served, Resolution> {
         let blind = |reason, message| Err(Resolution::Blind(Blindness { reason, message }));
         let name = (gvk.group.clone(), gvk.kind.clone());
@@ -308,8 +350,8 @@ impl Answer {
             let message = format!("{gvk}: the API group {} does not answer", gvk.group);
             return blind(BlindReason::Failed, message);
         }
-        let since = self.missing.get(&name);
-        if let (Some(since), Some(at)) = (since, self.at)
+        let missing = self.missing.get(&name);
+        if let (Some(Missing { since, .. }), Some(at)) = (missing, self.at)
             && at.duration_since(*since) >= certain
         {
             return Err(Resolution::Absent);
@@ -328,3 +370,6 @@ impl Served {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

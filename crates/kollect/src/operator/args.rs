@@ -1,7 +1,7 @@
 //! Flags of the operator. Those of the Go implementation are all accepted; what no longer has a meaning
 //! is told once, with what replaced it.
 
-use std::{collections::BTreeSet, io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
 use kollect_engine::{extract::Policy, select::NamespaceDefaults, tasks::Tasks};
@@ -9,10 +9,10 @@ use kollect_model::crd::shapes::{GoDuration, is_namespace_name};
 use kollect_sinks::{Cidr, Network};
 use kube::Client;
 use tracing::warn;
-use tracing_subscriber::EnvFilter;
 
 use super::{
     leader::{Leader, LeaderHandle, Timings},
+    logs,
     serve::{Endpoint, Limits, Tls},
 };
 use crate::{
@@ -115,7 +115,7 @@ pub(crate) struct Args {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum LogFormat {
+pub(super) enum LogFormat {
     Json,
     Text,
 }
@@ -197,15 +197,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 impl Args {
     /// Logs go to standard error from here on.
     pub(crate) fn start_logs(&self) {
-        let filter = EnvFilter::try_new(&self.log_level).unwrap_or_else(|_| EnvFilter::new("info"));
-        let terminal = std::io::stderr().is_terminal();
-        let format = self.log_format.unwrap_or(if terminal { LogFormat::Text } else { LogFormat::Json });
-        let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-        let started = match format {
-            LogFormat::Json => logs.json().flatten_event(true).with_current_span(false).try_init(),
-            LogFormat::Text => logs.with_ansi(terminal).with_target(false).try_init(),
-        };
-        if started.is_err() {
+        if logs::start(&self.log_level, self.log_format).is_err() {
             eprintln!("error: logs were started twice");
         }
     }

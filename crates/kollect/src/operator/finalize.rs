@@ -94,7 +94,7 @@ impl Step<'_> {
                 "rows were left behind, because sinks could not be cleaned: {}; remove them by hand",
                 behind.join(", ")
             );
-            warn!(kind, namespace, name, message, "left behind");
+            warn!(kind, namespace, name, detail = message, "left behind");
             let event = record(kind, metadata, "Warning", Reason::CleanupTerminal.as_str(), &message);
             let namespace = namespace.as_deref().unwrap_or_default();
             if let Err(error) = create_event(client, namespace, event).await {

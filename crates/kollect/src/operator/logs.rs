@@ -3,11 +3,18 @@
 //! A line of the JSON format is one object with unique keys: fields of an event stand beside `timestamp`,
 //! `level`, `target` and `message`, and must not have these names.
 
-use std::{fmt, io::IsTerminal};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    io::IsTerminal,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use tracing::{
-    Event, Metadata, Subscriber,
+    Event, Level, Metadata, Subscriber,
     field::{Field, Visit},
+    span::{Attributes, Id},
 };
 use tracing_subscriber::{
     EnvFilter, Layer,
@@ -19,20 +26,37 @@ use tracing_subscriber::{
 
 use super::args::LogFormat;
 
-/// Events of the client of the API server that come with every connection or request and do not say which
-/// it was. What they are about is logged once, by what connected or sent the request.
-const SAID_ELSEWHERE: [&str; 3] = ["Server cert bypassed", "failed with status ", "failed with error "];
-
-/// Where these events come from.
+/// The client of the API server. It logs every try of every request that fails, without the request, and
+/// every connection whose certificate it does not verify.
 const CLIENT: &str = "kube_client";
+/// The part of it that sends requests: it has a span for each.
+const REQUESTS: &str = "kube_client::client::builder";
+/// Logged once by what connects, with the server.
+const NOT_VERIFIED: &str = "Server cert bypassed";
+/// How long a request that fails in the same way is not logged again.
+const SILENCE: Duration = Duration::from_mins(10);
+/// Requests that are remembered; more are forgotten together, and logged again.
+const REMEMBERED: usize = 1024;
 
 /// Logs go to standard error from here on. `levels` is a level or a filter such as `kollect=debug`.
 pub(super) fn start(levels: &str, format: Option<LogFormat>) -> Result<(), TryInitError> {
     let terminal = std::io::stderr().is_terminal();
     let format = format.unwrap_or(if terminal { LogFormat::Text } else { LogFormat::Json });
-    let filter = EnvFilter::try_new(levels).unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = filter(levels);
     let lines = lines(levels, format, terminal, std::io::stderr);
     tracing_subscriber::registry().with(filter).with(lines).try_init()
+}
+
+/// Whether the levels name the client: then everything that it says at these levels is wanted.
+fn names_client(levels: &str) -> bool {
+    levels.contains(CLIENT)
+}
+
+/// The levels that are logged, and the spans that say which request an event is about.
+fn filter(levels: &str) -> EnvFilter {
+    let known = EnvFilter::try_new(levels).unwrap_or_else(|_| EnvFilter::new("info"));
+    let requests = format!("{REQUESTS}=debug").parse().ok().filter(|_| !names_client(levels));
+    requests.into_iter().fold(known, EnvFilter::add_directive)
 }
 
 /// Writes events as lines.
@@ -46,27 +70,89 @@ where
         LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).boxed(),
         LogFormat::Text => lines.with_ansi(colours).with_target(false).boxed(),
     };
-    // Whoever names the client wants to read all that it says.
-    lines.with_filter(NotSaidElsewhere { all: levels.contains(CLIENT) })
+    lines.with_filter(Once { all: names_client(levels), said: Mutex::default() })
 }
 
-/// Leaves out [`SAID_ELSEWHERE`].
-struct NotSaidElsewhere {
+/// Leaves out what the client repeats.
+struct Once {
+    /// Leave out nothing.
     all: bool,
+    /// Requests, with how they failed and when that was logged.
+    said: Mutex<BTreeMap<String, (String, Instant)>>,
 }
 
-impl<S> Filter<S> for NotSaidElsewhere {
+impl Once {
+    /// Whether the failure of a request has not been logged for a while.
+    fn is_new(&self, request: String, failure: String) -> bool {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let known =
+            |(before, at): &(String, Instant)| *before == failure && now.duration_since(*at) < SILENCE;
+        if said.get(&request).is_some_and(known) {
+            return false;
+        }
+        if said.len() >= REMEMBERED {
+            said.clear();
+        }
+        said.insert(request, (failure, now));
+        true
+    }
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Filter<S> for Once {
     fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
         true
     }
 
-    fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
-        if self.all || !event.metadata().target().starts_with(CLIENT) {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        if attributes.metadata().target() == REQUESTS
+            && let Some(span) = context.span(id)
+        {
+            let mut request = Request::default();
+            attributes.record(&mut request);
+            span.extensions_mut().insert(request);
+        }
+    }
+
+    fn event_enabled(&self, event: &Event<'_>, context: &Context<'_, S>) -> bool {
+        let metadata = event.metadata();
+        if self.all || !metadata.target().starts_with(CLIENT) {
             return true;
         }
         let mut message = Message::default();
         event.record(&mut message);
-        !SAID_ELSEWHERE.iter().any(|said| message.0.starts_with(said))
+        if metadata.target() != REQUESTS {
+            return message.0 != NOT_VERIFIED;
+        }
+        let span = context.event_span(event);
+        let request = span.and_then(|span| span.extensions().get::<Request>().map(ToString::to_string));
+        *metadata.level() == Level::ERROR && self.is_new(request.unwrap_or_default(), message.0)
+    }
+}
+
+/// Method and path of a request. Parameters change from try to try.
+#[derive(Default)]
+struct Request {
+    method: String,
+    path: String,
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.method, self.path)
+    }
+}
+
+impl Visit for Request {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        match field.name() {
+            "http.method" => self.method = format!("{value:?}"),
+            "http.url" => {
+                let url = format!("{value:?}");
+                self.path = url.split('?').next().unwrap_or_default().to_owned();
+            }
+            _ => {}
+        }
     }
 }
 
@@ -86,7 +172,7 @@ impl Visit for Message {
 mod tests {
     use std::sync::{Arc, Mutex};
 
-    use tracing::{error, subscriber::with_default, warn};
+    use tracing::{debug, debug_span, error, subscriber::with_default, warn};
 
     use super::*;
 
@@ -94,7 +180,7 @@ mod tests {
     fn logged(levels: &str, log: impl FnOnce()) -> Vec<serde_json::Value> {
         let bytes = Arc::new(Mutex::new(Vec::<u8>::new()));
         let lines = lines(levels, LogFormat::Json, false, Bytes(bytes.clone()));
-        with_default(tracing_subscriber::registry().with(EnvFilter::new(levels)).with(lines), log);
+        with_default(tracing_subscriber::registry().with(filter(levels)).with(lines), log);
         let text = String::from_utf8(bytes.lock().unwrap().clone()).unwrap();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
@@ -120,22 +206,44 @@ mod tests {
         }
     }
 
-    fn client_talks() {
-        warn!(target: "kube_client::client::tls::rustls_tls", "Server cert bypassed");
-        error!(target: "kube_client::client::builder", "failed with status {}", "503 Service Unavailable");
-        error!(target: "kube_client::client::builder", "failed with error {}", "connection refused");
-        warn!(target: "kube_client::client::tls::rustls_tls", path = "ca.crt", "failed to reload CA bundle");
-        warn!("failed with status 503, which is ours");
+    /// A request that is tried so often and fails.
+    fn fails(path: &str, tries: u32) {
+        for number in 0..tries {
+            let url = format!("{path}?resourceVersion={number}");
+            let span = debug_span!(target: "kube_client::client::builder", "HTTP", http.method = "GET", http.url = %url);
+            let _entered = span.entered();
+            debug!(target: "kube_client::client::builder", "requesting");
+            error!(target: "kube_client::client::builder", "failed with status {}", "503 Service Unavailable");
+        }
+    }
+
+    fn messages(lines: &[serde_json::Value]) -> Vec<&str> {
+        lines.iter().map(|line| line["message"].as_str().unwrap()).collect()
     }
 
     #[test]
-    fn events_that_do_not_say_what_they_are_about_are_left_out() {
-        let said: Vec<_> = logged("info", client_talks).iter().map(|line| line["message"].clone()).collect();
-        assert_eq!(said, ["failed to reload CA bundle", "failed with status 503, which is ours"]);
+    fn a_request_that_fails_again_and_again_is_logged_once_with_its_url() {
+        let lines = logged("info", || {
+            fails("/api/v1/pods", 5);
+            fails("/api/v1/secrets", 5);
+        });
+        assert_eq!(messages(&lines), ["failed with status 503 Service Unavailable"; 2]);
+        assert_eq!(lines[0]["spans"][0]["http.url"], "/api/v1/pods?resourceVersion=0");
+        assert_eq!(lines[1]["spans"][0]["http.url"], "/api/v1/secrets?resourceVersion=0");
     }
 
     #[test]
-    fn whoever_asks_for_the_client_hears_all_of_it() {
-        assert_eq!(logged("info,kube_client=debug", client_talks).len(), 5);
+    fn a_certificate_that_is_not_verified_is_left_to_what_connects() {
+        let lines = logged("info", || {
+            warn!(target: "kube_client::client::tls::rustls_tls", "Server cert bypassed");
+            warn!(target: "kube_client::client::tls::rustls_tls", path = "ca.crt", "failed to reload CA bundle");
+            warn!("ours");
+        });
+        assert_eq!(messages(&lines), ["failed to reload CA bundle", "ours"]);
+    }
+
+    #[test]
+    fn whoever_names_the_client_reads_all_that_it_says() {
+        assert_eq!(logged("info,kube_client=debug", || fails("/api", 3)).len(), 6);
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! They come through the same [`WatchSource`] as everything that is collected, so that lists, gaps and
 //! permissions are treated alike, and no list is older than what was seen before. What cannot be seen
-//! stays as it was.
+//! stays as it was. A kind counts as absent only if the source says so: that one discovery does not know
+//! it proves nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +15,7 @@ use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kollect_engine::{
     tasks::{Task, TaskKind, TaskName, Tasks},
-    watch::{BlindReason, Blindness, Event, Query, WatchSource},
+    watch::{BlindReason, Blindness, Event, Query, Resolution, WatchSource},
 };
 use kollect_model::{
     crd::{
@@ -118,7 +119,6 @@ impl Known {
     pub(crate) fn unseen(&self, kind: &str, namespace: &str) -> Option<&str> {
         let here = |query: &Query| query.namespace.as_deref().is_none_or(|own| own == namespace);
         let blind = self.blind.iter().find(|(query, _)| query.gvk.kind == kind && here(query));
-        let blind = blind.filter(|(_, blindness)| blindness.reason != BlindReason::NotServed);
         blind.map(|(_, blindness)| blindness.message.as_str())
     }
 
@@ -305,13 +305,22 @@ struct Follower<K, T> {
 
 impl<K: DeserializeOwned, T> Follower<K, T> {
     async fn follow(mut self, source: Arc<dyn WatchSource>) {
+        let mut kinds = source.kinds();
         loop {
+            kinds.mark_unchanged();
             let mut events = source.watch(self.query.clone());
             while let Some(event) = events.next().await {
-                self.hear(event);
+                if is_not_served(&event) && source.resolve(&self.query.gvk).await == Resolution::Absent {
+                    self.absent();
+                } else {
+                    self.hear(event);
+                }
             }
-            // Only a permission or a definition can help, and both come without a word.
-            time::sleep(REVIEW).await;
+            // Only a definition or a permission can help, and permissions change without an event.
+            tokio::select! {
+                () = time::sleep(REVIEW) => {}
+                Ok(()) = kinds.changed() => {}
+            }
         }
     }
 
@@ -338,13 +347,7 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
             }
             Event::Synced { .. } => {
                 let shown = self.listing.take().unwrap_or_default();
-                let namespace = self.query.namespace.clone();
-                let here = move |name: &Name| namespace.as_ref().is_none_or(|own| *name.0 == **own);
-                let gvk = self.query.gvk.kind.clone();
-                self.change(|known, part| {
-                    known.refused.retain(|(kind, name)| *kind != gvk || shown.contains(name) || !here(name));
-                    part(known).retain(|name, _| shown.contains(name) || !here(name));
-                });
+                self.retain(&shown);
                 self.seen();
             }
             Event::Resumed => self.seen(),
@@ -352,16 +355,9 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
             Event::Blind(blindness) => {
                 let query = self.query.clone();
                 let known_as = blindness.clone();
-                // A kind that nobody serves has no objects; everything else may have some.
-                let absent = blindness.reason == BlindReason::NotServed;
-                let first = self.change(|known, _| {
-                    if absent {
-                        known.pending.remove(&query);
-                    }
-                    known.blind.insert(query, known_as).is_none()
-                });
-                if first {
-                    warn!(kind = self.query.gvk.kind, reason = %blindness.reason, message = blindness.message, "cannot see objects");
+                let before = self.change(|known, _| known.blind.insert(query, known_as));
+                if before.is_none_or(|before| before.reason != blindness.reason) {
+                    warn!(kind = self.query.gvk.kind, reason = %blindness.reason, error = blindness.message, "cannot see objects");
                 }
             }
         }
@@ -390,6 +386,31 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
         }
     }
 
+    /// Objects that a complete list did not show are gone.
+    fn retain(&self, shown: &BTreeSet<Name>) {
+        let namespace = self.query.namespace.clone();
+        let here = move |name: &Name| namespace.as_ref().is_none_or(|own| *name.0 == **own);
+        let gvk = self.query.gvk.kind.clone();
+        self.change(|known, part| {
+            known.refused.retain(|(kind, name)| *kind != gvk || shown.contains(name) || !here(name));
+            part(known).retain(|name, _| shown.contains(name) || !here(name));
+        });
+    }
+
+    /// The kind certainly does not exist: it has no objects.
+    fn absent(&mut self) {
+        self.listing = None;
+        self.retain(&BTreeSet::new());
+        let query = self.query.clone();
+        let first = self.change(|known, _| {
+            let pending = known.pending.remove(&query);
+            known.blind.remove(&query).is_some() || pending
+        });
+        if first {
+            info!(kind = self.query.gvk.kind, "the cluster does not have this kind");
+        }
+    }
+
     fn seen(&self) {
         let query = self.query.clone();
         let again = self.change(|known, _| {
@@ -408,6 +429,11 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
     }
 }
 
+/// Whether it says that the kind is not served, which may be a mistake of one discovery.
+fn is_not_served(event: &Event) -> bool {
+    matches!(event, Event::Blind(blindness) if blindness.reason == BlindReason::NotServed)
+}
+
 /// Reads an object. A status that somebody else has written in another form is no reason to refuse it.
 fn parse<K: DeserializeOwned>(raw: &str) -> Result<K, serde_json::Error> {
     serde_json::from_str(raw).or_else(|error| {
@@ -416,3 +442,6 @@ fn parse<K: DeserializeOwned>(raw: &str) -> Result<K, serde_json::Error> {
         serde_json::from_value(object)
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -164,8 +164,8 @@ impl Board {
             Told::Written(_, receipt) => &*receipt.warnings,
             _ => &[],
         };
-        for message in warnings {
-            warn!(binding = %name, message, "written with a warning");
+        for warning in warnings {
+            warn!(binding = %name, warning, "written with a warning");
         }
         match told {
             Told::Compared(outcome) => progress.compared(outcome, now, name),
@@ -175,7 +175,7 @@ impl Board {
                 let message = crate::causes::told_once(*error);
                 // One line per change of state, not one per attempt.
                 if progress.failure.as_ref().is_none_or(|failure| failure.message != message) {
-                    warn!(binding = %name, reason = ?error.reason, message, "cannot write");
+                    warn!(binding = %name, reason = ?error.reason, error = message, "cannot write");
                 }
                 let next_attempt = pause.map(|pause| now + pause);
                 let class = error.class();
@@ -206,7 +206,7 @@ impl Board {
                 progress.done_with.insert(ExportPlace { destination, cluster });
             }
             Told::NotCleaned { error, moved, .. } => {
-                warn!(binding = %name, moved, message = crate::causes::told_once(*error), "cannot clean");
+                warn!(binding = %name, moved, error = crate::causes::told_once(*error), "cannot clean");
             }
         }
         let as_before = worked && progress.works() && matches!(told, Told::Written(..) | Told::Compared(_));

@@ -25,7 +25,10 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::{conditions::transitions, metrics::Meter};
-use crate::world::Name;
+use crate::{
+    causes::{LastProblem, told_once},
+    world::Name,
+};
 
 /// Counts of one object are written at most so often.
 const PACE: Duration = Duration::from_secs(10);
@@ -94,6 +97,8 @@ pub(crate) struct StatusWriter {
     failures: u64,
     /// When each object was last written.
     written: BTreeMap<(&'static str, Name), Instant>,
+    /// Why the last write of an object failed; each cause is logged once.
+    failed: BTreeMap<(&'static str, Name), LastProblem>,
 }
 
 /// The API resource of a kind of ours.
@@ -114,7 +119,7 @@ pub(crate) fn api(client: &Client, kind: &str, namespace: &str) -> Api<DynamicOb
 
 impl StatusWriter {
     pub(crate) fn new(client: Client, meter: Meter) -> Self {
-        Self { client, meter, failures: 0, written: BTreeMap::new() }
+        Self { client, meter, failures: 0, written: BTreeMap::new(), failed: BTreeMap::new() }
     }
 
     /// How many statuses could not be written so far.
@@ -128,6 +133,7 @@ impl StatusWriter {
         let known: BTreeSet<(&'static str, Name)> =
             desired.iter().map(|desired| (desired.kind, desired.name.clone())).collect();
         self.written.retain(|key, _| known.contains(key));
+        self.failed.retain(|key, _| known.contains(key));
         let mut due: Option<Instant> = None;
         let mut ready = Vec::new();
         for Desired { kind, name, change } in desired {
@@ -154,11 +160,16 @@ impl StatusWriter {
             .collect()
             .await;
         for (key, written) in outcomes {
-            if let Put::Failed(class) = written {
+            if let Put::Failed { class, error } = &written {
                 self.failures += 1;
-                self.meter.failed(key.0, class);
+                self.meter.failed(key.0, *class);
+                if self.failed.entry(key.clone()).or_default().is_new(error) {
+                    let (kind, (namespace, name)) = &key;
+                    warn!(kind, namespace, name, error, "cannot write a status; trying again");
+                }
             }
             if matches!(written, Put::Written) {
+                self.failed.remove(&key);
                 self.written.insert(key, now);
             } else {
                 let at = now + Duration::from_secs(1);
@@ -174,7 +185,10 @@ enum Put {
     Written,
     /// The object has changed since it was seen.
     Outdated,
-    Failed(ErrorClass),
+    Failed {
+        class: ErrorClass,
+        error: String,
+    },
 }
 
 /// Replaces a status. Somebody who changed the object meanwhile is seen soon, and it is tried again.
@@ -195,9 +209,9 @@ async fn put(client: &Client, kind: &'static str, of: &Name, change: &Change) ->
             Put::Outdated
         }
         Err(error) => {
-            warn!(kind, namespace, name, error = %crate::causes::told_once(&error), "cannot write a status");
             let forbidden = matches!(&error, kube::Error::Api(status) if status.code == 403);
-            Put::Failed(if forbidden { ErrorClass::Forbidden } else { ErrorClass::Transient })
+            let class = if forbidden { ErrorClass::Forbidden } else { ErrorClass::Transient };
+            Put::Failed { class, error: told_once(&error) }
         }
     }
 }
@@ -207,7 +221,7 @@ async fn tell(client: &Client, kind: &'static str, (namespace, name): &Name, cha
     let Change { metadata, conditions_before, conditions_after, .. } = change;
     for condition in transitions(conditions_before, conditions_after) {
         let Condition { type_, status, reason, message, .. } = condition;
-        info!(kind, namespace, name, condition = type_, status = ?status, reason, message, "condition changed");
+        info!(kind, namespace, name, condition = type_, status = ?status, reason, detail = message, "condition changed");
         let good = match type_.as_str() {
             "Ready" if *status == ConditionStatus::True => true,
             "Degraded" | "Blind" | "LeftBehind" => false,

@@ -42,6 +42,19 @@ pub(crate) fn with_kinds() -> &'static ControlPlane {
     })
 }
 
+#[test]
+fn every_flag_that_a_definition_names_can_be_used() {
+    let help = kollect(["operator", "--help"]).ok();
+    let is_flag = |c: char| c.is_ascii_lowercase() || c == '-';
+    for base in fs::read_dir(root().join("config/crd/bases")).unwrap() {
+        let text = fs::read_to_string(base.unwrap().path()).unwrap();
+        for rest in text.split(" --").skip(1) {
+            let flag: String = "--".chars().chain(rest.chars().take_while(|c| is_flag(*c))).collect();
+            assert!(help.contains(&format!("{flag} ")), "{flag} is not in the help of the operator");
+        }
+    }
+}
+
 async fn client(plane: &ControlPlane) -> Client {
     let _installed = rustls::crypto::ring::default_provider().install_default();
     let kubeconfig = Kubeconfig::read_from(plane.kubeconfig()).unwrap();

@@ -11,6 +11,7 @@ mod exposition;
 mod files;
 mod input;
 mod install;
+mod logs;
 mod operator;
 mod postgres;
 mod program;

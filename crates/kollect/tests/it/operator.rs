@@ -3,10 +3,12 @@
 
 mod behind;
 mod crashes;
+mod discovery;
 mod faults;
 mod finalizers;
 mod git;
 mod leaving;
+mod logs;
 mod metrics;
 mod namespaces;
 mod preview;
@@ -24,7 +26,10 @@ use std::{
 use kollect_testbed::{ControlPlane, Postgres, Proxy, Rule};
 use serde_json::{Value, json};
 
-use crate::program::{eventually, root};
+use crate::{
+    logs::check_lines,
+    program::{eventually, root},
+};
 
 /// The definitions of all kinds, once per control plane.
 fn plane() -> &'static ControlPlane {
@@ -55,8 +60,11 @@ impl Operator {
 impl Drop for Operator {
     fn drop(&mut self) {
         self.kill();
+        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
         if std::thread::panicking() {
-            eprintln!("--- log of the operator\n{}", std::fs::read_to_string(&self.log).unwrap_or_default());
+            eprintln!("--- log of the operator\n{log}");
+        } else {
+            check_lines(&log);
         }
     }
 }
@@ -96,7 +104,8 @@ impl World {
             .arg(self.kubeconfig.as_deref().unwrap_or(self.plane.kubeconfig()))
             .args(["--watch-namespaces", &self.watched])
             .args(["--allow-sink-cidrs", "127.0.0.0/8,::1/128"])
-            .args(["--log-level", "kollect=debug", "--health-probe-bind-address", "127.0.0.1:0"])
+            .args(["--health-probe-bind-address", "127.0.0.1:0"])
+            .args(if args.contains(&"--log-level") { &[][..] } else { &["--log-level", "kollect=debug"] })
             .arg("--validating-webhooks-enabled=false")
             .env("KOLLECT_GIT_MIRROR_DIR", self.dir.path().join("mirrors"))
             .args(args)

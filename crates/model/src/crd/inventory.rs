@@ -45,7 +45,7 @@ pub const MAX_SINK_REFS: usize = 20;
     ),
     (
         "!has(self.httpEndpoint)",
-        "httpEndpoint has no effect: the operator's flag --inventory-http-enabled serves all inventories",
+        "httpEndpoint has no effect: there is no HTTP API to read inventories yet; remove it",
     ),
 ])))]
 pub struct KollectInventorySpec {
@@ -82,7 +82,7 @@ pub struct KollectInventorySpec {
     /// Stop writing. Rows and sinks stay as they are.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspend: bool,
-    /// Refused: has no effect.
+    /// Refused: has no effect. There is no HTTP API to read inventories yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http_endpoint: Option<HttpEndpoint>,
 }

@@ -14,12 +14,13 @@ use tokio::{
     sync::{Notify, oneshot, watch},
     time::{self, Instant},
 };
+use tracing::{info, warn};
 
 use super::{
     LEASE, Leadership, Timings, at,
     record::{self, Observation},
 };
-use crate::cluster::plain;
+use crate::{causes::LastProblem, cluster::plain};
 
 /// The longest that any request may take; far less than Kubernetes gives a process to stop.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -36,6 +37,7 @@ pub(super) struct Campaign {
     leadership: watch::Sender<Leadership>,
     seen: Option<Observation>,
     terms: u64,
+    problem: LastProblem,
 }
 
 /// What one try has shown.
@@ -65,7 +67,16 @@ impl Campaign {
     ) -> Self {
         let leases = Api::namespaced(client, namespace);
         let namespace = namespace.to_owned();
-        Self { leases, namespace, identity, timings, leadership, seen: None, terms: 0 }
+        Self {
+            leases,
+            namespace,
+            identity,
+            timings,
+            leadership,
+            seen: None,
+            terms: 0,
+            problem: LastProblem::default(),
+        }
     }
 
     pub(super) async fn run(mut self, stop: oneshot::Receiver<()>) {
@@ -96,7 +107,9 @@ impl Campaign {
     async fn round(&mut self) -> Duration {
         // Candidates that started together must not stay together.
         let pause = self.timings.retry.mul_f64(0.8 + 0.2 * fastrand::f64());
-        match self.acquire_or_renew().await {
+        let outcome = self.acquire_or_renew().await;
+        self.log(outcome.as_ref().err());
+        match outcome {
             Ok(Round::Won(sent)) => {
                 self.lead(sent);
                 pause
@@ -115,6 +128,17 @@ impl Campaign {
                 }
                 pause
             }
+        }
+    }
+
+    /// Each problem is logged once, not with every try.
+    fn log(&mut self, problem: Option<&String>) {
+        match problem {
+            Some(error) if self.problem.is_new(error) => {
+                warn!(error, "cannot acquire or renew the lease; trying again");
+            }
+            None if self.problem.is_solved() => info!("the lease can be read and written again"),
+            _ => {}
         }
     }
 

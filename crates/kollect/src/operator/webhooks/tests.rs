@@ -361,8 +361,11 @@ async fn nothing_is_allowed_before_scopes_are_known_or_while_they_cannot_be_seen
     let sink = json!({ "type": "nats", "nats": { "url": "nats://a.example:4222", "subject": "a" } });
     blind.ask(create("KollectEventSink", "s", &sink)).await.denied(403, &["no KollectScope can be seen"]);
     blind.ask(create("KollectClusterInventory", "i", &json!({}))).await.allowed(&[]);
+    // One discovery that does not know the kind proves nothing.
+    let unknown = World::blind("KollectScope", BlindReason::NotServed);
+    unknown.ask(target.clone()).await.denied(403, &["no KollectScope can be seen"]);
     // Where the kind does not exist, no scope does.
-    let without = World::blind("KollectScope", BlindReason::NotServed);
+    let without = World::without("KollectScope");
     without.ask(target.clone()).await.allowed(&["no KollectProfile p"]);
     let silent = World::silent();
     let (status, text) = silent.post(&path("KollectTarget"), target.to_string()).await;

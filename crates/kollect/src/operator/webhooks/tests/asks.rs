@@ -64,12 +64,17 @@ pub(super) fn update(kind: &str, name: &str, before: &Value, after: &Value) -> V
 struct Source {
     objects: Vec<Value>,
     blind: Option<(String, BlindReason)>,
+    /// The kind that cannot be seen does not exist.
+    absent: bool,
     silent: bool,
 }
 
 #[async_trait]
 impl WatchSource for Source {
     async fn resolve(&self, gvk: &Gvk) -> Resolution {
+        if self.absent && self.blind.as_ref().is_some_and(|(kind, _)| *kind == gvk.kind) {
+            return Resolution::Absent;
+        }
         Resolution::Served(Resource { name: gvk.kind.clone(), namespaced: true })
     }
 
@@ -121,6 +126,12 @@ impl World {
             Rules::default(),
             None,
         )
+    }
+
+    /// One kind does not exist.
+    pub(super) fn without(kind: &str) -> Self {
+        let blind = Some((kind.into(), BlindReason::NotServed));
+        Self::start(Source { blind, absent: true, ..Source::default() }, Rules::default(), None)
     }
 
     /// No list ever ends.
