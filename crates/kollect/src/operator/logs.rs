@@ -149,7 +149,7 @@ impl Visit for Request {
             "http.method" => self.method = format!("{value:?}"),
             "http.url" => {
                 let url = format!("{value:?}");
-                self.path = url.split('?').next().unwrap_or_default().to_owned();
+                url.split('?').next().unwrap_or_default().clone_into(&mut self.path);
             }
             _ => {}
         }

@@ -12,8 +12,9 @@ use futures::{
     channel::mpsc,
     stream::{self, BoxStream},
 };
-use kollect_engine::watch::{
-    BlindReason, Blindness, Event, Object, Query, Resolution, Resource, WatchSource,
+use kollect_engine::{
+    tasks::Tasks,
+    watch::{BlindReason, Blindness, Event, Object, Query, Resolution, Resource, WatchSource},
 };
 use kollect_model::crd::shapes::Gvk;
 use serde_json::{json, value::to_raw_value};
@@ -109,7 +110,7 @@ impl WatchSource for Cluster {
 
 fn follow(cluster: &Arc<Cluster>) -> Objects {
     let source: Arc<dyn WatchSource> = cluster.clone();
-    Objects::follow(&source, None)
+    Objects::follow(&source, None, Tasks::default())
 }
 
 async fn settles(objects: &Objects, patience: Duration) -> bool {
