@@ -257,7 +257,7 @@ impl Deliveries {
                 }
             }
         };
-        self.tasks.restarted(TaskName::of_binding(TaskKind::Binding, name, None), work, panicked)
+        self.tasks.restarted(TaskName::of_binding(TaskKind::Binding, name), work, panicked)
     }
 
     /// Stops a binding, waits until its successor has been filled, and removes what it wrote.
@@ -287,7 +287,7 @@ impl Deliveries {
             tell(Told::NotCleaned { error: &error, pause, moved });
             time::sleep(pause)
         };
-        let task = self.tasks.restarted(TaskName::of_binding(TaskKind::Cleaning, name, None), work, panicked);
+        let task = self.tasks.restarted(TaskName::of_binding(TaskKind::Cleaning, name), work, panicked);
         self.cleaning.push(Cleaning { place, name: name.clone(), task });
     }
 }

@@ -287,7 +287,7 @@ async fn law_16_a_binding_whose_sink_panics_is_shown_counted_and_restarted() {
     world.deliveries.set(world.wanted.clone());
     time::sleep(Duration::from_millis(100)).await;
     assert_eq!((held(&sink), world.told()), (1, vec!["one compared".to_owned()]));
-    assert!(world.tasks.running(&[TaskKind::Binding]).to_string().contains("binding one"));
+    assert!(world.tasks.running(&[TaskKind::Binding]).to_string().ends_with("binding team/inventory one"));
     world.deliveries.stop().await;
     assert!(world.tasks.running(&[TaskKind::Binding]).0.is_empty());
 }

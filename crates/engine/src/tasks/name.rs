@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use kollect_model::crd::shapes::Gvk;
+use kollect_model::{binding::BindingName, crd::shapes::Gvk};
 use tracing::{Span, field::Empty};
 
 /// What a task does. This is the value of the label `task`, so it is a closed set.
@@ -66,7 +66,7 @@ pub struct TaskName {
 enum Serves {
     Program,
     Kind { kind: Arc<str>, namespace: Option<Arc<str>> },
-    Binding { binding: Arc<str>, sink: Option<Arc<str>> },
+    Binding { binding: Arc<str>, sink: Arc<str> },
     Sink(Arc<str>),
     Object(Arc<str>),
 }
@@ -85,9 +85,9 @@ impl TaskName {
         Self { task, serves: Serves::Kind { kind, namespace: namespace.cloned() } }
     }
 
-    /// A task for a binding, and the sink of it if that has a name of its own.
-    pub fn of_binding(task: TaskKind, binding: impl fmt::Display, sink: Option<&dyn fmt::Display>) -> Self {
-        let (binding, sink) = (binding.to_string().into(), sink.map(|sink| sink.to_string().into()));
+    /// A task for a binding.
+    pub fn of_binding(task: TaskKind, name: &BindingName) -> Self {
+        let (binding, sink) = (name.to_string().into(), name.sink.to_string().into());
         Self { task, serves: Serves::Binding { binding, sink } }
     }
 
@@ -122,9 +122,7 @@ impl TaskName {
             }
             Serves::Binding { binding, sink } => {
                 span.record("binding", &**binding);
-                if let Some(sink) = sink {
-                    span.record("sink", &**sink);
-                }
+                span.record("sink", &**sink);
             }
             Serves::Sink(sink) => {
                 span.record("sink", &**sink);

@@ -1,11 +1,13 @@
 //! Tasks that panic, end and hang, with paused time.
 
+use kollect_model::binding::{BindingName, InventoryName};
 use tokio::sync::mpsc;
 
 use super::*;
 
-fn binding(name: &str) -> TaskName {
-    TaskName::of_binding(TaskKind::Binding, name, None)
+fn binding(sink: &str) -> TaskName {
+    let inventory = InventoryName { namespace: Some("shop".into()), name: "web".into() };
+    TaskName::of_binding(TaskKind::Binding, &BindingName { inventory, sink: sink.into() })
 }
 
 fn restarts(tasks: &Tasks, kind: TaskKind) -> u64 {
@@ -19,7 +21,7 @@ async fn law_16_a_panic_is_counted_told_and_restarted_with_growing_pauses() {
     let (pauses, mut told) = mpsc::unbounded_channel();
     let mut left = 4;
     let task = tasks.restarted(
-        binding("shop/web"),
+        binding("database/portal"),
         move || {
             starts.send(Instant::now()).unwrap();
             left -= 1;
@@ -57,7 +59,7 @@ async fn a_panic_after_a_long_time_is_a_first_one() {
     let tasks = Tasks::default();
     let (pauses, mut told) = mpsc::unbounded_channel();
     let _task = tasks.restarted(
-        binding("shop/web"),
+        binding("database/portal"),
         || async {
             time::sleep(Duration::from_hours(1)).await;
             unreachable!("now and then")
@@ -114,9 +116,8 @@ async fn core_tasks_may_end_when_the_program_stops_or_nobody_wants_them() {
 async fn a_deadline_names_who_is_stuck() {
     let tasks = Tasks::default();
     let pending = |name| tasks.restarted(binding(name), std::future::pending, time::sleep);
-    let (stuck, other) = (pending("shop/web database/portal"), pending("shop/web database/copy"));
-    let quick =
-        tasks.restarted(binding("shop/web git/x"), || time::sleep(Duration::from_secs(1)), time::sleep);
+    let (stuck, other) = (pending("database/portal"), pending("database/copy"));
+    let quick = tasks.restarted(binding("snapshot/git"), || time::sleep(Duration::from_secs(1)), time::sleep);
     let lease = tasks.core(TaskKind::Lease.into(), std::future::pending::<()>());
     let work = async {
         quick.await.unwrap();
@@ -136,7 +137,7 @@ async fn a_deadline_names_who_is_stuck() {
 #[tokio::test(start_paused = true)]
 async fn a_dropped_task_is_aborted() {
     let tasks = Tasks::default();
-    drop(tasks.restarted(binding("a"), std::future::pending, time::sleep));
+    drop(tasks.restarted(binding("database/portal"), std::future::pending, time::sleep));
     tokio::task::yield_now().await;
     assert!(tasks.running(&[TaskKind::Binding]).0.is_empty());
 }

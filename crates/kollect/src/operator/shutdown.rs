@@ -81,12 +81,20 @@ mod tests {
     };
 
     use kollect_engine::tasks::TaskName;
-    use kollect_model::crd::shapes::Gvk;
+    use kollect_model::{
+        binding::{BindingName, InventoryName},
+        crd::shapes::Gvk,
+    };
     use serde_json::{Value, json};
     use tokio::time;
     use tracing::Level;
 
     use super::*;
+
+    fn binding() -> TaskName {
+        let inventory = InventoryName { namespace: Some("shop".into()), name: "web".into() };
+        TaskName::of_binding(TaskKind::Binding, &BindingName { inventory, sink: "database/portal".into() })
+    }
 
     #[tokio::test(start_paused = true)]
     async fn law_16_a_core_task_that_ends_stops_the_operator_with_an_error_that_names_it() {
@@ -105,7 +113,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_second_signal_waits_for_nothing() {
         let tasks = Tasks::default();
-        let name = TaskName::of_binding(TaskKind::Binding, "shop/web database/portal", None);
+        let name = binding();
         let stuck = tasks.restarted(name, pending, time::sleep);
         let began = time::Instant::now();
         let writes = async { stuck.await.unwrap() };
@@ -144,8 +152,7 @@ mod tests {
         let logs =
             tracing_subscriber::fmt().json().with_writer(move || writer.clone()).with_max_level(Level::WARN);
         let _logs = tracing::subscriber::set_default(logs.finish());
-        let name =
-            TaskName::of_binding(TaskKind::Binding, "shop/web database/portal", Some(&"database/portal"));
+        let name = binding();
         tasks.restarted(name, || async { warn!("slow") }, time::sleep).await.unwrap();
         let kind = Gvk { group: "apps".into(), version: "v1".into(), kind: "Deployment".into() };
         let name = TaskName::of_kind(TaskKind::Watch, &kind, Some(&"shop".into()));
