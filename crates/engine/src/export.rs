@@ -47,25 +47,54 @@ pub struct Outcome {
     pub drifted: usize,
 }
 
-/// Writes the difference once, if there is one. An inventory that the sink has never held is written
-/// even without rows: empty is a state.
-pub async fn export(
+/// Brings a sink up to date once, with a snapshot that was taken before.
+pub async fn export(binding: &Binding, snapshot: &Snapshot) -> Result<Outcome, SinkError> {
+    let (sink, claim) = open_claimed(binding).await?;
+    write_difference(binding, &*sink, &claim, snapshot, snapshot.sights()).await
+}
+
+/// Opens the sink and claims the inventory in it. Every export begins here: what is read from a sink
+/// afterwards changes only through this claim, and a sink that refuses the claim is not read.
+async fn open_claimed(binding: &Binding) -> Result<(Box<dyn Sink>, Claim), SinkError> {
+    let sink = binding.sink.open().await?;
+    let claim = sink.claim(&binding.inventory, &binding.claimant).await?;
+    Ok((sink, claim))
+}
+
+/// Reads what a claimed sink holds and writes what differs from the snapshot. A sink that holds all rows
+/// is written too, without rows: it notes when that was and what could be seen.
+async fn write_difference(
+    binding: &Binding,
     sink: &dyn Sink,
-    inventory: &InventoryId,
-    claimant: &Claimant,
-    part_bytes: usize,
+    claim: &Claim,
     snapshot: &Snapshot,
+    seen: &Sights,
 ) -> Result<Outcome, SinkError> {
-    let baseline = sink.baseline(inventory).await?;
+    let baseline = sink.baseline(&binding.inventory).await?;
     let delta = difference(&baseline, snapshot);
-    let mut receipt = Receipt::default();
-    if !delta.is_empty() || baseline.is_empty() {
-        let claim = sink.claim(inventory, claimant).await?;
-        let coverage = coverage(snapshot.sights(), snapshot.rest());
-        let about = Batch { part_bytes, coverage: &coverage, ..Batch::new(inventory, &claim, &delta) };
-        receipt = sink.write(&Batch { revision: snapshot.revision, ..about }).await?;
-    }
+    let receipt = write(binding, sink, claim, &delta, snapshot.revision, seen).await?;
     Ok(Outcome::new(delta, receipt, &baseline, snapshot))
+}
+
+async fn write(
+    binding: &Binding,
+    sink: &dyn Sink,
+    claim: &Claim,
+    delta: &Delta,
+    revision: u64,
+    seen: &Sights,
+) -> Result<Receipt, SinkError> {
+    let Binding { inventory, generation, part_bytes, scope, .. } = binding;
+    let last_checksum = binding.last_checksum.get();
+    let batch = Batch {
+        generation: *generation,
+        revision,
+        coverage: &coverage(seen, scope),
+        part_bytes: *part_bytes,
+        last_checksum: last_checksum.as_deref(),
+        ..Batch::new(inventory, claim, delta)
+    };
+    sink.write(&batch).await
 }
 
 impl Outcome {
@@ -403,12 +432,7 @@ impl State {
         binding.breaker.admit(Instant::now()).map_err(Stopped::Breaker)?;
         let (sink, claim) = match self.sink.take() {
             Some(known) => known,
-            None => {
-                let sink = binding.sink.open().await?;
-                // Claimed before it is read: nobody else changes it from here on.
-                let claim = sink.claim(&binding.inventory, &binding.claimant).await?;
-                (sink, claim)
-            }
+            None => open_claimed(&binding).await?,
         };
         match sink.delivery() {
             Delivery::Snapshots => self.send_snapshot(&*sink, &claim, rows, seen, tell).await?,
@@ -434,8 +458,11 @@ impl State {
         let mut snapshot = rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
         self.changes.rebase(&snapshot);
         binding.choice.apply(&mut snapshot);
-        let baseline = sink.baseline(&binding.inventory).await?;
-        let delta = difference(&baseline, &snapshot);
+        let mut outcome = write_difference(&binding, sink, claim, &snapshot, &seen).await?;
+        let Outcome { delta, receipt, .. } = &outcome;
+        if !delta.is_empty() {
+            self.last_write = Some(Instant::now());
+        }
         let drifted = if self.sure && seen == self.seen {
             let others = |key: &RowKey| !unwritten.contains(key) && !self.refused.contains_key(key);
             let keys = delta.rows().map(|row| &row.key).chain(delta.removed.iter().map(|gone| &gone.key));
@@ -443,9 +470,8 @@ impl State {
         } else {
             0
         };
-        let receipt = self.write(sink, claim, &delta, snapshot.revision, &seen).await?;
         self.refused = receipt.refused.iter().map(|refused| (refused.key.clone(), refused.clone())).collect();
-        let outcome = Outcome { drifted, ..Outcome::new(delta, receipt, &baseline, &snapshot) };
+        outcome.drifted = drifted;
         (self.seen, self.compare, self.sure, self.last_comparison) = (seen, false, true, Instant::now());
         tell(Told::Compared(&outcome));
         Ok(())
@@ -518,17 +544,7 @@ impl State {
         revision: u64,
         seen: &Sights,
     ) -> Result<Receipt, SinkError> {
-        let Binding { inventory, generation, part_bytes, scope, .. } = &*self.binding;
-        let last_checksum = self.binding.last_checksum.get();
-        let batch = Batch {
-            generation: *generation,
-            revision,
-            coverage: &coverage(seen, scope),
-            part_bytes: *part_bytes,
-            last_checksum: last_checksum.as_deref(),
-            ..Batch::new(inventory, claim, delta)
-        };
-        let receipt = sink.write(&batch).await?;
+        let receipt = write(&self.binding, sink, claim, delta, revision, seen).await?;
         if !delta.is_empty() {
             self.last_write = Some(Instant::now());
         }
@@ -538,8 +554,7 @@ impl State {
 
 /// Removes everything of an inventory from a sink.
 pub async fn clean(binding: &Binding) -> Result<(), SinkError> {
-    let sink = binding.sink.open().await?;
-    let claim = sink.claim(&binding.inventory, &binding.claimant).await?;
+    let (sink, claim) = open_claimed(binding).await?;
     sink.forget(&binding.inventory, &claim).await
 }
 

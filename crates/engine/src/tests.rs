@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, mpsc},
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -12,15 +13,16 @@ use kollect_model::{
     claim::{Claim, Claimant},
     crd::{profile::KollectProfileSpec, shapes::Gvk, target::KollectTargetSpec},
     row::{Row, RowKey, TargetId},
-    sink::{Sink, SinkError},
+    sink::{Sink, SinkError, SinkReason},
 };
 use serde_json::{Value, json, value::to_raw_value};
 use tokio::sync::watch;
 
 use crate::{
     collect::{Collector, Problem, Settings, Target, rest},
-    export::{Outcome, export},
+    export::{Binding, Choice, LastChecksum, Open, Outcome, export},
     extract::{CompiledProfile, OptIns, Policy},
+    schedule::{Cadence, Intervals},
     select::{NamespaceDefaults, Selection},
     store::{Origin, Sight, StoreReader, store},
     tasks::Tasks,
@@ -101,7 +103,25 @@ impl World {
         let rows = self.collect(only).await;
         let rest = rest(&self.script(), &settings(only));
         let snapshot = rows.snapshot(&[target_id()], rest).expect("every kind was listed");
-        export(&self.sink, &inventory(), &Claimant::default(), PART_BYTES, &snapshot).await.unwrap()
+        export(&self.binding(), &snapshot).await.unwrap()
+    }
+
+    fn binding(&self) -> Binding {
+        Binding {
+            inventory: inventory(),
+            generation: 0,
+            claimant: Claimant::default(),
+            targets: vec![target_id()],
+            cadence: Cadence::of([Intervals::default(); 3], None, Duration::ZERO),
+            rest: Sight::Everything,
+            scope: Sight::Everything,
+            choice: Choice::default(),
+            part_bytes: PART_BYTES,
+            last_checksum: LastChecksum::default(),
+            requested: None,
+            sink: Arc::new(self.sink.clone()),
+            breaker: Arc::default(),
+        }
     }
 
     async fn run(&mut self) -> Outcome {
@@ -159,10 +179,21 @@ impl WatchSource for Script {
     }
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Remembering {
-    rows: Mutex<Baseline>,
-    writes: Mutex<usize>,
+    rows: Arc<Mutex<Baseline>>,
+    /// Of rows; notes do not count.
+    writes: Arc<Mutex<usize>>,
+    calls: Arc<Mutex<Vec<&'static str>>>,
+    /// Whether the inventory belongs to another cluster.
+    refuses: bool,
+}
+
+#[async_trait]
+impl Open for Remembering {
+    async fn open(&self) -> Result<Box<dyn Sink>, SinkError> {
+        Ok(Box::new(self.clone()))
+    }
 }
 
 impl Remembering {
@@ -178,15 +209,21 @@ impl Sink for Remembering {
     }
 
     async fn baseline(&self, _: &InventoryId) -> Result<Baseline, SinkError> {
+        self.calls.lock().unwrap().push("baseline");
         Ok(self.rows.lock().unwrap().clone())
     }
 
     async fn claim(&self, _: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
+        self.calls.lock().unwrap().push("claim");
+        if self.refuses {
+            return Err(SinkError::new(SinkReason::OwnedByOther, "it belongs to another cluster"));
+        }
         Ok(Claim { owner: claimant.owner.clone(), epoch: 1 })
     }
 
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
-        *self.writes.lock().unwrap() += 1;
+        self.calls.lock().unwrap().push("write");
+        *self.writes.lock().unwrap() += usize::from(!batch.delta.is_empty());
         let mut rows = self.rows.lock().unwrap();
         for gone in &batch.delta.removed {
             rows.remove(&gone.key);
@@ -218,6 +255,22 @@ async fn law_4_and_7_only_changed_rows_are_written() {
     let outcome = world.pods([pod("a", "one", "x:2")]).run().await;
     let counts = (outcome.delta.added.len(), outcome.delta.changed.len(), outcome.delta.removed.len());
     assert_eq!(counts, (0, 1, 1));
+    assert_eq!(world.sink.names(), ["a-one"]);
+}
+
+#[tokio::test]
+async fn a_run_claims_then_reads_then_writes() {
+    let mut world = World::new();
+    world.pods([pod("a", "one", "x:1")]).run().await;
+    assert_eq!(*world.sink.calls.lock().unwrap(), ["claim", "baseline", "write"]);
+
+    world.sink.calls.lock().unwrap().clear();
+    world.sink.refuses = true;
+    let rows = world.pods([]).collect(None).await;
+    let snapshot = rows.snapshot(&[target_id()], Sight::Everything).unwrap();
+    let error = export(&world.binding(), &snapshot).await.unwrap_err();
+    assert_eq!(error.reason, SinkReason::OwnedByOther);
+    assert_eq!(*world.sink.calls.lock().unwrap(), ["claim"], "a refused run reads and writes nothing");
     assert_eq!(world.sink.names(), ["a-one"]);
 }
 
@@ -294,15 +347,9 @@ async fn law_5_a_target_that_nobody_collects_keeps_its_rows() {
     world.pods([pod("a", "one", "x:1")]).run().await;
     let (_, reader) = store();
     let snapshot = reader.snapshot(&[target_id()], Sight::Everything).unwrap();
-    assert!(
-        export(&world.sink, &inventory(), &Claimant::default(), PART_BYTES, &snapshot)
-            .await
-            .unwrap()
-            .delta
-            .is_empty()
-    );
+    assert!(export(&world.binding(), &snapshot).await.unwrap().delta.is_empty());
     let snapshot = reader.snapshot(&[], Sight::Everything).unwrap();
-    export(&world.sink, &inventory(), &Claimant::default(), PART_BYTES, &snapshot).await.unwrap();
+    export(&world.binding(), &snapshot).await.unwrap();
     assert!(world.sink.names().is_empty(), "a target that no longer belongs to the inventory loses its rows");
 }
 

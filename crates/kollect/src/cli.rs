@@ -32,16 +32,12 @@ pub(crate) fn crds(args: &CrdsArgs) -> ExitCode {
         Some(dir) => write_crds(dir),
         None => {
             let text: String = crd::all().iter().map(crd::yaml).collect();
-            io::stdout().write_all(text.as_bytes()).context("print the definitions")
+            let mut stdout = io::stdout().lock();
+            let result = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+            print::printed(result, "print the definitions")
         }
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    done.map_or_else(|error| input::fail(&error), |()| ExitCode::SUCCESS)
 }
 
 fn write_crds(dir: &Path) -> anyhow::Result<()> {

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 use kollect_engine::{
     collect::{Target, rest},
-    export::{Outcome, export},
+    export::{Binding, Choice, Outcome, export},
     select::Namespaces,
     store::{Sight, Snapshot, StoreReader},
     watch::WatchSource,
@@ -24,14 +24,14 @@ use kollect_model::{
     row::{Row, TargetId},
     sink::SinkError,
 };
-use kollect_sinks::{Policy, Sinks};
+use kollect_sinks::Sinks;
 use tokio::time;
 
 use super::{
     deliver::{Bound, Destination, Out, unwritten},
     input::{BLIND, INTERRUPTED, Input, Problems, finish, refuse, start},
     manifests::{Inventory, Work},
-    print::{self, Output},
+    print::{self, Output, printed},
     progress,
 };
 use crate::{causes::told_once, files::FileSource, signals::asked_to_stop};
@@ -41,7 +41,8 @@ use crate::{causes::told_once, files::FileSource, signals::asked_to_stop};
 #[command(
     after_help = "Without -o and --out the rows go to the sinks of the manifests, or to the terminal if there are none.\n\
         Exit codes: 0 done; 1 the cluster or a sink failed; 2 the input is wrong and nothing was collected;\n\
-        3 something could not be seen and everything else was collected; 130 stopped by Ctrl-C."
+        3 something could not be seen and everything else was collected; 130 stopped by Ctrl-C;\n\
+        141 the reader of the output has gone away, such as head."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -83,9 +84,7 @@ struct Run {
 impl Run {
     /// Everything that can be checked before anything is read.
     fn prepare(args: Args) -> Result<Self, Vec<String>> {
-        let work = args.input.load();
-        let mut problems = work.as_ref().err().cloned().unwrap_or_default();
-        let Work { targets, inventories, .. } = work.unwrap_or_default();
+        let (Work { targets, inventories, .. }, mut problems) = args.input.load();
         if !args.from.is_empty() {
             let selectors = targets.iter().flat_map(|target| target.selection.field_selectors());
             let refuse = |selector: &str| {
@@ -98,7 +97,7 @@ impl Run {
         match args.out.bind(inventories, args.output.is_some()) {
             Ok(inventories) if problems.is_empty() => Ok(Self { args, targets, inventories }),
             Ok(_) => Err(problems),
-            Err(found) => Err(found.into_iter().chain(problems).collect()),
+            Err(found) => Err(problems.into_iter().chain(found).collect()),
         }
     }
 
@@ -160,21 +159,22 @@ impl Run {
         }
     }
 
-    fn snapshot(seen: &Seen, inventory: &Inventory) -> anyhow::Result<Snapshot> {
+    /// The rows of an inventory, and which of those of its targets they are.
+    fn snapshot(seen: &Seen, inventory: &Inventory) -> anyhow::Result<(Snapshot, Choice)> {
         let snapshot = seen.rows.snapshot(&inventory.targets, seen.rest.clone());
         let mut snapshot = snapshot.context("a kind was not listed to its end")?;
         let choice = inventory.rows.among(seen.namespaces.as_deref()).with_context(|| {
             format!("inventory {}: spec.namespaceSelector needs namespaces to be listed", inventory.name)
         })?;
         choice.apply(&mut snapshot);
-        Ok(snapshot)
+        Ok((snapshot, choice))
     }
 
     fn print(&self, seen: &Seen) -> anyhow::Result<()> {
         let mut all: Vec<Arc<Row>> = Vec::new();
         let mut keys = BTreeSet::new();
         for Bound { inventory, .. } in &self.inventories {
-            let snapshot = Self::snapshot(seen, inventory)?;
+            let (snapshot, _) = Self::snapshot(seen, inventory)?;
             all.extend(
                 snapshot.rows.into_iter().filter(|(key, _)| keys.insert(key.clone())).map(|(_, row)| row),
             );
@@ -185,7 +185,8 @@ impl Run {
         }
         let output = self.args.output.unwrap_or(Output::Table);
         let mut stdout = io::BufWriter::new(io::stdout().lock());
-        print::rows(&mut stdout, &all, output).and_then(|()| stdout.flush()).context("print the rows")?;
+        let result = print::rows(&mut stdout, &all, output).and_then(|()| stdout.flush());
+        printed(result, "print the rows")?;
         if output == Output::Table && all.is_empty() {
             eprintln!("no rows: nothing matches the targets");
         }
@@ -200,8 +201,12 @@ impl Run {
             if sinks.is_empty() {
                 eprintln!("note: inventory {} has no sink and was not written", inventory.name);
             }
-            let snapshot = Arc::new(Self::snapshot(seen, inventory)?);
-            writes.extend(sinks.iter().map(|sink| deliver(sink, &opener, claimant, snapshot.clone())));
+            let (snapshot, choice) = Self::snapshot(seen, inventory)?;
+            let snapshot = Arc::new(snapshot);
+            writes.extend(sinks.iter().map(|sink| {
+                let binding = sink.binding(inventory, choice.clone(), &seen.rest, claimant, &opener);
+                deliver(sink, binding, snapshot.clone())
+            }));
         }
         let headers =
             ["INVENTORY", "SINK", "ROWS", "ADDED", "CHANGED", "REMOVED", "UNCHANGED", "LEFT ALONE", "TIME"];
@@ -230,14 +235,21 @@ impl Run {
             }
         }
         // Printed last: whoever reads may go away, and must not stop a write.
-        let mut stdout = io::stdout().lock();
-        changed.iter().try_for_each(|line| writeln!(stdout, "{line}")).context("print the changes")?;
-        if lines.len() > 1 {
-            print::aligned(&mut stdout, &lines).context("print the summary")?;
-        }
+        let told = tell(&changed, &lines);
         let total: usize = self.inventories.iter().map(|bound| bound.sinks.len()).sum();
-        if failed > 0 { Err(anyhow!("{failed} of {total} writes failed")) } else { Ok(()) }
+        if failed > 0 { Err(anyhow!("{failed} of {total} writes failed")) } else { told }
     }
+}
+
+/// Prints what changed and a line for each sink, below the line of headers.
+fn tell(changed: &[String], lines: &[Vec<String>]) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    let result = changed.iter().try_for_each(|line| writeln!(stdout, "{line}"));
+    printed(result, "print the changes")?;
+    if lines.len() > 1 {
+        printed(print::aligned(&mut stdout, lines), "print the summary")?;
+    }
+    printed(stdout.flush(), "print the summary")
 }
 
 struct Written<'a> {
@@ -248,17 +260,9 @@ struct Written<'a> {
 }
 
 /// Brings one sink up to date, and says so while it takes long.
-async fn deliver<'a>(
-    to: &'a Destination,
-    opener: &Sinks,
-    claimant: &Claimant,
-    snapshot: Arc<Snapshot>,
-) -> Written<'a> {
+async fn deliver(to: &Destination, binding: Binding, snapshot: Arc<Snapshot>) -> Written<'_> {
     let began = time::Instant::now();
-    let write = async {
-        let sink = opener.open(&to.plan, &Policy::default()).await?;
-        export(&*sink, &to.id, claimant, to.part_bytes, &snapshot).await
-    };
+    let write = export(&binding, &snapshot);
     let name = format!("{} → {}", to.id, to.name);
     let outcome = progress::waiting(&name, &format!("writing {} rows", snapshot.rows.len()), write).await;
     Written { to, outcome, took: began.elapsed(), snapshot }

@@ -6,7 +6,7 @@ use anyhow::Context;
 use async_trait::async_trait;
 use kollect_engine::{
     deliver::{Deliveries, Wanted},
-    export::{Binding, LastChecksum, Open, Told},
+    export::{Binding, Choice, LastChecksum, Open, Told},
     schedule::{Cadence, Intervals},
     select::Namespaces,
     store::{Sight, StoreReader},
@@ -53,7 +53,35 @@ pub(crate) struct Destination {
     pub(crate) id: InventoryId,
     pub(crate) plan: Plan,
     cadence: Cadence,
-    pub(crate) part_bytes: usize,
+    part_bytes: usize,
+}
+
+impl Destination {
+    /// The inventory and this sink, for the engine.
+    pub(crate) fn binding(
+        &self,
+        inventory: &Inventory,
+        choice: Choice,
+        rest: &Sight,
+        claimant: &Claimant,
+        opener: &Sinks,
+    ) -> Binding {
+        Binding {
+            inventory: self.id.clone(),
+            generation: 0,
+            claimant: claimant.clone(),
+            targets: inventory.targets.clone(),
+            cadence: self.cadence,
+            rest: rest.clone(),
+            scope: rest.clone(),
+            choice,
+            part_bytes: self.part_bytes,
+            last_checksum: LastChecksum::default(),
+            requested: None,
+            sink: Arc::new(Planned { plan: self.plan.clone(), opener: opener.clone() }),
+            breaker: Arc::default(),
+        }
+    }
 }
 
 impl Out {
@@ -152,24 +180,10 @@ pub(crate) fn follow(
         let choice = inventory.rows.among(namespaces).with_context(|| {
             format!("inventory {}: spec.namespaceSelector needs namespaces to be listed", inventory.name)
         })?;
-        for Destination { name, id, plan, cadence, part_bytes } in sinks {
-            let binding = Binding {
-                generation: 0,
-                claimant: claimant.clone(),
-                targets: inventory.targets.clone(),
-                cadence,
-                rest: rest.clone(),
-                scope: rest.clone(),
-                choice: choice.clone(),
-                part_bytes,
-                last_checksum: LastChecksum::default(),
-                requested: None,
-                sink: Arc::new(Planned { plan: plan.clone(), opener: opener.clone() }),
-                breaker: Arc::default(),
-                inventory: id,
-            };
-            let name = BindingName { inventory: (&binding.inventory).into(), sink: name };
-            let destination = plan.destination(&Policy::default());
+        for sink in sinks {
+            let binding = sink.binding(&inventory, choice.clone(), rest, claimant, &opener);
+            let name = BindingName { inventory: (&sink.id).into(), sink: sink.name.clone() };
+            let destination = sink.plan.destination(&Policy::default());
             wanted.insert(name, Wanted { binding: Arc::new(binding), destination, suspended: false });
         }
     }

@@ -23,7 +23,10 @@ use kollect_model::{
     row::TargetId,
 };
 
-use super::manifests::{self, Work};
+use super::{
+    manifests::{self, Work},
+    print::{READER_GONE, ReaderGone},
+};
 use crate::{causes::told_once, cluster::ClusterSource, world::Rules};
 
 /// The input is wrong; nothing was collected.
@@ -68,8 +71,8 @@ fn namespace_name(text: &str) -> Result<String, String> {
 }
 
 impl Input {
-    /// What the manifests ask for, or everything that is wrong with them.
-    pub(crate) fn load(&self) -> Result<Work, Vec<String>> {
+    /// What the manifests ask for, and everything that is wrong with them.
+    pub(crate) fn load(&self) -> (Work, Vec<String>) {
         let group_kind = |text: &String| match text.split_once('/') {
             Some((group, kind)) => (group.to_owned(), kind.to_owned()),
             None => (String::new(), text.clone()),
@@ -82,9 +85,11 @@ impl Input {
         };
         // Whoever runs the command line can read all of the files anyway.
         let rules = Rules { policy, defaults, ..Rules::default() };
-        let work = manifests::load(&self.manifests, &rules)?;
-        work.notes.iter().for_each(|note| eprintln!("note: {note}"));
-        Ok(work)
+        let (work, problems) = manifests::load(&self.manifests, &rules);
+        if problems.is_empty() {
+            work.notes.iter().for_each(|note| eprintln!("note: {note}"));
+        }
+        (work, problems)
     }
 
     pub(crate) async fn connect(&self) -> anyhow::Result<ClusterSource> {
@@ -117,11 +122,17 @@ pub(crate) fn finish(work: impl Future<Output = anyhow::Result<ExitCode>>) -> Ex
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     match runtime.context("start the runtime").and_then(|runtime| runtime.block_on(work)) {
         Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {}", told_once(error.as_ref()));
-            ExitCode::FAILURE
-        }
+        Err(error) => fail(&error),
     }
+}
+
+/// Tells why a run has failed; nothing if nobody reads what it prints.
+pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
+    if error.is::<ReaderGone>() {
+        return ExitCode::from(READER_GONE);
+    }
+    eprintln!("error: {}", told_once(error.as_ref()));
+    ExitCode::FAILURE
 }
 
 pub(crate) fn refuse(problems: &[String]) -> ExitCode {

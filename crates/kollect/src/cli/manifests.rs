@@ -3,6 +3,7 @@
 //! Nothing is collected unless all manifests are right: schema and names here, what they mean together
 //! in [`crate::world`], and what that is for a run of the command line in [`work`].
 
+mod readable;
 mod secrets;
 mod work;
 
@@ -81,8 +82,9 @@ pub(crate) struct Work {
     pub(crate) notes: Vec<String>,
 }
 
-/// Loads manifests; all problems at once.
-pub(crate) fn load(paths: &[PathBuf], rules: &Rules) -> Result<Work, Vec<String>> {
+/// Loads manifests. Answers what they ask for, as far as they can be read, and every problem: with a problem
+/// the work is good for finding more of them, and must not be done.
+pub(crate) fn load(paths: &[PathBuf], rules: &Rules) -> (Work, Vec<String>) {
     let mut manifests = Manifests::default();
     for path in paths {
         match documents::files(path) {
@@ -91,8 +93,8 @@ pub(crate) fn load(paths: &[PathBuf], rules: &Rules) -> Result<Work, Vec<String>
         }
     }
     let resolved = manifests.world.resolve(rules, &mut Compiled::default());
-    let work = manifests.work(resolved);
-    if manifests.problems.is_empty() { Ok(work) } else { Err(manifests.problems) }
+    let work = manifests.work(resolved, rules);
+    (work, manifests.problems)
 }
 
 #[derive(Default)]
@@ -101,6 +103,8 @@ struct Manifests {
     connection_tests: BTreeMap<Name, KollectConnectionTest>,
     /// Where each object stands, by kind and name.
     places: BTreeMap<(String, Name), Place>,
+    /// Fields that break the schema, by kind and name of their object.
+    wrong: BTreeMap<(String, Name), Vec<String>>,
     notes: Vec<String>,
     problems: Vec<String>,
 }
@@ -156,10 +160,30 @@ impl Manifests {
         let errors = known.check(&mut value);
         if !errors.is_empty() {
             let namespace = value["metadata"]["namespace"].as_str().unwrap_or_default().to_owned();
-            self.world.refused.insert((kind, (namespace, name)));
-            return self.problems.extend(errors.iter().map(|error| format!("{who}: {error}")));
+            let object = (kind, (namespace, name));
+            self.problems.extend(errors.iter().map(|error| format!("{who}: {error}")));
+            let fields: Vec<String> = errors.into_iter().map(|error| error.field).collect();
+            let mut attempts = readable::attempts(&value, &fields).into_iter();
+            let kept = attempts.any(|value| self.keep(&object.0, value).is_ok());
+            self.world.refused.insert(object.clone());
+            if kept {
+                self.note_place(place, &object.0, &who, object.1.clone());
+            }
+            self.wrong.insert(object, fields);
+            return;
         }
-        self.keep(place, &kind, &who, value);
+        match self.keep(&kind, value) {
+            Ok(name) => self.note_place(place, &kind, &who, name),
+            Err(error) => self.problems.push(format!("{who}: {error}")),
+        }
+    }
+
+    fn note_place(&mut self, place: Place, kind: &str, who: &str, name: Name) {
+        if let Some(first) = self.places.insert((kind.to_owned(), name), place) {
+            self.problems.push(format!(
+                "{who}: metadata.name: is defined twice, first in {first}: rename one of them"
+            ));
+        }
     }
 
     fn add_secret(&mut self, place: Place, who: &str, value: &Value) {
@@ -175,9 +199,9 @@ impl Manifests {
         }
     }
 
-    fn keep(&mut self, place: Place, kind: &str, who: &str, value: Value) {
+    fn keep(&mut self, kind: &str, value: Value) -> Result<Name, serde_json::Error> {
         let world = &mut self.world;
-        let kept = match kind {
+        match kind {
             "KollectProfile" => keep(value, &mut world.profiles, Arc::new),
             "KollectTarget" => keep(value, &mut world.targets, Arc::new),
             "KollectClusterTarget" => keep(value, &mut world.cluster_targets, Arc::new),
@@ -193,16 +217,6 @@ impl Manifests {
                 SinkSpec::Database(sink.spec)
             }),
             _ => self.keep_sink(Family::Event, value, |sink: KollectEventSink| SinkSpec::Event(sink.spec)),
-        };
-        match kept {
-            Ok(name) => {
-                if let Some(first) = self.places.insert((kind.to_owned(), name), place) {
-                    self.problems.push(format!(
-                        "{who}: metadata.name: is defined twice, first in {first}: rename one of them"
-                    ));
-                }
-            }
-            Err(error) => self.problems.push(format!("{who}: {error}")),
         }
     }
 

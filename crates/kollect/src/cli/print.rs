@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    fmt,
     io::{self, Write},
     sync::Arc,
 };
@@ -9,6 +10,30 @@ use std::{
 use clap::ValueEnum;
 use kollect_model::{row::Row, yaml};
 use serde_json::{Map, Value};
+
+/// Exit code of a run whose reader has gone away: that of a program that the signal SIGPIPE has ended.
+pub(crate) const READER_GONE: u8 = 141;
+
+/// Whoever read the standard output has gone away, such as `head` when it has its lines. That is no error, but
+/// there is nothing left to do.
+#[derive(Debug)]
+pub(crate) struct ReaderGone;
+
+impl fmt::Display for ReaderGone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the reader of the output has gone away")
+    }
+}
+
+impl std::error::Error for ReaderGone {}
+
+/// What became of something that was printed on the standard output.
+pub(crate) fn printed(result: io::Result<()>, attempt: &'static str) -> anyhow::Result<()> {
+    result.map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => ReaderGone.into(),
+        _ => anyhow::Error::new(error).context(attempt),
+    })
+}
 
 /// How rows are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

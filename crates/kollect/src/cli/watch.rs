@@ -8,7 +8,6 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Context;
 use clap::ValueEnum;
 use kollect_engine::{
     collect::{Collector, Target, rest},
@@ -27,6 +26,7 @@ use super::{
     deliver::{self, Bound, Out, unwritten},
     input::{Input, Problems, finish, refuse, start},
     manifests::Work,
+    print::printed,
     progress,
 };
 use crate::signals::asked_to_stop;
@@ -60,12 +60,14 @@ enum Output {
 
 /// `kollect watch`
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let work = args.input.load().and_then(|Work { targets, inventories, .. }| {
-        Ok((targets, args.out.bind(inventories, args.output.is_some())?))
-    });
-    match work {
-        Ok((targets, inventories)) => finish(watch(args, targets, inventories)),
-        Err(problems) => refuse(&problems),
+    let (Work { targets, inventories, .. }, mut problems) = args.input.load();
+    match args.out.bind(inventories, args.output.is_some()) {
+        Ok(inventories) if problems.is_empty() => finish(watch(args, targets, inventories)),
+        Ok(_) => refuse(&problems),
+        Err(found) => {
+            problems.extend(found);
+            refuse(&problems)
+        }
     }
 }
 
@@ -167,21 +169,22 @@ impl Watch {
             self.print(&[Change { key, before: None, after: Some(row) }])?;
         }
         let mut out = io::stdout().lock();
-        writeln!(out, "{{\"op\":\"synced\",\"rows\":{count}}}").and_then(|()| out.flush()).context("print")
+        let line = writeln!(out, "{{\"op\":\"synced\",\"rows\":{count}}}");
+        printed(line.and_then(|()| out.flush()), "print the number of rows")
     }
 
     fn print(&self, changes: &[Change]) -> anyhow::Result<()> {
         let mut out = io::BufWriter::new(io::stdout().lock());
         for change in changes {
-            match self.output {
+            let result = match self.output {
                 Output::Text => writeln!(out, "{}", self.line(change)),
                 Output::Ndjson => serde_json::to_writer(&mut out, &Told::of(change))
-                    .map_err(io::Error::other)
+                    .map_err(io::Error::from)
                     .and_then(|()| writeln!(out)),
-            }
-            .context("print a change")?;
+            };
+            printed(result, "print a change")?;
         }
-        out.flush().context("print the changes")
+        printed(out.flush(), "print the changes")
     }
 
     fn line(&self, change: &Change) -> String {

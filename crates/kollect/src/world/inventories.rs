@@ -315,7 +315,9 @@ impl Asked<'_> {
         let named = |name: &str| TargetId { namespace: namespace.clone(), name: name.into() };
         let kind = if namespace.is_some() { "KollectTarget" } else { "KollectClusterTarget" };
         for (index, name) in self.refs.iter().enumerate() {
-            if !targets.contains_key(&named(name)) {
+            let place = namespace.as_deref().unwrap_or_default().to_owned();
+            let is_refused = refused.contains(&(kind.to_owned(), (place, (*name).to_owned())));
+            if !targets.contains_key(&named(name)) && !is_refused {
                 let field = format!("spec.targetRefs[{index}]");
                 let error = dangling(&field, name, &format!("{kind} {name}"), "");
                 resolved.missing.push(Fault::new(Reason::TargetNotFound, error));

@@ -139,12 +139,12 @@ fn what_a_run_did_not_look_at_stays() {
     let left_alone = stdout.lines().last().unwrap().split_whitespace().nth(7);
     assert_eq!(left_alone, Some("2"), "{stdout}");
 
-    let finished = from(&dump, &out);
-    assert_eq!(finished.code, 0, "nothing differs, so nothing is written: {}", finished.stderr);
-    std::fs::write(&dump, std::fs::read_to_string(&dump).unwrap().replace("cart:1.0", "cart:9")).unwrap();
-    let finished = from(&dump, &out);
-    assert_eq!(finished.code, 1, "a run from files writes unowned inventories only");
-    assert!(finished.stderr.contains("it belongs to cluster"), "{}", finished.stderr);
+    for image in ["cart:1.0", "cart:9"] {
+        std::fs::write(&dump, std::fs::read_to_string(&dump).unwrap().replace("cart:1.0", image)).unwrap();
+        let finished = from(&dump, &out);
+        assert_eq!(finished.code, 1, "a run from files writes unowned inventories only, whatever differs");
+        assert!(finished.stderr.contains("it belongs to cluster"), "{}", finished.stderr);
+    }
     assert_eq!(world.rows()[0], pair("cart", "cart:1.0"));
 }
 

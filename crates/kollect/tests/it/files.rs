@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use crate::program::kollect;
+use crate::program::{kollect, kollect_without_reader};
 
 const MANIFESTS: &str = "
 apiVersion: kollect.dev/v1alpha1
@@ -79,4 +79,33 @@ fn a_directory_is_kept_up_to_date() {
     let nodes: Vec<_> =
         document["items"].as_array().unwrap().iter().map(|item| &item["attributes"]["node"]).collect();
     assert_eq!(nodes, ["n4", "n2"]);
+}
+
+/// As in `kollect … | head`: no word, and the code of a program that SIGPIPE has ended.
+#[test]
+fn a_reader_that_has_gone_away_is_no_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let (manifests, objects) = (dir.path().join("manifests.yaml"), dir.path().join("pod.json"));
+    fs::write(&manifests, MANIFESTS).unwrap();
+    let pod =
+        r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"cart","namespace":"default","uid":"u"}}"#;
+    fs::write(&objects, pod).unwrap();
+    let (manifests, objects) = (manifests.to_str().unwrap(), objects.to_str().unwrap());
+    for output in ["table", "json", "ndjson", "yaml", "csv"] {
+        let gone = kollect_without_reader(["collect", "-f", manifests, "--from", objects, "-o", output]);
+        assert_eq!((gone.code, &*gone.stderr), (141, ""), "{output}");
+    }
+    let gone = kollect_without_reader(["crds"]);
+    assert_eq!((gone.code, &*gone.stderr), (141, ""));
+
+    // What was to be written has been, and a sink that failed is still an error.
+    let file = dir.path().join("x.db");
+    let out = format!("sqlite:{}", file.display());
+    let gone = kollect_without_reader(["collect", "-f", manifests, "--from", objects, "--out", &out]);
+    assert_eq!((gone.code, &*gone.stderr), (141, ""));
+    assert!(file.is_file());
+    let out = format!("sqlite:{objects}");
+    let failed = kollect_without_reader(["collect", "-f", manifests, "--from", objects, "--out", &out]);
+    assert_eq!(failed.code, 1, "{}", failed.stderr);
+    assert!(failed.stderr.contains("error: "), "{}", failed.stderr);
 }

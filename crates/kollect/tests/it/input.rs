@@ -79,6 +79,72 @@ fn every_problem_at_once_with_its_place() {
 }
 
 #[test]
+fn what_breaks_the_schema_is_checked_further() {
+    let profile = "
+apiVersion: kollect.dev/v1alpha1
+kind: KollectProfile
+metadata: { name: pods }
+spec:
+  nope: 1
+  targetGVK: { version: 1, kind: Pod }
+  attributes:
+    - { name: first, path: 'cel: object.(' }
+    - { name: '', path: '{.spec[' }
+---
+apiVersion: kollect.dev/v1alpha1
+kind: KollectProfile
+metadata: { name: second }
+spec:
+  targetGVK: { version: v1, kind: Pod }
+  attributes: [{ name: first, path: '{.spec[' }]
+  metrics: [{ name: m, path: none }]
+";
+    let target = "
+apiVersion: kollect.dev/v1alpha1
+kind: KollectTarget
+metadata: { name: pods }
+spec:
+  profileRef: podz
+  suspend: 'yes'
+  resourceRules: [{ gvk: { version: v1, kind: Pod }, matchPolicy: 'object.(' }]
+";
+    let inventory = "
+apiVersion: kollect.dev/v1alpha1
+kind: KollectInventory
+metadata: { name: all }
+spec: { targetRefs: [pods, gone], nope: 1, databaseSinkRefs: [db] }
+";
+    let sink = "
+apiVersion: kollect.dev/v1alpha1
+kind: KollectDatabaseSink
+metadata: { name: db }
+spec: { type: postgres, nope: 1, postgres: { databaseRef: { name: gone }, table: t } }
+";
+    let files = Files::new(&[("a.yaml", &format!("{profile}---{target}---{inventory}---{sink}"))]);
+    let finished = files.collect();
+    assert_eq!(finished.code, 2, "{}", finished.stderr);
+    for expected in [
+        "KollectProfile pods: spec.nope: is not a known field",
+        "KollectProfile pods: spec.targetGVK.version = 1: must be a string",
+        "KollectProfile pods: spec.attributes[0].path = \" object.(\": ",
+        "KollectProfile pods: spec.attributes[1].name",
+        "KollectProfile second: spec: metrics[].path must be the name of one of the attributes",
+        "KollectProfile second: spec.attributes[0].path = \"{.spec[\": ",
+        "KollectProfile pods: spec.attributes[1].path = \"{.spec[\": ",
+        "KollectTarget pods: spec.suspend = \"yes\": ",
+        "KollectTarget pods: spec.profileRef = \"podz\": no KollectProfile podz in namespace default",
+        "KollectTarget pods: spec.resourceRules[0].matchPolicy = \"object.(\": ",
+        "KollectInventory all: spec.nope: is not a known field",
+        "KollectInventory all: spec.targetRefs[1] = \"gone\": no KollectTarget gone",
+        "KollectDatabaseSink db: spec.nope: is not a known field",
+        "KollectDatabaseSink db: spec.postgres.databaseRef",
+        "14 problems; nothing was collected",
+    ] {
+        assert!(finished.stderr.contains(expected), "missing {expected:?} in\n{}", finished.stderr);
+    }
+}
+
+#[test]
 fn dangling_and_wrong_references_of_inventories_are_named() {
     let inventory = "
 apiVersion: kollect.dev/v1alpha1

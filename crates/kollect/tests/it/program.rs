@@ -50,6 +50,24 @@ pub(crate) fn kollect<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Fin
     kollect_with_input(args, "")
 }
 
+/// Runs `kollect` with a standard output that nobody reads any more.
+pub(crate) fn kollect_without_reader<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Finished {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = Command::new(env!("CARGO_BIN_EXE_kollect"))
+        .args(args)
+        .current_dir(root())
+        .stdin(Stdio::null())
+        .stdout(writer)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+        .wait_with_output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    Finished { code: output.status.code().unwrap(), stdout: String::new(), stderr }
+}
+
 /// Runs `kollect` with arguments and a standard input.
 pub(crate) fn kollect_with_input<S: AsRef<OsStr>>(
     args: impl IntoIterator<Item = S>,

@@ -12,7 +12,7 @@ use std::{
 use kollect_testbed::{ControlPlane, Proxy, Rule};
 use serde_json::Value;
 
-use crate::program::root;
+use crate::program::{kollect_without_reader, root};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -87,6 +87,18 @@ fn cart(plane: &ControlPlane, namespace: &str, image: &str) {
         },
     });
     plane.apply(&object.to_string()).unwrap();
+}
+
+/// As in `kollect watch … | head`.
+#[test]
+fn it_ends_with_its_reader() {
+    let plane = ControlPlane::shared();
+    let namespace = plane.namespace("reader").unwrap();
+    let kubeconfig = plane.kubeconfig().to_str().unwrap();
+    let args = ["watch", "-f", "docs/examples/deployments", "--kubeconfig", kubeconfig, "-o", "ndjson", "-n"];
+    let gone = kollect_without_reader(args.into_iter().chain([&*namespace]));
+    assert_eq!(gone.code, 141, "{}", gone.stderr);
+    assert!(!gone.stderr.contains("rror"), "{}", gone.stderr);
 }
 
 #[test]

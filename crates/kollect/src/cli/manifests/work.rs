@@ -1,28 +1,32 @@
 //! What a run of the command line makes of manifests: everything that is wrong is a line, and stops it.
 
-use kollect_model::{batch::CLUSTER_NAMESPACE, row::TargetId};
+use kollect_model::{SpecError, batch::CLUSTER_NAMESPACE, row::TargetId};
 
-use super::{BoundSink, Inventory, Manifests, Work};
+use super::{BoundSink, Inventory, Manifests, Work, readable};
 use crate::{
     reason::Reason,
     world::{
         self, Family, Fault, InventoryName, Name, Resolved, ResolvedInventory, ResolvedTarget, RowsWanted,
+        Rules,
     },
 };
 
 impl Manifests {
     /// Puts the work together and notes every problem.
-    pub(super) fn work(&mut self, resolved: Resolved) -> Work {
+    pub(super) fn work(&mut self, resolved: Resolved, rules: &Rules) -> Work {
         for (name, profile) in &resolved.profiles {
             let who = self.who("KollectProfile", name);
             match profile {
                 Ok(profile) => self.notes.extend(profile.warnings.iter().map(|w| format!("{who}: {w}"))),
-                Err(errors) => self.problems.extend(errors.iter().map(|error| format!("{who}: {error}"))),
+                Err(errors) => {
+                    let new = errors.iter().filter(|error| self.is_new("KollectProfile", name, error));
+                    self.problems.extend(new.map(|error| format!("{who}: {error}")).collect::<Vec<_>>());
+                }
             }
         }
         let mut work = Work::default();
         for (id, target) in &resolved.targets {
-            self.take_target(id, target);
+            self.take_target(id, target, rules);
             work.targets.extend(target.target.clone());
         }
         self.check_connection_tests();
@@ -51,13 +55,28 @@ impl Manifests {
         }
     }
 
-    fn take_target(&mut self, id: &TargetId, target: &ResolvedTarget) {
+    /// Whether the schema has not reported the field already. What it reports of a whole spec, it reports of
+    /// several fields together: only plans of sinks find the same again.
+    fn is_new(&self, kind: &str, name: &Name, error: &SpecError) -> bool {
+        let Some(wrong) = self.wrong.get(&(kind.to_owned(), name.clone())) else { return true };
+        let is_sink = [Family::Snapshot, Family::Database, Family::Event].iter().any(|f| f.kind() == kind);
+        let told = wrong.iter().filter(|field| is_sink || *field != "spec");
+        !told.into_iter().any(|field| readable::covers(field, &error.field))
+    }
+
+    fn take_target(&mut self, id: &TargetId, target: &ResolvedTarget, rules: &Rules) {
         let kind = if id.namespace.is_some() { "KollectTarget" } else { "KollectClusterTarget" };
         let name = (id.namespace.as_deref().unwrap_or_default().to_owned(), id.name.to_string());
         let who = self.who(kind, &name);
         // What is wrong with the profile has been said.
-        let faults = target.faults.iter().filter(|fault| fault.reason != Reason::ProfileInvalid);
-        self.problems.extend(faults.map(|fault| format!("{who}: {fault}")));
+        let mut faults: Vec<Fault> = target.faults.clone();
+        faults.retain(|fault| fault.reason != Reason::ProfileInvalid);
+        if target.target.is_none() && !faults.iter().any(|fault| fault.reason == Reason::InvalidSpec) {
+            // Its rules have not been looked at: that needs a profile, and scopes that allow it.
+            faults.extend(self.world.check_rules(id, rules));
+        }
+        faults.retain(|fault| self.is_new(kind, &name, &fault.error));
+        self.problems.extend(faults.iter().map(|fault| format!("{who}: {fault}")));
         self.notes.extend(target.clipped.iter().map(|fault| format!("{who}: {fault}")));
         if target.suspended && target.faults.is_empty() {
             self.notes.push(format!("{who} is suspended: it was not collected, its rows stay"));
@@ -86,7 +105,8 @@ impl Manifests {
         let key = (name.namespace.clone().unwrap_or_default(), name.name.clone());
         let who = self.who(kind, &key);
         let faults = inventory.faults.iter().chain(&inventory.missing);
-        self.problems.extend(faults.map(|fault| format!("{who}: {fault}")));
+        let new = faults.filter(|fault| self.is_new(kind, &key, &fault.error));
+        self.problems.extend(new.map(|fault| format!("{who}: {fault}")).collect::<Vec<_>>());
         self.notes.extend(inventory.notes.iter().map(|note| format!("{who}: {note}")));
         let sinks = inventory.sinks.into_iter().map(|sink| self.take_sink(&who, sink)).collect();
         if inventory.suspended {
@@ -112,7 +132,8 @@ impl Manifests {
             let (own, others): (Vec<Fault>, Vec<Fault>) = faults.into_iter().partition(of_reference);
             self.problems.extend(own.iter().map(|fault| format!("{who}: {fault}")));
             let sink = self.who(family.kind(), &key);
-            others.iter().map(|fault| format!("{sink}: {fault}")).collect()
+            let others = others.iter().filter(|fault| self.is_new(family.kind(), &key, &fault.error));
+            others.map(|fault| format!("{sink}: {fault}")).collect()
         });
         BoundSink { name, cluster, cadence, part_bytes, plan }
     }
