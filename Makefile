@@ -19,9 +19,9 @@ demo: ## The operator at work, on a throw-away control plane (needs no cluster)
 check: lint ## While you work: format, lints, unit and pipeline tests; no servers
 	cargo test --quiet --workspace --exclude kollect-testbed --lib --bins -- $$(scripts/server-tests)
 
-# Servers that are built from source are built by the first test that needs one, and kept in a cache.
+# Servers from source first: tests wait for limited times, and should not compete with compilers.
 .PHONY: test
-test: lint server-tools ## What CI runs: format, lints, generated files, unit, pipeline and real-server tests
+test: lint servers ## What CI runs: format, lints, generated files, unit, pipeline and real-server tests
 	cargo test --workspace --no-fail-fast
 
 .PHONY: test-all
@@ -78,5 +78,5 @@ server-tools:
 	@scripts/tools cargo go cc postgres sqlite3 git nginx fcgiwrap sshd
 
 .PHONY: servers
-servers: server-tools ## Build the control plane and NATS into the cache; tests do that by themselves when they need one
+servers: server-tools ## Build the control plane and NATS into the cache; a single test does that by itself if it needs one
 	cargo run --quiet -p kollect-testbed -- build
