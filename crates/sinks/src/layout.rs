@@ -201,7 +201,6 @@ impl Settings {
     }
 
     /// Where a document with all rows would be.
-    #[cfg(feature = "git")]
     pub(crate) fn document_path(
         &self,
         inventory: &kollect_model::batch::InventoryId,

@@ -5,6 +5,10 @@
 //! what is in Secrets, [`Sinks::open`] connects.
 
 #![cfg_attr(
+    not(feature = "default"),
+    allow(dead_code, reason = "a build with some of the sinks does not use all that they share")
+)]
+#![cfg_attr(
     test,
     allow(clippy::disallowed_methods, reason = "tests start tasks and dial servers as they like")
 )]
@@ -17,7 +21,7 @@ use kollect_model::{
 };
 
 mod backend;
-#[cfg(any(feature = "git", feature = "postgres"))]
+#[cfg(feature = "connection")]
 mod connection_task;
 mod dial;
 #[cfg(feature = "filesystem")]
@@ -32,7 +36,6 @@ mod policy;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod preview;
-#[cfg(any(feature = "layout", feature = "nats"))]
 mod sample;
 mod secrets;
 #[cfg(feature = "sqlite")]

@@ -23,10 +23,9 @@ impl Secrets {
 }
 
 /// A certificate and its key, PEM both.
-#[cfg(any(feature = "git", feature = "nats"))]
 pub(crate) type ClientCertificate = (Vec<u8>, Vec<u8>);
 
-#[cfg(any(feature = "git", feature = "nats"))]
+#[cfg(feature = "tls")]
 impl Secrets {
     /// The text of a key. Files that became Secrets end with a newline, passwords never do.
     pub(crate) fn text(&self, field: &str, key: &str) -> Result<Option<String>, String> {

@@ -21,9 +21,7 @@ use rustls::{
     sign::{CertifiedKey, SingleCertAndKey},
 };
 
-use crate::Secrets;
-#[cfg(any(feature = "git", feature = "nats"))]
-use crate::secrets::ClientCertificate;
+use crate::{Secrets, secrets::ClientCertificate};
 
 const CA_BUNDLE: &str = "spec.tls.caBundle";
 const CA_REF: &str = "spec.tls.caSecretRef";
@@ -67,8 +65,7 @@ impl Trust {
 
     /// The client side of TLS that checks what this says. `named` and the roots of the machine: see
     /// [`client_config`].
-    #[cfg(any(feature = "git", feature = "nats"))]
-    pub(crate) fn client_config(
+        pub(crate) fn client_config(
         &self,
         named: Option<ServerName<'static>>,
         own: Option<&ClientCertificate>,
@@ -86,7 +83,6 @@ pub(crate) enum Check {
     /// Nothing: anybody may answer.
     Nothing,
     /// Who signed it.
-    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "only connection strings say so"))]
     Chain,
     /// Who signed it, and whom it names.
     ChainAndName,

@@ -18,7 +18,6 @@ pub(crate) struct Seen {
 
 impl Seen {
     /// A file of a tree, which is one chunk.
-    #[cfg(feature = "git")]
     pub(crate) fn file(file: Hash) -> Self {
         Self { file, chunks: HashMap::from([(file, 1)]) }
     }

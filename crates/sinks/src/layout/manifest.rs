@@ -11,9 +11,7 @@ use kollect_model::{
 use serde::{Deserialize, Serialize};
 use sha1::{Digest, Sha1};
 
-use super::Shape;
-#[cfg(feature = "git")]
-use super::paths;
+use super::{Shape, paths};
 
 /// What an inventory has in a destination.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,13 +84,10 @@ impl<'de> Deserialize<'de> for Hash {
     }
 }
 
-#[cfg(feature = "git")]
 /// The file of the header, where a manifest is in several files.
 const HEADER: &str = "manifest.json";
-#[cfg(feature = "git")]
 /// About as many rows share a file.
 const ROWS_PER_FILE: usize = 64;
-#[cfg(feature = "git")]
 /// A directory with more files is slow to write itself.
 const MOST_FILES: usize = 4096;
 
@@ -147,7 +142,6 @@ impl Manifest {
         Ok(bytes)
     }
 
-    #[cfg(feature = "git")]
     /// The manifest in several files, so that a changed row changes a small one.
     pub(crate) fn to_files(&self) -> serde_json::Result<BTreeMap<String, Vec<u8>>> {
         let mut header = serde_json::to_vec(&self.header)?;
@@ -162,7 +156,6 @@ impl Manifest {
         Ok(files)
     }
 
-    #[cfg(feature = "git")]
     /// The way back from [`to_files`](Self::to_files).
     pub(crate) fn of_files<'a>(
         files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
