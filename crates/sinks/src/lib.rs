@@ -17,7 +17,7 @@ use kollect_model::{
 };
 
 mod backend;
-#[cfg(any(feature = "git", feature = "postgres"))]
+#[cfg(feature = "connections")]
 mod connection_task;
 mod dial;
 #[cfg(feature = "filesystem")]
