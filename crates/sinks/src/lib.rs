@@ -17,6 +17,8 @@ use kollect_model::{
 };
 
 mod backend;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod columns;
 #[cfg(any(feature = "git", feature = "postgres"))]
 mod connection_task;
 mod dial;
