@@ -21,6 +21,7 @@ use kollect_model::{
 };
 
 mod backend;
+mod columns;
 #[cfg(feature = "connection")]
 mod connection_task;
 mod dial;

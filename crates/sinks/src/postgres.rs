@@ -12,13 +12,13 @@ use futures::TryStreamExt as _;
 use kollect_model::{
     batch::{Baseline, Batch, InventoryId, Receipt},
     claim::{Claim, Claimant, Holder, Writer},
-    row::{RowDigest, RowKey, TargetId},
+    row::{RowKey, TargetId},
     sink::{Sink, SinkError, SinkReason},
 };
 use tokio::time::{error::Elapsed, timeout};
 use tokio_postgres::{Client, Statement, Transaction, types::ToSql};
 
-use crate::Network;
+use crate::{Network, columns::Held};
 
 mod binding;
 mod config;
@@ -270,16 +270,15 @@ async fn baseline(
     let target_namespace: Option<Arc<str>> = inventory.namespace.as_deref().map(Into::into);
     let mut baseline = Baseline::new();
     while let Some(row) = rows.try_next().await? {
+        let held = Held::read(|column| row.try_get(column))?;
         let key = RowKey {
-            target: TargetId { namespace: target_namespace.clone(), name: share(row.try_get(0)?) },
-            uid: row.try_get::<_, &str>(1)?.into(),
-            group: share(row.try_get(2)?),
-            kind: share(row.try_get(3)?),
-            namespace: share(row.try_get(4)?),
+            target: TargetId { namespace: target_namespace.clone(), name: share(held.target) },
+            uid: held.uid.into(),
+            group: share(held.group),
+            kind: share(held.kind),
+            namespace: share(held.namespace),
         };
-        // A digest that somebody has spoilt equals none, so the row is written again.
-        let digest = row.try_get::<_, &str>(5)?.parse().unwrap_or(RowDigest(0));
-        baseline.insert(key, digest);
+        baseline.insert(key, held.digest);
     }
     Ok(baseline)
 }

@@ -7,7 +7,7 @@
 use std::{
     fs,
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, LazyLock, Mutex, PoisonError},
 };
 
 use async_trait::async_trait;
@@ -20,34 +20,39 @@ use kollect_model::{
     row::{Row, RowKey, TargetId},
     sink::{Sink, SinkError, SinkReason},
 };
-use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction, params};
+use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction, params, params_from_iter};
 
-use crate::{Backend, Files, Out, Policy, SinkSettings, preview::provisioned};
+use crate::{
+    Backend, Files, Out, Policy, SinkSettings,
+    columns::{self, COLUMNS, Held, KEY, Value},
+    preview::provisioned,
+};
 
 /// Of destinations.
 const SERVER: &str = "sqlite:";
 
 mod connect;
 
-use connect::{SCHEMA, connect};
+use connect::{connect, schema};
 
-const UPSERT: &str = "
-INSERT INTO inventory (
-    cluster, inventory_namespace, inventory_name, target_name, source_uid, target_namespace,
-    api_group, api_version, kind, namespace, name, resource_namespace, payload, row_digest,
-    first_seen_at, changed_at, exported_at
-) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?10, ?12, ?13, ?14, ?14, ?14)
-ON CONFLICT DO UPDATE SET
-    target_namespace = excluded.target_namespace, api_group = excluded.api_group,
-    api_version = excluded.api_version, kind = excluded.kind, namespace = excluded.namespace,
-    name = excluded.name, resource_namespace = excluded.resource_namespace,
-    payload = excluded.payload, row_digest = excluded.row_digest,
-    changed_at = excluded.changed_at, exported_at = excluded.exported_at
-WHERE inventory.row_digest IS NOT excluded.row_digest";
+/// Its parameters are the values of all columns, in their order.
+static UPSERT: LazyLock<String> = LazyLock::new(|| {
+    let parameters: Vec<String> = (1..=COLUMNS.len()).map(|number| format!("?{number}")).collect();
+    format!(
+        "INSERT INTO inventory ({}) VALUES ({})
+         ON CONFLICT DO UPDATE SET {} WHERE inventory.row_digest IS NOT excluded.row_digest",
+        columns::names(),
+        parameters.join(", "),
+        columns::replacements(),
+    )
+});
 
-const DELETE: &str = "
-DELETE FROM inventory WHERE cluster = ?1 AND inventory_namespace = ?2 AND inventory_name = ?3
-    AND target_name = ?4 AND source_uid = ?5";
+/// Its parameters are the values of the key, in their order.
+static DELETE: LazyLock<String> = LazyLock::new(|| {
+    let terms: Vec<String> =
+        KEY.iter().zip(1..).map(|(name, number)| format!("{name} = ?{number}")).collect();
+    format!("DELETE FROM inventory WHERE {}", terms.join(" AND "))
+});
 
 const NOTE_EXPORT: &str = "
 UPDATE kollect_bindings SET last_export = ?4, row_count = row_count + ?5, revision = ?6, coverage = ?7
@@ -103,7 +108,7 @@ impl Backend for Config {
 
     /// The tables.
     fn preview(&self, _cluster: &str) -> Preview {
-        let sqlite = Some(TablePreview { expected_ddl: Some(SCHEMA.trim().to_owned()) });
+        let sqlite = Some(TablePreview { expected_ddl: Some(schema().trim().to_owned()) });
         Preview { sqlite, ..provisioned(self.create, "the file must have these tables already") }
     }
 
@@ -292,32 +297,28 @@ impl Sink for SqliteSink {
 }
 
 fn baseline(connection: &Connection, inventory: &InventoryId) -> Result<Baseline, WriteError> {
-    let mut statement = connection.prepare_cached(
-        "SELECT target_name, source_uid, api_group, kind, namespace, row_digest FROM inventory
+    let mut statement = connection.prepare_cached(&format!(
+        "SELECT {} FROM inventory
          WHERE cluster = ?1 AND inventory_namespace = ?2 AND inventory_name = ?3",
-    )?;
+        columns::baseline_columns()
+    ))?;
     let place = params![inventory.cluster, inventory.stored_namespace(), inventory.name];
-    let rows = statement.query_map(place, |row| {
-        let target = TargetId {
-            // Targets live in the namespace of their inventory; cluster targets in none.
-            namespace: inventory.namespace.as_deref().map(Into::into),
-            name: row.get::<_, String>(0)?.into(),
-        };
-        let key = RowKey {
-            target,
-            uid: row.get::<_, String>(1)?.into(),
-            group: row.get::<_, String>(2)?.into(),
-            kind: row.get::<_, String>(3)?.into(),
-            namespace: row.get::<_, String>(4)?.into(),
-        };
-        Ok((key, row.get::<_, String>(5)?))
-    })?;
+    let mut rows = statement.query(place)?;
     let mut baseline = Baseline::new();
-    for row in rows {
-        let (key, digest) = row?;
-        // A digest that somebody has spoilt equals none, so the row is written again.
-        let digest = digest.parse().unwrap_or(kollect_model::row::RowDigest(0));
-        baseline.insert(key, digest);
+    while let Some(row) = rows.next()? {
+        let held = Held::read(|column| row.get_ref(column)?.as_str().map_err(rusqlite::Error::from))?;
+        let key = RowKey {
+            target: TargetId {
+                // Targets live in the namespace of their inventory; cluster targets in none.
+                namespace: inventory.namespace.as_deref().map(Into::into),
+                name: held.target.into(),
+            },
+            uid: held.uid.into(),
+            group: held.group.into(),
+            kind: held.kind.into(),
+            namespace: held.namespace.into(),
+        };
+        baseline.insert(key, held.digest);
     }
     Ok(baseline)
 }
@@ -377,27 +378,20 @@ fn upsert(
 ) -> Result<(), WriteError> {
     let payload =
         serde_json::to_string(row).map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
-    transaction.prepare_cached(UPSERT)?.execute(params![
-        inventory.cluster,
-        inventory.stored_namespace(),
-        inventory.name,
-        &*row.key.target.name,
-        &*row.key.uid,
-        row.target_namespace(),
-        &*row.key.group,
-        &*row.version,
-        &*row.key.kind,
-        &*row.key.namespace,
-        &*row.name,
-        payload,
-        row.digest.to_string(),
-        now,
-    ])?;
+    let digest = row.digest.to_string();
+    let values = COLUMNS.map(|column| match column.value {
+        Value::Inventory(text) => text(inventory),
+        Value::Row(text) => text(row),
+        Value::Payload => payload.as_str(),
+        Value::Digest => digest.as_str(),
+        Value::Since | Value::Now => now,
+    });
+    transaction.prepare_cached(&UPSERT)?.execute(params_from_iter(values))?;
     Ok(())
 }
 
 fn remove(transaction: &Transaction<'_>, inventory: &InventoryId, key: &RowKey) -> Result<(), WriteError> {
-    transaction.prepare_cached(DELETE)?.execute(params![
+    transaction.prepare_cached(&DELETE)?.execute(params![
         inventory.cluster,
         inventory.stored_namespace(),
         inventory.name,

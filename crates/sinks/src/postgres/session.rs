@@ -15,7 +15,7 @@ use super::{
     tables::Tables,
     tls, write,
 };
-use crate::{Network, connection_task, tls::Trust};
+use crate::{Network, columns::baseline_columns, connection_task, tls::Trust};
 
 /// For the request that ends a statement nobody waits for.
 const CANCEL_LIMIT: Duration = Duration::from_secs(5);
@@ -122,9 +122,7 @@ impl Statements {
             .get(0);
         Ok(Self {
             baseline: client
-                .prepare(&format!(
-                    "SELECT target_name, source_uid, api_group, kind, namespace, row_digest FROM {tables} WHERE {place}"
-                ))
+                .prepare(&format!("SELECT {} FROM {tables} WHERE {place}", baseline_columns()))
                 .await?,
             upsert: client.prepare(&write::upsert_arrays(tables)).await?,
             delete: client.prepare(&write::delete(tables)).await?,

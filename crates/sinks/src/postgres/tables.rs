@@ -12,52 +12,21 @@ use kollect_model::sink::{SinkError, SinkReason};
 use tokio_postgres::{Client, GenericClient};
 
 use super::failure::Failure;
+use crate::columns::{COLUMNS, Column, KEY, Value};
 
 /// Table of owners and epochs, in the schema of the rows.
 const BINDINGS: &str = "kollect_bindings";
 
 const TEXT: &str = "text";
-const JSONB: &str = "jsonb";
-const TIME: &str = "timestamp with time zone";
 
-/// A column of the rows.
-struct Column {
-    name: &'static str,
-    type_: &'static str,
-    default: &'static str,
-    /// Its value in rows of the Go implementation; empty for columns that it has as well.
-    filled_from: &'static str,
+/// The type of a column, as the server writes it.
+fn type_name(column: &Column) -> &'static str {
+    match column.value {
+        Value::Inventory(_) | Value::Row(_) | Value::Digest => TEXT,
+        Value::Payload => "jsonb",
+        Value::Since | Value::Now => "timestamp with time zone",
+    }
 }
-
-const fn column(name: &'static str, type_: &'static str, filled_from: &'static str) -> Column {
-    Column { name, type_, default: "", filled_from }
-}
-
-/// In the order in which rows are copied.
-const COLUMNS: [Column; 17] = [
-    Column { name: "cluster", type_: TEXT, default: " DEFAULT ''", filled_from: "" },
-    column("inventory_namespace", TEXT, ""),
-    column("inventory_name", TEXT, ""),
-    column("target_name", TEXT, ""),
-    column("source_uid", TEXT, ""),
-    column("target_namespace", TEXT, "coalesce(payload ->> 'targetNamespace', '')"),
-    column("api_group", TEXT, "coalesce(payload ->> 'group', '')"),
-    column("api_version", TEXT, "coalesce(payload ->> 'version', '')"),
-    column("kind", TEXT, "coalesce(payload ->> 'kind', '')"),
-    column("namespace", TEXT, "coalesce(payload ->> 'namespace', '')"),
-    column("name", TEXT, "coalesce(payload ->> 'name', '')"),
-    Column { name: "resource_namespace", type_: TEXT, default: " DEFAULT ''", filled_from: "" },
-    column("payload", JSONB, ""),
-    // Equals no digest, so the first export writes the row again.
-    column("row_digest", TEXT, "''"),
-    column("first_seen_at", TIME, "exported_at"),
-    column("changed_at", TIME, "exported_at"),
-    column("exported_at", TIME, ""),
-];
-
-/// What tells rows apart.
-pub(super) const KEY: [&str; 5] =
-    ["cluster", "inventory_namespace", "inventory_name", "target_name", "source_uid"];
 
 const BINDING_COLUMNS: &str = "
     inventory_table text NOT NULL,
@@ -121,11 +90,6 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
 
 pub(super) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
-}
-
-/// The columns of a row, as a list in SQL.
-pub(super) fn columns() -> String {
-    COLUMNS.map(|column| column.name).join(", ")
 }
 
 /// Makes the tables what they must be, or says what is to be done.
@@ -229,7 +193,10 @@ impl Found {
 }
 
 fn create(tables: &Tables) -> [String; 2] {
-    let define = |column: Column| format!("{} {} NOT NULL{}", column.name, column.type_, column.default);
+    let define = |column: Column| {
+        let default = column.default.map(|value| format!(" DEFAULT {value}")).unwrap_or_default();
+        format!("{} {} NOT NULL{default}", column.name, type_name(&column))
+    };
     let columns = COLUMNS.map(define).join(",\n    ");
     let key = KEY.join(", ");
     [
@@ -300,14 +267,12 @@ impl Relation {
                     return foreign(format!("it has no column {}", column.name));
                 }
                 None => missing.push(column),
-                Some(type_) if type_ == column.type_ => {}
+                Some(found) if found == type_name(column) => {}
                 // As good as text.
-                Some("character varying") if column.type_ == TEXT => {}
-                Some(type_) => {
-                    return foreign(format!(
-                        "column {} is of type {type_}, not {}",
-                        column.name, column.type_
-                    ));
+                Some("character varying") if type_name(column) == TEXT => {}
+                Some(found) => {
+                    let wanted = type_name(column);
+                    return foreign(format!("column {} is of type {found}, not {wanted}", column.name));
                 }
             }
         }
@@ -348,7 +313,7 @@ fn add_columns(tables: &Tables, missing: &[&Column]) -> Vec<String> {
     }
     let each = |form: fn(&Column) -> String| missing.iter().map(|c| form(c)).collect::<Vec<_>>().join(", ");
     vec![
-        format!("ALTER TABLE {tables} {}", each(|c| format!("ADD COLUMN {} {}", c.name, c.type_))),
+        format!("ALTER TABLE {tables} {}", each(|c| format!("ADD COLUMN {} {}", c.name, type_name(c)))),
         format!("UPDATE {tables} SET {}", each(|c| format!("{} = {}", c.name, c.filled_from))),
         format!("ALTER TABLE {tables} {}", each(|c| format!("ALTER COLUMN {} SET NOT NULL", c.name))),
     ]
@@ -367,5 +332,32 @@ mod tests {
             assert!(check_name(name).is_err(), "{name}");
         }
         assert_eq!(quoted("a\"b"), "\"a\"\"b\"");
+    }
+
+    /// Statuses show it.
+    #[test]
+    fn the_definition_of_the_table_does_not_change() {
+        let tables = Tables { schema: "public".into(), table: "inventory".into() };
+        let expected = r#"CREATE TABLE "public"."inventory" (
+    cluster text NOT NULL DEFAULT '',
+    inventory_namespace text NOT NULL,
+    inventory_name text NOT NULL,
+    target_name text NOT NULL,
+    source_uid text NOT NULL,
+    target_namespace text NOT NULL,
+    api_group text NOT NULL,
+    api_version text NOT NULL,
+    kind text NOT NULL,
+    namespace text NOT NULL,
+    name text NOT NULL,
+    resource_namespace text NOT NULL DEFAULT '',
+    payload jsonb NOT NULL,
+    row_digest text NOT NULL,
+    first_seen_at timestamp with time zone NOT NULL,
+    changed_at timestamp with time zone NOT NULL,
+    exported_at timestamp with time zone NOT NULL,
+    PRIMARY KEY (cluster, inventory_namespace, inventory_name, target_name, source_uid)
+)"#;
+        assert_eq!(create(&tables)[0], expected);
     }
 }

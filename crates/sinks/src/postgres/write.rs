@@ -16,65 +16,121 @@ use tokio_postgres::{
     types::{Json, ToSql, Type},
 };
 
-use super::{
-    failure::Failure,
-    session::Statements,
-    tables::{KEY, Tables, columns},
-};
+use super::{failure::Failure, session::Statements, tables::Tables};
+use crate::columns::{COLUMNS, Column, KEY, Value, names, replacements};
 
 /// Up to here one statement with arrays is faster than a COPY.
 const FEW_ROWS: usize = 500;
 const FEW_BYTES: usize = 8 << 20;
 
-/// Types of the columns, in their order.
-const TYPES: [Type; 17] = [
-    Type::TEXT,
-    Type::TEXT,
-    Type::TEXT,
-    Type::TEXT,
-    Type::TEXT,
-    Type::TEXT,
-    Type::TEXT,
-    Type::TEXT,
-    Type::TEXT,
-    Type::TEXT,
-    Type::TEXT,
-    Type::TEXT,
-    Type::JSONB,
-    Type::TEXT,
-    Type::TIMESTAMPTZ,
-    Type::TIMESTAMPTZ,
-    Type::TIMESTAMPTZ,
-];
+/// The type of a column, as it is copied.
+fn copied_type(column: &Column) -> Type {
+    match column.value {
+        Value::Inventory(_) | Value::Row(_) | Value::Digest => Type::TEXT,
+        Value::Payload => Type::JSONB,
+        Value::Since | Value::Now => Type::TIMESTAMPTZ,
+    }
+}
+
+/// A value of one row, as it is copied.
+enum Cell<'a> {
+    Text(&'a str),
+    Digest(String),
+    Payload(Json<&'a Row>),
+    Time(SystemTime),
+}
+
+impl<'a> Cell<'a> {
+    fn of(column: &Column, inventory: &'a InventoryId, row: &'a Row, now: SystemTime) -> Self {
+        match column.value {
+            Value::Inventory(text) => Self::Text(text(inventory)),
+            Value::Row(text) => Self::Text(text(row)),
+            Value::Digest => Self::Digest(row.digest.to_string()),
+            Value::Payload => Self::Payload(Json(row)),
+            Value::Since | Value::Now => Self::Time(now),
+        }
+    }
+
+    fn as_sql(&self) -> &(dyn ToSql + Sync) {
+        match self {
+            Self::Text(text) => text,
+            Self::Digest(text) => text,
+            Self::Payload(payload) => payload,
+            Self::Time(time) => time,
+        }
+    }
+}
+
+/// What many rows have in a column, as a parameter of a statement.
+enum Parameter<'a> {
+    /// The same for all.
+    Text(&'a str),
+    Texts(Vec<&'a str>),
+    Digests(Vec<String>),
+    Payloads(Vec<Json<&'a Row>>),
+}
+
+impl<'a> Parameter<'a> {
+    /// None for columns that the server fills.
+    fn of(column: &Column, inventory: &'a InventoryId, rows: &[&'a Row]) -> Option<Self> {
+        match column.value {
+            Value::Inventory(text) => Some(Self::Text(text(inventory))),
+            Value::Row(text) => Some(Self::Texts(rows.iter().map(|row| text(row)).collect())),
+            Value::Digest => Some(Self::Digests(rows.iter().map(|row| row.digest.to_string()).collect())),
+            Value::Payload => Some(Self::Payloads(rows.iter().map(|row| Json(*row)).collect())),
+            Value::Since | Value::Now => None,
+        }
+    }
+
+    fn as_sql(&self) -> &(dyn ToSql + Sync) {
+        match self {
+            Self::Text(text) => text,
+            Self::Texts(texts) => texts,
+            Self::Digests(texts) => texts,
+            Self::Payloads(payloads) => payloads,
+        }
+    }
+}
 
 /// Rows with the digest that the table has are left alone, times included. Answers how many are new.
 fn upsert(tables: &Tables, source: &str) -> String {
-    let columns = columns();
+    let (columns, replacements) = (names(), replacements());
     let key = KEY.join(", ");
     format!(
         "WITH written AS (
             INSERT INTO {tables} AS held ({columns}) {source}
-            ON CONFLICT ({key}) DO UPDATE SET
-                target_namespace = excluded.target_namespace, api_group = excluded.api_group,
-                api_version = excluded.api_version, kind = excluded.kind,
-                namespace = excluded.namespace, name = excluded.name,
-                resource_namespace = excluded.resource_namespace, payload = excluded.payload,
-                row_digest = excluded.row_digest, changed_at = excluded.changed_at,
-                exported_at = excluded.exported_at
+            ON CONFLICT ({key}) DO UPDATE SET {replacements}
             WHERE held.row_digest IS DISTINCT FROM excluded.row_digest
             RETURNING held.xmax = 0 AS is_new
         ) SELECT count(*) FILTER (WHERE is_new) FROM written"
     )
 }
 
+/// The parameters are those of [`Parameter::of`], for all columns in their order.
 pub(super) fn upsert_arrays(tables: &Tables) -> String {
-    let source = "
-        SELECT $1, $2, $3, target_name, source_uid, target_namespace, api_group, api_version, kind,
-            namespace, name, namespace, payload, row_digest, now(), now(), now()
-        FROM unnest($4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[],
-            $11::text[], $12::jsonb[], $13::text[]) AS row (target_name, source_uid, target_namespace,
-            api_group, api_version, kind, namespace, name, payload, row_digest)";
-    upsert(tables, source)
+    let (mut selected, mut arrays, mut named) = (Vec::new(), Vec::new(), Vec::new());
+    let mut parameter = 0;
+    for Column { name, value, .. } in COLUMNS {
+        let element = match value {
+            Value::Inventory(_) => {
+                parameter += 1;
+                selected.push(format!("${parameter}"));
+                continue;
+            }
+            Value::Since | Value::Now => {
+                selected.push("now()".to_owned());
+                continue;
+            }
+            Value::Row(_) | Value::Digest => "text",
+            Value::Payload => "jsonb",
+        };
+        parameter += 1;
+        selected.push(name.to_owned());
+        arrays.push(format!("${parameter}::{element}[]"));
+        named.push(name);
+    }
+    let (selected, arrays, named) = (selected.join(", "), arrays.join(", "), named.join(", "));
+    upsert(tables, &format!("SELECT {selected} FROM unnest({arrays}) AS row ({named})"))
 }
 
 /// By the whole key of one row.
@@ -173,29 +229,10 @@ async fn merge_arrays(
     if rows.is_empty() {
         return Ok(0);
     }
-    let texts = |part: fn(&Row) -> &str| rows.iter().map(|row| part(row)).collect::<Vec<_>>();
-    let payloads: Vec<Json<&Row>> = rows.iter().map(|row| Json(*row)).collect();
-    let digests: Vec<String> = rows.iter().map(|row| row.digest.to_string()).collect();
-    let added = transaction
-        .query_one(
-            statement,
-            &[
-                &inventory.cluster,
-                &inventory.stored_namespace(),
-                &inventory.name,
-                &texts(|row| &row.key.target.name),
-                &texts(|row| &row.key.uid),
-                &texts(Row::target_namespace),
-                &texts(|row| &row.key.group),
-                &texts(|row| &row.version),
-                &texts(|row| &row.key.kind),
-                &texts(|row| &row.key.namespace),
-                &texts(|row| &row.name),
-                &payloads,
-                &digests,
-            ],
-        )
-        .await?;
+    let parameters: Vec<Parameter<'_>> =
+        COLUMNS.iter().filter_map(|column| Parameter::of(column, inventory, rows)).collect();
+    let values: Vec<&(dyn ToSql + Sync)> = parameters.iter().map(Parameter::as_sql).collect();
+    let added = transaction.query_one(statement, &values).await?;
     Ok(added.get(0))
 }
 
@@ -220,7 +257,7 @@ async fn merge_staged(
     rows: &[&Row],
 ) -> Result<i64, Failure> {
     const STAGING: &str = "pg_temp.kollect_staging";
-    let columns = columns();
+    let columns = names();
     let staging = format!(
         "CREATE TEMPORARY TABLE kollect_staging ON COMMIT DROP AS SELECT {columns} FROM {tables} WITH NO DATA"
     );
@@ -238,31 +275,12 @@ async fn copy(
     rows: &[&Row],
 ) -> Result<(), Failure> {
     let now: SystemTime = transaction.query_one("SELECT now()", &[]).await?.get(0);
-    let statement = format!("COPY {into} ({}) FROM STDIN (FORMAT binary)", columns());
-    let mut writer = pin!(BinaryCopyInWriter::new(transaction.copy_in(&statement).await?, &TYPES));
+    let statement = format!("COPY {into} ({}) FROM STDIN (FORMAT binary)", names());
+    let types = COLUMNS.each_ref().map(copied_type);
+    let mut writer = pin!(BinaryCopyInWriter::new(transaction.copy_in(&statement).await?, &types));
     for row in rows {
-        writer
-            .as_mut()
-            .write(&[
-                &inventory.cluster,
-                &inventory.stored_namespace(),
-                &inventory.name,
-                &&*row.key.target.name,
-                &&*row.key.uid,
-                &row.target_namespace(),
-                &&*row.key.group,
-                &&*row.version,
-                &&*row.key.kind,
-                &&*row.key.namespace,
-                &&*row.name,
-                &&*row.key.namespace,
-                &Json(*row),
-                &row.digest.to_string(),
-                &now,
-                &now,
-                &now,
-            ])
-            .await?;
+        let cells = COLUMNS.each_ref().map(|column| Cell::of(column, inventory, row, now));
+        writer.as_mut().write(&cells.each_ref().map(Cell::as_sql)).await?;
     }
     writer.finish().await?;
     Ok(())

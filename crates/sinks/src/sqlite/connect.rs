@@ -13,31 +13,22 @@ use kollect_model::sink::{SinkError, SinkReason};
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
 
 use super::sqlite_error;
+use crate::columns::{COLUMNS, Column, KEY};
 
 /// Version of the tables, kept in the file's `user_version`.
 const SCHEMA_VERSION: i64 = 3;
 
-pub(super) const SCHEMA: &str = "
-CREATE TABLE IF NOT EXISTS inventory (
-    cluster             TEXT NOT NULL DEFAULT '',
-    inventory_namespace TEXT NOT NULL,
-    inventory_name      TEXT NOT NULL,
-    target_name         TEXT NOT NULL,
-    source_uid          TEXT NOT NULL,
-    target_namespace    TEXT NOT NULL,
-    api_group           TEXT NOT NULL,
-    api_version         TEXT NOT NULL,
-    kind                TEXT NOT NULL,
-    namespace           TEXT NOT NULL,
-    name                TEXT NOT NULL,
-    resource_namespace  TEXT NOT NULL DEFAULT '',
-    payload             TEXT NOT NULL,
-    row_digest          TEXT NOT NULL,
-    first_seen_at       TEXT NOT NULL,
-    changed_at          TEXT NOT NULL,
-    exported_at         TEXT NOT NULL,
-    PRIMARY KEY (cluster, inventory_namespace, inventory_name, target_name, source_uid)
-);
+/// The statements that make the tables of this version.
+pub(super) fn schema() -> String {
+    let define = |column: Column| {
+        let default = column.default.map(|value| format!(" DEFAULT {value}")).unwrap_or_default();
+        format!("    {:<19} TEXT NOT NULL{default},\n", column.name)
+    };
+    let (columns, key) = (COLUMNS.map(define).concat(), KEY.join(", "));
+    format!("\nCREATE TABLE IF NOT EXISTS inventory (\n{columns}    PRIMARY KEY ({key})\n);{OTHER_TABLES}")
+}
+
+const OTHER_TABLES: &str = "
 CREATE INDEX IF NOT EXISTS inventory_by_object ON inventory (kind, namespace, name);
 CREATE TABLE IF NOT EXISTS kollect_bindings (
     cluster             TEXT NOT NULL,
@@ -132,8 +123,8 @@ pub(super) fn connect(file: &Path, create: bool) -> Result<Connection, SinkError
 /// Creates or migrates the tables if that is needed and allowed. Answers what the file is afterwards.
 fn provision(connection: &mut Connection, create: bool) -> rusqlite::Result<Found> {
     let needed = |found: &Found| match found {
-        Found::Empty if create => Some(SCHEMA.to_owned()),
-        Found::Older(1) => Some(format!("{SCHEMA} {FROM_VERSION_1}")),
+        Found::Empty if create => Some(schema()),
+        Found::Older(1) => Some(format!("{} {FROM_VERSION_1}", schema())),
         Found::Older(_) => Some(FROM_VERSION_2.to_owned()),
         _ => None,
     };
@@ -182,5 +173,39 @@ fn use_write_ahead_log(connection: &Connection) -> rusqlite::Result<()> {
             }
             done => return done,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Statuses show it.
+    #[test]
+    fn the_definition_of_the_table_does_not_change() {
+        let expected = "
+CREATE TABLE IF NOT EXISTS inventory (
+    cluster             TEXT NOT NULL DEFAULT '',
+    inventory_namespace TEXT NOT NULL,
+    inventory_name      TEXT NOT NULL,
+    target_name         TEXT NOT NULL,
+    source_uid          TEXT NOT NULL,
+    target_namespace    TEXT NOT NULL,
+    api_group           TEXT NOT NULL,
+    api_version         TEXT NOT NULL,
+    kind                TEXT NOT NULL,
+    namespace           TEXT NOT NULL,
+    name                TEXT NOT NULL,
+    resource_namespace  TEXT NOT NULL DEFAULT '',
+    payload             TEXT NOT NULL,
+    row_digest          TEXT NOT NULL,
+    first_seen_at       TEXT NOT NULL,
+    changed_at          TEXT NOT NULL,
+    exported_at         TEXT NOT NULL,
+    PRIMARY KEY (cluster, inventory_namespace, inventory_name, target_name, source_uid)
+);
+CREATE INDEX IF NOT EXISTS inventory_by_object ON inventory (kind, namespace, name);
+";
+        assert!(schema().starts_with(expected), "{}", schema());
     }
 }

@@ -1,0 +1,164 @@
+//! The columns of the table of rows, for all SQL databases.
+//!
+//! Definitions, statements, copied rows and what is read back come from this one list, in its order: a value
+//! cannot end up in the column of another.
+
+use kollect_model::{
+    batch::InventoryId,
+    row::{Row, RowDigest},
+};
+
+/// A column of the rows.
+pub(crate) struct Column {
+    pub(crate) name: &'static str,
+    pub(crate) value: Value,
+    /// What it is in rows that say nothing about it.
+    pub(crate) default: Option<&'static str>,
+    /// Its value in rows of the Go implementation; empty for columns that it has as well.
+    #[cfg(feature = "postgres")]
+    pub(crate) filled_from: &'static str,
+}
+
+/// What a row has in a column.
+#[derive(Clone, Copy)]
+pub(crate) enum Value {
+    /// A text of the inventory, the same for all of its rows.
+    Inventory(fn(&InventoryId) -> &str),
+    /// A text of the row.
+    Row(fn(&Row) -> &str),
+    /// The whole row, as JSON.
+    Payload,
+    /// The digest of the row.
+    Digest,
+    /// The time at which the row was written first. Later writes leave it.
+    Since,
+    /// The time of the write.
+    Now,
+}
+
+const fn column(name: &'static str, value: Value, filled_from: &'static str) -> Column {
+    #[cfg(not(feature = "postgres"))]
+    let _ = filled_from;
+    Column {
+        name,
+        value,
+        default: None,
+        #[cfg(feature = "postgres")]
+        filled_from,
+    }
+}
+
+const fn with_default(column: Column) -> Column {
+    Column { default: Some("''"), ..column }
+}
+
+/// All of them; those of the [`KEY`] first.
+pub(crate) const COLUMNS: [Column; 17] = [
+    with_default(column("cluster", Value::Inventory(|inventory| &inventory.cluster), "")),
+    column("inventory_namespace", Value::Inventory(InventoryId::stored_namespace), ""),
+    column("inventory_name", Value::Inventory(|inventory| &inventory.name), ""),
+    column("target_name", Value::Row(|row| &row.key.target.name), ""),
+    column("source_uid", Value::Row(|row| &row.key.uid), ""),
+    column(
+        "target_namespace",
+        Value::Row(Row::target_namespace),
+        "coalesce(payload ->> 'targetNamespace', '')",
+    ),
+    column("api_group", Value::Row(|row| &row.key.group), "coalesce(payload ->> 'group', '')"),
+    column("api_version", Value::Row(|row| &row.version), "coalesce(payload ->> 'version', '')"),
+    column("kind", Value::Row(|row| &row.key.kind), "coalesce(payload ->> 'kind', '')"),
+    column("namespace", Value::Row(|row| &row.key.namespace), "coalesce(payload ->> 'namespace', '')"),
+    column("name", Value::Row(|row| &row.name), "coalesce(payload ->> 'name', '')"),
+    with_default(column("resource_namespace", Value::Row(|row| &row.key.namespace), "")),
+    column("payload", Value::Payload, ""),
+    // Equals no digest, so the first export writes the row again.
+    column("row_digest", Value::Digest, "''"),
+    column("first_seen_at", Value::Since, "exported_at"),
+    column("changed_at", Value::Now, "exported_at"),
+    column("exported_at", Value::Now, ""),
+];
+
+/// What tells rows apart.
+pub(crate) const KEY: [&str; 5] =
+    [COLUMNS[0].name, COLUMNS[1].name, COLUMNS[2].name, COLUMNS[3].name, COLUMNS[4].name];
+
+/// The names of all columns, as a list in SQL.
+pub(crate) fn names() -> String {
+    COLUMNS.map(|column| column.name).join(", ")
+}
+
+/// What an upsert does to a row that is there: everything is replaced, but for the key and the first time.
+pub(crate) fn replacements() -> String {
+    let replaced = COLUMNS.into_iter().skip(KEY.len()).filter(|column| !matches!(column.value, Value::Since));
+    let each = replaced.map(|Column { name, .. }| format!("{name} = excluded.{name}"));
+    each.collect::<Vec<_>>().join(", ")
+}
+
+/// The columns that a baseline is read from, as a list in SQL.
+pub(crate) fn baseline_columns() -> String {
+    ["target_name", "source_uid", "api_group", "kind", "namespace", "row_digest"].join(", ")
+}
+
+/// What a baseline says about a row.
+pub(crate) struct Held<'a> {
+    pub(crate) target: &'a str,
+    pub(crate) uid: &'a str,
+    pub(crate) group: &'a str,
+    pub(crate) kind: &'a str,
+    pub(crate) namespace: &'a str,
+    pub(crate) digest: RowDigest,
+}
+
+impl<'a> Held<'a> {
+    /// Reads the columns of [`baseline_columns`] by their positions.
+    pub(crate) fn read<E>(text: impl Fn(usize) -> Result<&'a str, E>) -> Result<Self, E> {
+        Ok(Self {
+            target: text(0)?,
+            uid: text(1)?,
+            group: text(2)?,
+            kind: text(3)?,
+            namespace: text(4)?,
+            // A digest that somebody has spoilt equals none, so the row is written again.
+            digest: text(5)?.parse().unwrap_or(RowDigest(0)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn the_order_of_columns_is_that_of_tables_that_exist() {
+        assert_eq!(
+            names(),
+            "cluster, inventory_namespace, inventory_name, target_name, source_uid, target_namespace, api_group, \
+             api_version, kind, namespace, name, resource_namespace, payload, row_digest, first_seen_at, \
+             changed_at, exported_at"
+        );
+        assert_eq!(
+            replacements(),
+            "target_namespace = excluded.target_namespace, api_group = excluded.api_group, \
+             api_version = excluded.api_version, kind = excluded.kind, namespace = excluded.namespace, \
+             name = excluded.name, resource_namespace = excluded.resource_namespace, \
+             payload = excluded.payload, row_digest = excluded.row_digest, changed_at = excluded.changed_at, \
+             exported_at = excluded.exported_at"
+        );
+        assert_eq!(KEY.join(", "), "cluster, inventory_namespace, inventory_name, target_name, source_uid");
+    }
+
+    #[test]
+    fn a_baseline_reads_columns_that_exist_as_what_they_are() {
+        let known: BTreeSet<&str> = COLUMNS.map(|column| column.name).into();
+        let read = baseline_columns();
+        let read: Vec<&str> = read.split(", ").collect();
+        assert!(read.iter().all(|name| known.contains(name)));
+        let Ok(held) = Held::read(|at| Ok::<_, ()>(read[at])) else { unreachable!("all columns are there") };
+        assert_eq!(
+            [held.target, held.uid, held.group, held.kind, held.namespace],
+            ["target_name", "source_uid", "api_group", "kind", "namespace"]
+        );
+    }
+}
