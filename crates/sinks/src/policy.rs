@@ -87,7 +87,7 @@ impl Files {
     }
 
     /// The path, as a spec writes it, that means this absolute one.
-    pub(crate) fn path_of(&self, absolute: &str) -> Option<String> {
+    pub fn path_of(&self, absolute: &str) -> Option<String> {
         match self {
             Self::Anywhere => Some(absolute.to_owned()),
             Self::Below(directory) => {
