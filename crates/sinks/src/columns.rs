@@ -15,7 +15,6 @@ pub(crate) struct Column {
     /// What it is in rows that say nothing about it.
     pub(crate) default: Option<&'static str>,
     /// Its value in rows of the Go implementation; empty for columns that it has as well.
-    #[cfg(feature = "postgres")]
     pub(crate) filled_from: &'static str,
 }
 
@@ -37,13 +36,10 @@ pub(crate) enum Value {
 }
 
 const fn column(name: &'static str, value: Value, filled_from: &'static str) -> Column {
-    #[cfg(not(feature = "postgres"))]
-    let _ = filled_from;
     Column {
         name,
         value,
         default: None,
-        #[cfg(feature = "postgres")]
         filled_from,
     }
 }
