@@ -36,11 +36,11 @@ fn stored_texts_never_change() {
             json!({ "type": "postgres", "postgres": { "table": "inventory", "databaseRef": { "name": "db" } } }),
         ),
         (
-            "postgres://a.example:5433,db.example:5432/shop \"Own\".\"t 1\"",
+            "postgres://a.example:5433,db.example:5432/shop \"Own\".\"t-1$\"",
             "database",
             json!({
                 "type": "postgres",
-                "postgres": { "table": "t 1", "schema": "Own", "databaseRef": { "name": "db" } },
+                "postgres": { "table": "t-1$", "schema": "Own", "databaseRef": { "name": "db" } },
             }),
         ),
         (
