@@ -118,7 +118,8 @@ async fn operate(args: Args) -> anyhow::Result<()> {
     let grace = Duration::from_secs(args.shutdown_grace_period);
     let last_steps = shutdown::release(leader, servers);
     let stopped =
-        shutdown::stop(&tasks, grace, operator.stop(), last_steps, crate::signals::asked_to_stop()).await;
+        shutdown::stop(&tasks, grace, operator.stop(), last_steps, crate::signals::asked_to_stop_again())
+            .await;
     stop?;
     stopped
 }

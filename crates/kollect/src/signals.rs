@@ -1,6 +1,15 @@
 //! Signals of the system that ask the program to end.
 
-use tokio::signal::unix::{SignalKind, signal};
+use std::time::Duration;
+
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time,
+};
+
+/// Some programs, such as timeout(1), send a signal to a process and once more to its group: signals that come
+/// within this time are one request.
+const SAME_REQUEST: Duration = Duration::from_millis(250);
 
 /// Returns when the program is asked to end: SIGINT (Ctrl-C) or SIGTERM.
 pub(crate) async fn asked_to_stop() {
@@ -10,4 +19,11 @@ pub(crate) async fn asked_to_stop() {
     let Ok(mut signals) = signals else { return std::future::pending().await };
     let waits = signals.iter_mut().map(|signal| Box::pin(signal.recv()));
     futures::future::select_all(waits).await;
+}
+
+/// Returns when the program is asked to end once more. To be called when [`asked_to_stop`] has returned.
+pub(crate) async fn asked_to_stop_again() {
+    // Without a listener the signals of this time are lost.
+    time::sleep(SAME_REQUEST).await;
+    asked_to_stop().await;
 }

@@ -101,9 +101,11 @@ impl TaskName {
         Self { task, serves: Serves::Object(object.to_string().into()) }
     }
 
-    /// The span that all events of the task are in. It is there whatever the log level is.
+    /// The span that all events of the task are in. It is there whatever the log level is, and is not within the
+    /// span of the task that started this one.
     pub(super) fn span(&self) -> Span {
         let span = tracing::error_span!(
+            parent: None,
             "task",
             task = self.task.label(),
             kind = Empty,

@@ -29,7 +29,7 @@ use super::{
     print::printed,
     progress,
 };
-use crate::signals::asked_to_stop;
+use crate::signals::{asked_to_stop, asked_to_stop_again};
 
 /// Arguments of `kollect watch`.
 #[derive(clap::Args)]
@@ -103,7 +103,7 @@ async fn watch(args: &Args, targets: Vec<Arc<Target>>, inventories: Vec<Bound>) 
     drop(collector);
     let grace = Duration::from_secs(args.shutdown_grace_period);
     let aborted = async {
-        asked_to_stop().await;
+        asked_to_stop_again().await;
         tasks.running(&[TaskKind::Binding])
     };
     let stopped = tokio::select! {

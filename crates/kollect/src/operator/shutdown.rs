@@ -87,7 +87,7 @@ mod tests {
     };
     use serde_json::{Value, json};
     use tokio::time;
-    use tracing::Level;
+    use tracing::{Level, error_span};
 
     use super::*;
 
@@ -153,7 +153,8 @@ mod tests {
             tracing_subscriber::fmt().json().with_writer(move || writer.clone()).with_max_level(Level::WARN);
         let _logs = tracing::subscriber::set_default(logs.finish());
         let name = binding();
-        tasks.restarted(name, || async { warn!("slow") }, time::sleep).await.unwrap();
+        let started = error_span!("another task");
+        started.in_scope(|| tasks.restarted(name, || async { warn!("slow") }, time::sleep)).await.unwrap();
         let kind = Gvk { group: "apps".into(), version: "v1".into(), kind: "Deployment".into() };
         let name = TaskName::of_kind(TaskKind::Watch, &kind, Some(&"shop".into()));
         tasks.restarted(name, || async { warn!("slow") }, time::sleep).await.unwrap();
@@ -165,6 +166,7 @@ mod tests {
         let watch = json!({
             "name": "task", "task": "watch", "kind": "apps/v1 Deployment", "namespace": "shop",
         });
-        assert_eq!(lines.iter().map(|line| &line["span"]).collect::<Vec<_>>(), [&binding, &watch]);
+        let spans: Vec<&Value> = lines.iter().map(|line| &line["spans"]).collect();
+        assert_eq!(spans, [&json!([binding]), &json!([watch])], "and nothing about who started it");
     }
 }
