@@ -170,7 +170,7 @@ impl Check<'_> {
                 None => {
                     let known: Vec<_> = properties.keys().map(String::as_str).collect();
                     let problem = format!("is not a known field; known here: {}", known.join(", "));
-                    // Nobody knows what the value is; it may be a password.
+                    // What the value is cannot be told; it may be a password.
                     check.errors.push(SpecError::absent(check.path.clone(), problem));
                 }
             });

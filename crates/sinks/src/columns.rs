@@ -36,12 +36,7 @@ pub(crate) enum Value {
 }
 
 const fn column(name: &'static str, value: Value, filled_from: &'static str) -> Column {
-    Column {
-        name,
-        value,
-        default: None,
-        filled_from,
-    }
+    Column { name, value, default: None, filled_from }
 }
 
 const fn with_default(column: Column) -> Column {

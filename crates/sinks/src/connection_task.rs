@@ -1,6 +1,6 @@
 //! Tasks that serve a connection: the only place of this crate that starts tasks.
 //!
-//! They are not started again. If one ends, the connection is lost, whoever uses it gets an error, and the
+//! They are not started again. If one ends, the connection is lost, its user gets an error, and the
 //! binding or probe that asked for it tries again with another connection.
 
 use std::panic::AssertUnwindSafe;

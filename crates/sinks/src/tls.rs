@@ -36,7 +36,7 @@ pub(crate) struct Trust {
     /// Certificates to trust, PEM; `None`: the spec names none.
     pub(crate) certificates: Option<Vec<u8>>,
     /// `spec.tls.insecureSkipVerify`: any server is trusted.
-    pub(crate) anybody: bool,
+    pub(crate) any_server: bool,
 }
 
 impl Trust {
@@ -48,7 +48,7 @@ impl Trust {
             certificates(&pem).map(|_| pem)
         });
         let certificates = bundle.transpose().map_err(|problem| SpecError::absent(CA_BUNDLE, problem))?;
-        Ok(Self { certificates, anybody: tls.insecure_skip_verify })
+        Ok(Self { certificates, any_server: tls.insecure_skip_verify })
     }
 
     /// The same with the certificates of the Secret that `caSecretRef` names, if it names one.
@@ -65,13 +65,13 @@ impl Trust {
 
     /// The client side of TLS that checks what this says. `named` and the roots of the machine: see
     /// [`client_config`].
-        pub(crate) fn client_config(
+    pub(crate) fn client_config(
         &self,
         named: Option<ServerName<'static>>,
         own: Option<&ClientCertificate>,
     ) -> Result<ClientConfig, String> {
         let trusted = self.certificates.as_deref().map(certificates).transpose()?;
-        let check = if self.anybody { Check::Nothing } else { Check::ChainAndName };
+        let check = if self.any_server { Check::Nothing } else { Check::ChainAndName };
         let own = own.map(|(certificate, key)| identity(certificate, key)).transpose()?;
         client_config(check, trusted, named, own)
     }

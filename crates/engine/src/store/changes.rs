@@ -73,7 +73,7 @@ impl Changes {
         self.dirty.wake.notified().await;
     }
 
-    /// Where rows have changed that need not wait. Nobody locks a target while holding the changes of a
+    /// Where rows have changed that need not wait. No code locks a target while holding the changes of a
     /// reader: writers do it the other way round.
     fn seen(&self) -> Vec<Place> {
         let places: Vec<Place> = lock(&self.dirty.rows).keys().cloned().collect();

@@ -28,7 +28,7 @@ pub struct Snapshot {
     /// Number of the last change that it contains.
     pub revision: u64,
     sights: Sights,
-    /// Targets of which nothing is known: nobody collects them now.
+    /// Targets of which nothing is known: no task collects them now.
     frozen: BTreeSet<TargetId>,
     rest: Sight,
 }
@@ -55,7 +55,7 @@ impl Snapshot {
 
 impl StoreReader {
     /// The rows of the targets, or nothing while one of their kinds is still pending. A target that
-    /// nobody collects is frozen. `rest` says what is known about targets and kinds that are not among
+    /// no task collects is frozen. `rest` says what is known about targets and kinds that are not among
     /// them: whether the run looked everywhere.
     pub fn snapshot(&self, targets: &[TargetId], rest: Sight) -> Option<Snapshot> {
         let snapshot = self.snapshot_of_seen(targets, rest);

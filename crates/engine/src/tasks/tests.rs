@@ -101,7 +101,7 @@ async fn a_core_task_of_the_caller_is_named_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn core_tasks_may_end_when_the_program_stops_or_nobody_wants_them() {
+async fn core_tasks_may_end_when_the_program_stops_or_their_handles_are_dropped() {
     let tasks = Tasks::default();
     drop(tasks.core(TaskKind::Discovery.into(), std::future::pending::<()>()));
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();

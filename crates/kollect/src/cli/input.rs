@@ -126,7 +126,7 @@ pub(crate) fn finish(work: impl Future<Output = anyhow::Result<ExitCode>>) -> Ex
     }
 }
 
-/// Tells why a run has failed; nothing if nobody reads what it prints.
+/// Tells why a run has failed; nothing if its standard output was closed.
 pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
     if error.is::<ReaderGone>() {
         return ExitCode::from(READER_GONE);

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 /// Exit code of a run whose reader has gone away: that of a program that the signal SIGPIPE has ended.
 pub(crate) const READER_GONE: u8 = 141;
 
-/// Whoever read the standard output has gone away, such as `head` when it has its lines. That is no error, but
+/// The reader of the standard output has ended, such as `head` when it has its lines. That is no error, but
 /// there is nothing left to do.
 #[derive(Debug)]
 pub(crate) struct ReaderGone;

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_names_the_client_reads_all_that_it_says() {
+    fn a_filter_that_names_the_client_shows_all_its_lines() {
         assert_eq!(logged("info,kube_client=debug", || fails("/api", 3)).len(), 6);
     }
 }

@@ -16,7 +16,7 @@ const LAST_STEPS: Duration = Duration::from_secs(5);
 /// For requests that are being answered.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
-/// Runs the loop until somebody asks the program to stop. The error names the core task that ended.
+/// Runs the loop until a signal asks the program to stop. The error names the core task that ended.
 pub(crate) async fn until_stopped(
     tasks: &Tasks,
     reconcile: impl Future<Output = ()>,
@@ -47,7 +47,7 @@ pub(crate) async fn stop(
         if let Err(stuck) = tasks.within(grace, &[TaskKind::Binding], writes).await {
             warn!(tasks = %stuck, "stopped before all writes were done");
         }
-        // Nothing is written any more: somebody else may.
+        // Nothing is written any more: another replica may.
         let left = [TaskKind::Lease, TaskKind::Server];
         if let Err(stuck) = tasks.within(LAST_STEPS, &left, last_steps).await {
             warn!(tasks = %stuck, "stopped before all tasks had ended");

@@ -50,7 +50,7 @@ pub(crate) fn kollect<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Fin
     kollect_with_input(args, "")
 }
 
-/// Runs `kollect` with a standard output that nobody reads any more.
+/// Runs `kollect` with a standard output that is closed.
 pub(crate) fn kollect_without_reader<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Finished {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);

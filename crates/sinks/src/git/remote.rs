@@ -119,7 +119,7 @@ impl RemoteConfig {
             let read = match &self.address {
                 Address::Http(_) => Credentials::of_http(secrets, field),
                 Address::Ssh { user, .. } => {
-                    Credentials::of_ssh(secrets, field, user.as_deref(), self.trust.anybody)
+                    Credentials::of_ssh(secrets, field, user.as_deref(), self.trust.any_server)
                 }
                 Address::File(_) => Ok(Credentials::default()),
             };
@@ -234,7 +234,7 @@ impl Credentials {
         secrets: &Secrets,
         field: &str,
         url_user: Option<&str>,
-        trust_anybody: bool,
+        trust_any_server: bool,
     ) -> Result<Self, String> {
         let Some(key) = secrets.first(field, KEY_KEYS) else {
             return Err(format!("has none of the keys {}", KEY_KEYS.join(", ")));
@@ -247,7 +247,7 @@ impl Credentials {
                 KnownHosts::parse(&known)?;
                 known
             }
-            None if trust_anybody => String::new(),
+            None if trust_any_server => String::new(),
             None => {
                 return Err("has no key known_hosts, so nobody can tell whether the server is the right \
                             one; add the output of ssh-keyscan, checked, or set \

@@ -80,7 +80,7 @@ impl Remote {
             Address::Http(url) => Way::Server(Box::new(http::Http::open(url, config, network)?)),
             Address::Ssh { .. } => {
                 let credentials = config.credentials.as_ref().and_then(|all| all.ssh.as_ref());
-                let ssh = ssh::Ssh::open(address, credentials, config.trust.anybody, network)?;
+                let ssh = ssh::Ssh::open(address, credentials, config.trust.any_server, network)?;
                 Way::Server(Box::new(ssh))
             }
         };

@@ -269,7 +269,7 @@ fn options(config: &Config, server: &Address, attempt: &str) -> Result<ConnectOp
     }
     let trust = &config.trust;
     let required =
-        server.tls || trust.certificates.is_some() || trust.anybody || credentials.identity.is_some();
+        server.tls || trust.certificates.is_some() || trust.any_server || credentials.identity.is_some();
     match tls(config, server) {
         Ok(tls) => options = options.tls_client_config(tls),
         // A machine without any root certificates can still talk to servers without TLS.

@@ -275,5 +275,5 @@ fn security(server: &Server) -> Result<(tokio_postgres::config::SslMode, tls::Co
             tokio_postgres::config::SslMode::Require
         }
     };
-    Ok((mode, tls::client(sslmode, trusted, trust.anybody, identity)?))
+    Ok((mode, tls::client(sslmode, trusted, trust.any_server, identity)?))
 }

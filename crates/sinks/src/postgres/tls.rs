@@ -52,11 +52,11 @@ impl From<io::Error> for TlsError {
 pub(super) fn client(
     mode: SslMode,
     trusted: Option<Vec<CertificateDer<'static>>>,
-    trust_anybody: bool,
+    trust_any_server: bool,
     identity: Option<CertifiedKey>,
 ) -> Result<Connector, String> {
     let check = match mode {
-        _ if trust_anybody => Check::Nothing,
+        _ if trust_any_server => Check::Nothing,
         SslMode::VerifyFull => Check::ChainAndName,
         SslMode::VerifyCa => Check::Chain,
         // As in libpq: certificates that are given are used, even by modes that could do without.

@@ -37,15 +37,15 @@ fn a_bundle_is_decoded_and_must_hold_a_certificate() {
 
 #[test]
 fn without_settings_the_roots_of_the_machine_are_trusted() {
-    assert!(Trust::plan(None).ok() == Some(Trust { certificates: None, anybody: false }));
+    assert!(Trust::plan(None).ok() == Some(Trust { certificates: None, any_server: false }));
     let tls = Tls { insecure_skip_verify: true, ..Tls::default() };
-    assert!(Trust::plan(Some(&tls)).ok() == Some(Trust { certificates: None, anybody: true }));
+    assert!(Trust::plan(Some(&tls)).ok() == Some(Trust { certificates: None, any_server: true }));
 }
 
 #[test]
 fn a_secret_replaces_what_the_spec_says() {
     let read = |content: &[(&str, String)]| {
-        let trust = Trust { certificates: Some(b"old".to_vec()), anybody: false };
+        let trust = Trust { certificates: Some(b"old".to_vec()), any_server: false };
         trust.with_secrets(&secrets(content)).map(|trust| trust.certificates)
     };
     let ca = ("ca.crt", pem("ca"));

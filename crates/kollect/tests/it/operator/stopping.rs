@@ -5,7 +5,7 @@ use std::process::{Command, ExitStatus};
 use super::World;
 use crate::program::eventually;
 
-/// A table that nobody can write to, and an operator that wants to.
+/// A table that is locked, and an operator that wants to.
 struct Stuck {
     world: World,
 }
@@ -28,7 +28,7 @@ impl Stuck {
         stuck
     }
 
-    /// Waits for a lock on the table that somebody has, or waits for.
+    /// Waits for a lock on the table that another session has, or waits for.
     fn locks(&self, granted: bool) {
         let sql = format!(
             "SELECT count(*) > 0 FROM pg_locks WHERE relation = '{}'::regclass AND granted = {granted} \

@@ -57,7 +57,7 @@ impl Ssh {
     pub(super) fn open(
         address: &Address,
         credentials: Option<&SshCredentials>,
-        trust_anybody: bool,
+        trust_any_server: bool,
         network: &Network,
     ) -> Result<Self, SinkError> {
         let wrong =
@@ -67,7 +67,7 @@ impl Ssh {
         };
         let key = private_key(&credentials.key, credentials.passphrase.as_deref())
             .map_err(|problem| wrong(&format!("the Secret {problem}")))?;
-        let known = (!trust_anybody).then(|| KnownHosts::parse(&credentials.known_hosts)).transpose();
+        let known = (!trust_any_server).then(|| KnownHosts::parse(&credentials.known_hosts)).transpose();
         let known = known.map_err(|problem| wrong(&format!("the Secret {problem}")))?;
         Ok(Self {
             address: address.clone(),
