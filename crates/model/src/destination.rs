@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 ///
 /// | Backend | Text |
 /// |---|---|
-/// | files | `sqlite:PATH`, `dir:PATH` |
+/// | files | `SCHEME:PATH`, with an absolute path: `sqlite:/…`, `dir:/…` |
 /// | Git | `git:REPOSITORY BRANCH` |
 /// | PostgreSQL | `postgres://SERVERS/DATABASE "SCHEMA"."TABLE"` |
 /// | all others | `SERVER NAME NAME …`, without spaces in any of them |
@@ -26,7 +26,8 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// A destination, printed as the table above says for the scheme of `server`.
+    /// A destination, printed as the table above says. For a file `server` is the scheme with its colon, and
+    /// the one name is an absolute path. Others may hold no spaces; a new backend needs no spelling of its own.
     pub fn new<T: Into<String>>(server: impl Into<String>, names: impl IntoIterator<Item = T>) -> Self {
         let new = Self { server: server.into(), names: names.into_iter().map(Into::into).collect() };
         debug_assert_eq!(Self::from(new.to_string()), new, "it is read back as it was written");
@@ -53,7 +54,7 @@ impl Destination {
 
 /// How the parts of a destination are put together.
 enum Spelling {
-    /// `SERVERPATH`
+    /// `SCHEME:/PATH`
     Path,
     /// `SERVER NAME`; only the name has no spaces.
     LastWord,
@@ -66,19 +67,24 @@ enum Spelling {
 impl Spelling {
     fn of(text: &str) -> Self {
         match text.split_once(':') {
-            Some(("sqlite" | "dir", _)) => Self::Path,
             Some(("git", _)) => Self::LastWord,
             Some(("postgres", _)) => Self::Quoted,
+            Some((_, rest)) if is_path(rest) => Self::Path,
             _ => Self::Words,
         }
     }
+}
+
+/// Whether this is an absolute path, and not the rest of a URL.
+fn is_path(text: &str) -> bool {
+    text.starts_with('/') && !text.starts_with("//")
 }
 
 impl fmt::Display for Destination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.server)?;
         match (Spelling::of(&self.server), &*self.names) {
-            (Spelling::Path, [path]) => f.write_str(path),
+            (Spelling::Words, [path]) if self.server.ends_with(':') && is_path(path) => f.write_str(path),
             (Spelling::Quoted, [schema, table]) => write!(f, " \"{schema}\".\"{table}\""),
             (_, names) => names.iter().try_for_each(|name| write!(f, " {name}")),
         }
@@ -98,7 +104,8 @@ impl From<String> for Destination {
             Spelling::Quoted => quoted(&text),
             Spelling::Words => {
                 let mut words = text.split(' ').map(ToOwned::to_owned);
-                words.next().map(|server| (server, words.collect()))
+                let server = words.next().filter(|server| !server.ends_with(':'));
+                server.map(|server| (server, words.collect()))
             }
         };
         let (server, names) = parts.unwrap_or_else(|| (text, Vec::new()));
@@ -141,6 +148,7 @@ mod tests {
         for (text, server, names) in [
             ("sqlite:/data/team a/x.db", "sqlite:", &["/data/team a/x.db"][..]),
             ("dir:/data", "dir:", &["/data"]),
+            ("later:/data/my log", "later:", &["/data/my log"]),
             ("git:https://host/repository main", "git:https://host/repository", &["main"]),
             ("git:file:///data/my repository main", "git:file:///data/my repository", &["main"]),
             (
@@ -178,6 +186,7 @@ mod tests {
             " ",
             "  ",
             ":",
+            "/",
             "//",
             "sqlite:",
             "dir:",

@@ -16,7 +16,8 @@ use kollect_model::{
 use crate::{Policy, Secrets};
 
 /// A kind of destination. The type that implements it is its configuration: which destination, how rows are
-/// written there, and how to get access. No function but `open` touches anything outside of the process.
+/// written there, and how to get access. In the operator no function but `open` touches anything outside of the
+/// process; on the command line `destination` follows the user's symbolic links.
 pub trait Backend: Clone + fmt::Debug + PartialEq + Send + Sync + Sized + 'static {
     /// `spec.type` of its sinks; also the label of metrics.
     const TYPE: &'static str;
@@ -60,9 +61,11 @@ pub trait Backend: Clone + fmt::Debug + PartialEq + Send + Sync + Sized + 'stati
     fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>>;
 
     /// Where the rows are, without credentials and options: equal for two sinks that write one destination.
+    /// Statuses keep its text: never change the spelling of a backend.
     fn destination(&self, policy: &Policy) -> Destination;
 
-    /// The same sink at a destination where it was before, if its access leads there too.
+    /// The same sink at a destination where it was before, if its access leads there too. [`Plan::at`] sees to
+    /// it that the result leads to exactly this destination.
     fn at(&self, destination: &Destination, policy: &Policy) -> Option<Self>;
 
     /// An export of a few made-up rows, in a cluster of this name.

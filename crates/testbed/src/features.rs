@@ -24,22 +24,22 @@ pub fn of_workspace() -> Result<Vec<(String, String)>, Error> {
     Ok(in_metadata(&metadata))
 }
 
+/// The features that `default` enables: the sinks. A collection of them, which begins with `all-`, counts as
+/// what it enables.
 fn in_metadata(metadata: &Value) -> Vec<(String, String)> {
     let mut found = Vec::new();
     for package in metadata["packages"].as_array().into_iter().flatten() {
         let name = package["name"].as_str().unwrap_or_default();
-        let features = package["features"].as_object().into_iter().flatten();
-        // A feature that only enables others, such as `default`, brings nothing of its own.
-        let brings = |enables: &[&str]| enables.iter().any(|other| other.contains([':', '/']));
-        let features: Vec<(&String, Vec<&str>)> = features
-            .map(|(feature, enables)| (feature, enables.as_array().into_iter().flatten()))
-            .map(|(feature, enables)| (feature, enables.filter_map(Value::as_str).collect()))
-            .filter(|(_, enables): &(_, Vec<&str>)| brings(enables))
-            .collect();
-        // What a sink builds on is compiled with the sink.
-        let is_part = |feature: &str| features.iter().any(|(_, enables)| enables.contains(&feature));
-        let alone = features.iter().filter(|(feature, _)| !is_part(feature));
-        found.extend(alone.map(|(feature, _)| (name.to_owned(), (*feature).clone())));
+        let enabled_by = |feature: &str| -> Vec<String> {
+            let enables = package["features"][feature].as_array().into_iter().flatten();
+            enables.filter_map(Value::as_str).map(ToOwned::to_owned).collect()
+        };
+        let sinks = enabled_by("default").into_iter().flat_map(|feature| {
+            if feature.starts_with("all-") { enabled_by(&feature) } else { vec![feature] }
+        });
+        let mut sinks: Vec<String> = sinks.collect();
+        sinks.sort();
+        found.extend(sinks.into_iter().map(|sink| (name.to_owned(), sink)));
     }
     found
 }
@@ -54,17 +54,17 @@ mod tests {
     fn collections_and_parts_of_others_are_left_out() {
         let metadata = json!({ "packages": [
             { "name": "sinks", "features": {
-                "default": ["git", "sqlite"], "git": ["tls", "dep:git2"], "sqlite": ["dep:rusqlite"],
+                "default": ["git", "files", "sqlite"], "git": ["tls", "dep:git2"], "files": [], "sqlite": ["dep:rusqlite"],
                 "tls": ["dep:rustls"],
             } },
             { "name": "program", "features": {
-                "default": ["all"], "all": ["git"], "git": ["sinks/git"],
+                "default": ["all-sinks"], "all-sinks": ["git"], "git": ["sinks/git"],
             } },
             { "name": "plain", "features": {} },
         ] });
         let found = in_metadata(&metadata);
         let found: Vec<_> = found.iter().map(|(package, feature)| (&**package, &**feature)).collect();
-        assert_eq!(found, [("sinks", "git"), ("sinks", "sqlite"), ("program", "git")]);
+        assert_eq!(found, [("sinks", "files"), ("sinks", "git"), ("sinks", "sqlite"), ("program", "git")]);
     }
 
     #[test]

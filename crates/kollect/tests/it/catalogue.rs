@@ -71,7 +71,10 @@ fn every_manifest_is_in_its_kustomization() {
         for entry in fs::read_dir(root().join(dir).join(files)).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();
             let listed = text.lines().any(|line| line == format!("  - {files}{name}"));
-            assert!(name == "kustomization.yaml" || listed, "{dir}/{files}{name}");
+            assert!(
+                name == "kustomization.yaml" || listed,
+                "{dir}/{files}{name}: add it to {dir}/kustomization.yaml"
+            );
         }
     }
 }
