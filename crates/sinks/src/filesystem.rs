@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Of destinations.
-const SERVER: &str = "dir:";
+const SCHEME: &str = "dir:";
 
 /// Where the directory is, whether it may be created, and what its files look like.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,12 +100,11 @@ impl Backend for Config {
     }
 
     fn destination(&self, policy: &Policy) -> Destination {
-        Destination::new(SERVER, [policy.files.absolute(&self.path).display().to_string()])
+        policy.files.destination(SCHEME, &self.path)
     }
 
     fn at(&self, destination: &Destination, policy: &Policy) -> Option<Self> {
-        let [path] = destination.names_at(SERVER)?;
-        Some(Self { path: policy.files.path_of(path)?, ..self.clone() })
+        Some(Self { path: policy.files.path_at(SCHEME, destination)?, ..self.clone() })
     }
 
     async fn open(&self, policy: &Policy, (): &()) -> Result<Box<dyn Sink>, SinkError> {

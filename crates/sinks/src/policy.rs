@@ -8,6 +8,8 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
+use kollect_model::destination::Destination;
+
 use crate::Network;
 
 /// Bounds of all sinks. By default there are none.
@@ -86,8 +88,15 @@ impl Files {
         Ok(real)
     }
 
-    /// The path, as a spec writes it, that means this absolute one.
-    pub(crate) fn path_of(&self, absolute: &str) -> Option<String> {
+    /// The destination of a sink that is the file or the directory at a path of a spec. `scheme` ends with a
+    /// colon.
+    pub(crate) fn destination(&self, scheme: &str, path: &str) -> Destination {
+        Destination::new(scheme, [self.absolute(path).display().to_string()])
+    }
+
+    /// The path, as a spec writes it, of such a destination.
+    pub(crate) fn path_at(&self, scheme: &str, destination: &Destination) -> Option<String> {
+        let [absolute] = destination.names_at(scheme)?;
         match self {
             Self::Anywhere => Some(absolute.to_owned()),
             Self::Below(directory) => {
