@@ -109,7 +109,7 @@ impl<'a> Held<'a> {
             group: text(2)?,
             kind: text(3)?,
             namespace: text(4)?,
-            // A digest that somebody has spoilt equals none, so the row is written again.
+            // A digest that cannot be read equals none, so the row is written again.
             digest: text(5)?.parse().unwrap_or(RowDigest(0)),
         })
     }
