@@ -20,7 +20,7 @@ use futures::{FutureExt, Stream, StreamExt, stream, stream::BoxStream};
 use kollect_engine::{
     collect::{Collector, Settings, Target},
     extract::{CompiledProfile, OptIns, Policy},
-    select::{NamespaceDefaults, Selection},
+    select::{Bounds, NamespaceDefaults, Selection},
     store::{Changes, StoreReader, store},
     tasks::Tasks,
     watch::{Event, Object, Query, Resolution, Resource, WatchSource},
@@ -141,7 +141,8 @@ fn target() -> Arc<Target> {
     let (policy, defaults) = (Policy::default(), NamespaceDefaults::default());
     let profile = CompiledProfile::compile(&profile, OptIns::default(), &policy).unwrap();
     let spec: KollectTargetSpec = serde_json::from_value(json!({ "profileRef": "p" })).unwrap();
-    let selection = Selection::of_target(&spec, &profile.gvk, &[], &policy, &defaults).unwrap();
+    let selection =
+        Selection::of_target(&spec, &profile.gvk, &Bounds::default(), &policy, &defaults).unwrap();
     Arc::new(Target::new(target_id(), Arc::new(profile), selection))
 }
 

@@ -45,6 +45,37 @@ pub struct Outcome {
     pub left_alone: usize,
     /// Rows that were in the sink as they should be, until somebody else changed them.
     pub drifted: usize,
+    /// Rows of the sink that are beyond the reach of their target, by target: they stay as they were.
+    pub beyond: BTreeMap<TargetId, BeyondReach>,
+}
+
+/// Rows of a target that are beyond its reach.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BeyondReach {
+    /// How many.
+    pub rows: usize,
+    /// Their namespaces; none for cluster-scoped objects.
+    pub namespaces: BTreeSet<Arc<str>>,
+}
+
+impl BeyondReach {
+    /// Those of what a sink holds.
+    fn among(baseline: &Baseline, seen: &Sights) -> BTreeMap<TargetId, Self> {
+        let mut found: BTreeMap<TargetId, Self> = BTreeMap::new();
+        if seen.values().all(|sight| sight.beyond().is_none()) {
+            return found;
+        }
+        for key in baseline.keys() {
+            let place = (key.target.clone(), key.group.clone(), key.kind.clone());
+            let beyond = seen.get(&place).and_then(Sight::beyond);
+            if beyond.is_some_and(|beyond| beyond.contains(&key.namespace)) {
+                let of_target = found.entry(key.target.clone()).or_default();
+                of_target.rows += 1;
+                of_target.namespaces.extend(Some(&key.namespace).filter(|name| !name.is_empty()).cloned());
+            }
+        }
+        found
+    }
 }
 
 /// Brings a sink up to date once, with a snapshot that was taken before.
@@ -73,7 +104,8 @@ async fn write_difference(
     let baseline = sink.baseline(&binding.inventory).await?;
     let delta = difference(&baseline, snapshot);
     let receipt = write(binding, sink, claim, &delta, snapshot.revision, seen).await?;
-    Ok(Outcome::new(delta, receipt, &baseline, snapshot))
+    let beyond = BeyondReach::among(&baseline, seen);
+    Ok(Outcome { beyond, ..Outcome::new(delta, receipt, &baseline, snapshot) })
 }
 
 async fn write(
@@ -101,7 +133,7 @@ impl Outcome {
     fn new(delta: Delta, receipt: Receipt, baseline: &Baseline, snapshot: &Snapshot) -> Self {
         let unchanged = snapshot.rows.len() - delta.added.len() - delta.changed.len();
         let left_alone = baseline.len() - unchanged - delta.changed.len() - delta.removed.len();
-        Self { delta, receipt, unchanged, left_alone, drifted: 0 }
+        Self { delta, receipt, unchanged, left_alone, drifted: 0, beyond: BTreeMap::new() }
     }
 }
 
@@ -531,7 +563,8 @@ impl State {
         let delta = Delta { added, ..Delta::default() };
         let receipt = self.write(sink, claim, &delta, snapshot.revision, &seen).await?;
         self.binding.last_checksum.set(receipt.checksum.as_ref());
-        let outcome = Outcome { delta, receipt, unchanged: 0, left_alone: 0, drifted: 0 };
+        let beyond = BTreeMap::new();
+        let outcome = Outcome { delta, receipt, unchanged: 0, left_alone: 0, drifted: 0, beyond };
         tell(Told::Compared(&outcome));
         Ok(())
     }
@@ -579,10 +612,12 @@ pub fn coverage(seen: &Sights, scope: &Sight) -> String {
             let dot = if group.is_empty() { "" } else { "." };
             let names =
                 |names: &BTreeSet<Arc<str>>| names.iter().map(|n| &**n).collect::<Vec<_>>().join(", ");
-            let place = match sight {
+            let place = match sight.within_reach() {
                 Sight::AllBut(dark) => format!(" in {}", names(dark)),
                 Sight::Within(seen) => format!(" but in {}", names(seen)),
-                Sight::Everything | Sight::Pending | Sight::Partial => String::new(),
+                Sight::Everything | Sight::Pending | Sight::Partial | Sight::WithinReach { .. } => {
+                    String::new()
+                }
             };
             format!("{kind}{dot}{group} of {target}{place}")
         })
@@ -599,7 +634,8 @@ pub fn coverage(seen: &Sights, scope: &Sight) -> String {
 
 /// Whether everything was seen that the run looks at.
 fn is_complete(sight: &Sight, scope: &Sight) -> bool {
-    *sight == Sight::Everything || (matches!(sight, Sight::Within(_)) && sight == scope)
+    let seen = sight.within_reach();
+    *seen == Sight::Everything || (matches!(seen, Sight::Within(_)) && seen == scope)
 }
 
 fn delta_of(changes: impl Iterator<Item = Change>) -> Delta {

@@ -11,7 +11,6 @@ use std::{
 use kollect_model::{
     SpecError,
     crd::{
-        scope::ScopeCeiling,
         shapes::{Gvk, LabelSelector},
         target::{
             CollectionFilter, KollectClusterTargetSpec, KollectTargetSpec, NAMESPACE_WATCH_ANNOTATION,
@@ -25,8 +24,10 @@ use crate::{
     watch::{Metadata, Object, Query},
 };
 
+mod bounds;
 mod queries;
 
+pub use bounds::{Beyond, Bounds};
 pub use queries::{Member, Queries, queries};
 
 /// What is known about namespaces.
@@ -62,13 +63,36 @@ impl NamespaceDefaults {
 #[derive(Clone, Debug)]
 pub struct Selection {
     /// Whether cluster-scoped objects can be selected at all.
-    cluster_scoped: bool,
+    cluster_scoped: ClusterScoped,
+    /// Whether the spec says which namespaces it wants; otherwise it wants all that it reaches.
+    selects_namespaces: bool,
     namespace_selector: Option<LabelSelector>,
     filter: CollectionFilter,
     rules: Vec<Rule>,
     watch_mode: WatchMode,
-    /// What scopes allow; all of them must.
-    ceilings: Vec<ScopeCeiling>,
+    bounds: Bounds,
+}
+
+/// Whether a target can select cluster-scoped objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ClusterScoped {
+    /// Its spec limits it to namespaces.
+    Never,
+    /// As far as its bounds allow.
+    WithinBounds,
+    /// It is a cluster target.
+    Always,
+}
+
+/// The namespaces that a target asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SelectedNamespaces {
+    /// What its spec selects; within its reach, if the spec does not say.
+    pub asked: Vec<Arc<str>>,
+    /// Of these, what is collected.
+    pub allowed: Vec<Arc<str>>,
+    /// Of these, what no scope denies and none names.
+    pub beyond: Vec<Arc<str>>,
 }
 
 /// One alternative: a kind, and which of its objects.
@@ -93,6 +117,8 @@ pub enum Rejected {
     NamespaceDenied,
     /// The kind is cluster-scoped and the target or its scope is limited to namespaces.
     ClusterScoped,
+    /// No scope denies the namespace or the cluster-scoped kind, and none names it.
+    BeyondReach,
     /// No rule matches the object's name and labels.
     Rules,
     /// A rule matches, and its policy does not say true.
@@ -106,7 +132,7 @@ impl Selection {
     pub fn of_target(
         spec: &KollectTargetSpec,
         profile: &Gvk,
-        ceilings: &[ScopeCeiling],
+        bounds: &Bounds,
         policy: &Policy,
         defaults: &NamespaceDefaults,
     ) -> Result<Self, Vec<SpecError>> {
@@ -116,24 +142,23 @@ impl Selection {
             names: spec.names.iter().cloned().collect(),
             ..Rule::all_of(profile)
         };
-        // Namespace filters say nothing about cluster-scoped objects: a team's target takes them only if
-        // nothing limits it to namespaces.
         let filter = &spec.filter;
-        let filtered = spec.namespace_selector.is_some()
+        let selects_namespaces = spec.namespace_selector.is_some()
             || !filter.included_namespaces.is_empty()
-            || !filter.excluded_namespaces.is_empty()
-            || filter.namespace_exclude_selector.is_some()
             || filter.resource_rules.iter().any(|rule| rule.namespace_selector.is_some());
-        let limited = ceilings
-            .iter()
-            .any(|ceiling| !ceiling.allowed_namespaces.is_empty() || !ceiling.denied_namespaces.is_empty());
+        // Namespace filters say nothing about cluster-scoped objects: a team's target takes them only if
+        // its spec does not limit it to namespaces.
+        let filtered = selects_namespaces
+            || !filter.excluded_namespaces.is_empty()
+            || filter.namespace_exclude_selector.is_some();
         Ok(Self {
-            cluster_scoped: !filtered && !limited,
+            cluster_scoped: if filtered { ClusterScoped::Never } else { ClusterScoped::WithinBounds },
+            selects_namespaces,
             namespace_selector: spec.namespace_selector.clone(),
             rules: rules(&spec.filter.resource_rules, own, policy)?,
             filter: defaults.complete(&spec.filter),
             watch_mode: spec.watch_mode,
-            ceilings: ceilings.to_vec(),
+            bounds: bounds.clone(),
         })
     }
 
@@ -141,18 +166,19 @@ impl Selection {
     pub fn of_cluster_target(
         spec: &KollectClusterTargetSpec,
         profile: &Gvk,
-        ceilings: &[ScopeCeiling],
+        bounds: &Bounds,
         policy: &Policy,
         defaults: &NamespaceDefaults,
     ) -> Result<Self, Vec<SpecError>> {
         let own = Rule { field_selector: spec.field_selector.clone(), ..Rule::all_of(profile) };
         Ok(Self {
-            cluster_scoped: true,
+            cluster_scoped: ClusterScoped::Always,
+            selects_namespaces: true,
             namespace_selector: spec.namespace_selector.clone(),
             rules: rules(&spec.filter.resource_rules, own, policy)?,
             filter: defaults.complete(&spec.filter),
             watch_mode: WatchMode::All,
-            ceilings: ceilings.to_vec(),
+            bounds: bounds.clone(),
         })
     }
 
@@ -164,11 +190,7 @@ impl Selection {
     /// The kinds that are selected. What a scope denies is not even listed.
     pub fn kinds(&self) -> BTreeSet<&Gvk> {
         let kinds = self.rules.iter().map(|rule| &rule.gvk);
-        kinds.filter(|gvk| self.allows_kind(gvk)).collect()
-    }
-
-    fn allows_kind(&self, gvk: &Gvk) -> bool {
-        self.ceilings.iter().all(|ceiling| ceiling.allows_kind(gvk))
+        kinds.filter(|gvk| self.bounds.permit_kind(gvk)).collect()
     }
 
     /// Whether several queries may return one object of this kind.
@@ -179,20 +201,72 @@ impl Selection {
         selectors.any(|selector| Some(selector) != first)
     }
 
-    /// The namespaces that the target asks for, and of them those that scopes allow.
-    pub fn namespaces(&self, known: &Namespaces) -> (Vec<Arc<str>>, Vec<Arc<str>>) {
-        let (mut asked, mut allowed) = (Vec::new(), Vec::new());
+    /// The namespaces that the target asks for.
+    pub fn namespaces(&self, known: &Namespaces) -> SelectedNamespaces {
+        let mut selected = SelectedNamespaces::default();
         for (name, metadata) in &known.known {
             match self.takes_namespace(name, Some(metadata)) {
-                Ok(()) => {
-                    asked.push(name.clone());
-                    allowed.push(name.clone());
+                Ok(()) => selected.allowed.push(name.clone()),
+                Err(Rejected::NamespaceDenied) => {}
+                Err(Rejected::BeyondReach) if self.wants_beyond(metadata) => {
+                    selected.beyond.push(name.clone())
                 }
-                Err(Rejected::NamespaceDenied) => asked.push(name.clone()),
-                Err(_) => {}
+                Err(_) => continue,
             }
+            selected.asked.push(name.clone());
         }
-        (asked, allowed)
+        selected
+    }
+
+    /// Whether the spec itself asks for a namespace that is beyond the reach.
+    fn wants_beyond(&self, namespace: &Metadata) -> bool {
+        self.selects_namespaces && self.rules.iter().any(|rule| rule.takes_namespace(Some(namespace)))
+    }
+
+    /// What is beyond the reach of the target: rows of the kind from there stay as they were.
+    pub fn beyond(&self, gvk: &Gvk, namespaced: bool, known: &Namespaces) -> Option<Beyond> {
+        if !namespaced {
+            let beyond = self.takes_cluster_scoped(gvk) == Err(Rejected::BeyondReach);
+            return beyond.then_some(Beyond::Kind);
+        }
+        let reach = self.bounds.reach()?;
+        if !self.filters_namespaces() {
+            let denied = self.bounds.ceilings.iter().flat_map(|ceiling| &ceiling.denied_namespaces);
+            let out = denied.chain(&self.filter.excluded_namespaces).map(|name| name.as_str().into());
+            return Some(Beyond::OtherNamespaces(reach.iter().cloned().chain(out).collect()));
+        }
+        let beyond = |(name, metadata): &(&Arc<str>, &Arc<Metadata>)| {
+            self.takes_namespace(name, Some(metadata)) == Err(Rejected::BeyondReach)
+        };
+        let names: BTreeSet<Arc<str>> =
+            known.known.iter().filter(beyond).map(|(name, _)| name.clone()).collect();
+        (!names.is_empty()).then_some(Beyond::Namespaces(names))
+    }
+
+    /// Whether the object's rows stay as they were, because it is beyond the reach of the target.
+    pub fn is_beyond(&self, gvk: &Gvk, object: &Metadata, known: &Namespaces) -> bool {
+        let verdict = if object.namespace.is_empty() {
+            self.takes_cluster_scoped(gvk)
+        } else {
+            self.takes_namespace(&object.namespace, known.known.get(&object.namespace).map(|n| &**n))
+        };
+        verdict == Err(Rejected::BeyondReach)
+    }
+
+    /// Whether the selection leaves out namespaces that it does not name.
+    fn filters_namespaces(&self) -> bool {
+        let filter = &self.filter;
+        self.namespace_selector.as_ref().is_some_and(|selector| !selector.is_empty())
+            || !filter.included_namespaces.is_empty()
+            || filter.namespace_exclude_selector.is_some()
+    }
+
+    fn takes_cluster_scoped(&self, gvk: &Gvk) -> Result<(), Rejected> {
+        match self.cluster_scoped {
+            ClusterScoped::Never => Err(Rejected::ClusterScoped),
+            ClusterScoped::WithinBounds => self.bounds.permit_cluster_scoped(gvk),
+            ClusterScoped::Always => Ok(()),
+        }
     }
 
     /// Whether the selection can be decided with the names of namespaces alone.
@@ -200,20 +274,21 @@ impl Selection {
         self.namespace_selector.is_none()
             && self.filter.namespace_exclude_selector.is_none()
             && self.watch_mode == WatchMode::All
+            && !self.bounds.read_labels()
             && self.rules.iter().all(|rule| rule.namespace_selector.is_none())
     }
 
     /// Whether an object that `query` returned belongs to the target, or which clause said no.
     pub fn verdict(&self, query: &Query, object: &Object, namespaces: &Namespaces) -> Result<(), Rejected> {
         let metadata = &object.metadata;
-        if !self.allows_kind(&query.gvk) {
+        if !self.bounds.permit_kind(&query.gvk) {
             return Err(Rejected::KindDenied);
         }
         let namespace = namespaces.known.get(&metadata.namespace).map(|namespace| &**namespace);
         if !metadata.namespace.is_empty() {
             self.takes_namespace(&metadata.namespace, namespace)?;
-        } else if !self.cluster_scoped {
-            return Err(Rejected::ClusterScoped);
+        } else {
+            self.takes_cluster_scoped(&query.gvk)?;
         }
         let mut matching =
             self.rules.iter().filter(|rule| rule.matches(query, metadata, namespace)).peekable();
@@ -241,8 +316,8 @@ impl Selection {
         if !selected {
             return Err(Rejected::Namespace);
         }
-        let allowed = self.ceilings.iter().all(|ceiling| ceiling.allows_namespace(name));
-        if allowed { Ok(()) } else { Err(Rejected::NamespaceDenied) }
+        // With labels the answer is known.
+        self.bounds.permit_namespace(name, Some(&namespace.labels)).unwrap_or(Err(Rejected::NamespaceDenied))
     }
 
     /// What a change of a namespace's metadata means for the objects of a kind in it.

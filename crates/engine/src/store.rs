@@ -19,6 +19,7 @@ use kollect_model::{
 };
 use tokio::sync::watch;
 
+use crate::select::Beyond;
 use changes::Dirty;
 pub use changes::{Change, Changes};
 pub use kind_rows::{Failed, KindRows};
@@ -37,9 +38,41 @@ pub enum Sight {
     Within(BTreeSet<Arc<str>>),
     /// Some objects; absence means nothing.
     Partial,
+    /// As much as `seen` says of what is within the reach of the target.
+    WithinReach {
+        /// How much has been seen, as if there were no limit.
+        seen: Box<Self>,
+        /// What is not looked at.
+        beyond: Arc<Beyond>,
+    },
 }
 
 impl Sight {
+    /// The same without what is beyond the reach of the target.
+    pub(crate) fn but(self, beyond: Option<Beyond>) -> Self {
+        match beyond {
+            None => self,
+            Some(_) if matches!(self, Self::Pending | Self::Partial) => self,
+            Some(beyond) => Self::WithinReach { seen: Box::new(self), beyond: Arc::new(beyond) },
+        }
+    }
+
+    /// How much has been seen of what is within the reach of the target.
+    pub fn within_reach(&self) -> &Self {
+        match self {
+            Self::WithinReach { seen, .. } => seen,
+            whole => whole,
+        }
+    }
+
+    /// What is not looked at, because it is beyond the reach of the target.
+    pub fn beyond(&self) -> Option<&Beyond> {
+        match self {
+            Self::WithinReach { beyond, .. } => Some(beyond),
+            _ => None,
+        }
+    }
+
     /// Whether an absent row with this key is known to be gone.
     pub(crate) fn covers(&self, key: &RowKey) -> bool {
         match self {
@@ -47,6 +80,7 @@ impl Sight {
             Self::AllBut(names) => !names.contains(&key.namespace),
             Self::Within(names) => names.contains(&key.namespace),
             Self::Pending | Self::Partial => false,
+            Self::WithinReach { seen, beyond } => seen.covers(key) && !beyond.contains(&key.namespace),
         }
     }
 }

@@ -20,10 +20,10 @@ use tokio::sync::watch;
 
 use crate::{
     collect::{Collector, Problem, Settings, Target, rest},
-    export::{Binding, Choice, LastChecksum, Open, Outcome, export},
+    export::{BeyondReach, Binding, Choice, LastChecksum, Open, Outcome, export},
     extract::{CompiledProfile, OptIns, Policy},
     schedule::{Cadence, Intervals},
-    select::{NamespaceDefaults, Selection},
+    select::{Bounds, NamespaceDefaults, Selection},
     store::{Origin, Sight, StoreReader, store},
     tasks::Tasks,
     watch::{Event, Object, Query, Resolution, Resource, WatchSource},
@@ -43,6 +43,7 @@ struct World {
     blind: Vec<(String, Option<String>)>,
     complete: bool,
     target: Value,
+    bounds: Bounds,
     sink: Remembering,
     problems: Vec<Problem>,
 }
@@ -56,6 +57,7 @@ impl World {
             blind: Vec::new(),
             complete: true,
             target: json!({ "profileRef": "p" }),
+            bounds: Bounds::default(),
             sink: Remembering::default(),
             problems: Vec::new(),
         }
@@ -79,9 +81,8 @@ impl World {
         let spec: KollectTargetSpec = serde_json::from_value(self.target.clone()).unwrap();
         let profile = CompiledProfile::compile(&profile, OptIns::default(), &Policy::default())
             .unwrap_or_else(|e| unreachable!("{e:?}"));
-        let selection =
-            Selection::of_target(&spec, &profile.gvk, &[], &Policy::default(), &NamespaceDefaults::default())
-                .unwrap();
+        let (policy, defaults) = (Policy::default(), NamespaceDefaults::default());
+        let selection = Selection::of_target(&spec, &profile.gvk, &self.bounds, &policy, &defaults).unwrap();
         vec![Arc::new(Target::new(target_id(), Arc::new(profile), selection))]
     }
 
@@ -256,6 +257,45 @@ async fn law_4_and_7_only_changed_rows_are_written() {
     let counts = (outcome.delta.added.len(), outcome.delta.changed.len(), outcome.delta.removed.len());
     assert_eq!(counts, (0, 1, 1));
     assert_eq!(world.sink.names(), ["a-one"]);
+}
+
+#[tokio::test]
+async fn law_9_rows_beyond_the_reach_stay_and_are_counted() {
+    let mut world = World::new();
+    world.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
+    for target in [
+        json!({ "profileRef": "p" }),
+        json!({ "profileRef": "p", "includedNamespaces": ["a", "b"] }),
+        json!({ "profileRef": "p", "namespaceSelector": {} }),
+    ] {
+        world.target = target;
+        world.bounds.namespaces = Some([Arc::from("a")].into());
+        // The object in b changes and vanishes: both are beyond the reach.
+        for pods in [vec![pod("a", "one", "x:2"), pod("b", "two", "x:2")], vec![pod("a", "one", "x:1")]] {
+            let outcome = world.pods(pods).run().await;
+            let counts = (outcome.delta.changed.len(), outcome.delta.removed.len(), outcome.left_alone);
+            assert_eq!(counts, (1, 0, 1), "{}", world.target);
+            let beyond = BeyondReach { rows: 1, namespaces: ["b".into()].into() };
+            assert_eq!(outcome.beyond, [(target_id(), beyond)].into());
+            assert_eq!(world.sink.names(), ["a-one", "b-two"]);
+        }
+    }
+    world.bounds.namespaces = None;
+    assert_eq!(world.run().await.delta.removed.len(), 1, "within reach again, what is gone goes");
+
+    for scope in [json!({ "deniedNamespaces": ["b"] }), json!({ "allowedNamespaces": ["a"] })] {
+        world.bounds = Bounds::default();
+        world.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
+        world.bounds.namespaces = Some([Arc::from("a")].into());
+        world.bounds.ceilings = vec![serde_json::from_value(scope.clone()).unwrap()];
+        assert_eq!(world.run().await.delta.removed.len(), 1, "{scope} denies it");
+    }
+
+    world.bounds = Bounds::default();
+    world.pods([pod("a", "one", "x:1"), pod("b", "two", "x:1")]).run().await;
+    world.bounds.namespaces = Some([Arc::from("a")].into());
+    world.target = json!({ "profileRef": "p", "includedNamespaces": ["a"] });
+    assert_eq!(world.run().await.delta.removed.len(), 1, "the target does not ask for it any more");
 }
 
 #[tokio::test]

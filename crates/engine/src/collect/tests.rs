@@ -24,7 +24,7 @@ use crate::{
     coverage::State,
     extract::{CompiledProfile, OptIns, Policy},
     random::Random,
-    select::{NamespaceDefaults, Selection},
+    select::{Bounds, NamespaceDefaults, Selection},
     store::{Changes, Sight, StoreReader, store},
     tasks::{TaskKind, Tasks},
     watch::{BlindReason, Blindness, Event, Object, Query, Resolution, Resource, WatchSource},
@@ -292,12 +292,20 @@ fn profile(attributes: &Value) -> Arc<CompiledProfile> {
 }
 
 fn target(number: usize, spec: &Value, profile: &Arc<CompiledProfile>) -> Arc<Target> {
+    bounded_target(number, spec, profile, &Bounds::default())
+}
+
+fn bounded_target(
+    number: usize,
+    spec: &Value,
+    profile: &Arc<CompiledProfile>,
+    bounds: &Bounds,
+) -> Arc<Target> {
     let mut spec = spec.clone();
     spec["profileRef"] = "p".into();
     let spec: KollectTargetSpec = serde_json::from_value(spec).unwrap();
-    let policy = Policy::default();
-    let selection =
-        Selection::of_target(&spec, &profile.gvk, &[], &policy, &NamespaceDefaults::default()).unwrap();
+    let (policy, defaults) = (Policy::default(), NamespaceDefaults::default());
+    let selection = Selection::of_target(&spec, &profile.gvk, bounds, &policy, &defaults).unwrap();
     Arc::new(Target::new(target_id(number), profile.clone(), selection))
 }
 
@@ -746,6 +754,69 @@ async fn law_5_a_revoked_permission_freezes_rows_and_a_granted_one_thaws_them() 
     time::sleep(Duration::from_secs(40)).await;
     lab.flow().await;
     assert_eq!((lab.rows.count(&target_id(0)), blind(&lab)), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn law_9_what_is_beyond_the_reach_stays_as_it_was_until_it_is_within_again() {
+    let mut lab = lab_with_pods(2).await;
+    let pod = |namespace: &str, image: &str| json!({ "metadata": { "name": "p", "namespace": namespace }, "spec": { "image": image } });
+    lab.with(|world| {
+        world.put("Namespace", "ns-b", json!({ "metadata": { "name": "b" } }));
+        world.put("Pod", "b0", pod("b", "old"));
+        world.put("Pod", "b1", pod("b", "old"));
+        world.put("Node", "n0", json!({ "metadata": { "name": "n" }, "spec": { "image": "old" } }));
+    });
+    let profile = lab.targets[&0].profile.clone();
+    let kinds = json!({ "resourceRules": [
+        { "gvk": { "version": "v1", "kind": "Pod" } }, { "gvk": { "version": "v1", "kind": "Node" } },
+    ] });
+    // Another target that sees everything: one watch serves both.
+    lab.targets.insert(0, target(0, &kinds, &profile));
+    lab.targets.insert(1, target(1, &kinds, &profile));
+    lab.set_targets();
+    lab.flow().await;
+    let images = |lab: &Lab, uid: &str| {
+        let snapshot = lab.rows.snapshot(&[target_id(0)], Sight::Everything).unwrap();
+        let row =
+            snapshot.rows.iter().find(|(key, _)| &*key.uid == uid).map(|(_, row)| row.attributes.to_string());
+        row.map(|attributes| attributes.contains("new"))
+    };
+    assert_eq!(lab.rows.count(&target_id(0)), 5);
+    let reach = Bounds {
+        namespaces: Some([Arc::from("a")].into()),
+        cluster_scoped_by_name: true,
+        ..Bounds::default()
+    };
+    lab.targets.insert(0, bounded_target(0, &kinds, &profile, &reach));
+    lab.set_targets();
+    lab.flow().await;
+    lab.with(|world| {
+        world.put("Pod", "u0", pod("a", "new"));
+        world.put("Pod", "b0", pod("b", "new"));
+        world.put("Node", "n0", json!({ "metadata": { "name": "n" }, "spec": { "image": "new" } }));
+        world.put("Pod", "b2", pod("b", "new"));
+        world.delete("b1");
+    });
+    lab.flow().await;
+    assert_eq!(images(&lab, "u0"), Some(true), "its own namespace is collected");
+    let others = ["b0", "b1", "b2", "n0"].map(|uid| images(&lab, uid));
+    assert_eq!(others, [Some(false), Some(false), None, Some(false)], "what is beyond stays as it was");
+    assert_eq!(lab.rows.count(&target_id(1)), 5, "the other target sees all of it");
+    let snapshot = lab.rows.snapshot(&[target_id(0)], Sight::Everything).unwrap();
+    let key = |namespace: &str, kind: &str| RowKey {
+        uid: "u9".into(),
+        namespace: namespace.into(),
+        kind: kind.into(),
+        ..snapshot.rows.keys().next().unwrap().clone()
+    };
+    let gone = [("a", "Pod"), ("b", "Pod"), ("", "Node")].map(|(n, kind)| snapshot.knows_gone(&key(n, kind)));
+    assert_eq!(gone, [true, false, false], "also in a sink");
+
+    lab.targets.insert(0, target(0, &kinds, &profile));
+    lab.set_targets();
+    lab.flow().await;
+    let others = ["b0", "b1", "b2", "n0"].map(|uid| images(&lab, uid));
+    assert_eq!(others, [Some(true), None, Some(true), Some(true)], "within reach again it goes on");
 }
 
 #[tokio::test(start_paused = true)]

@@ -54,7 +54,7 @@ pub fn queries(
             result.undecided.insert(member.number);
             continue;
         }
-        if !in_namespaces && !member.selection.cluster_scoped {
+        if !in_namespaces && member.selection.takes_cluster_scoped(gvk).is_err() {
             continue;
         }
         for rule in member.selection.rules.iter().filter(|rule| rule.gvk == *gvk) {
@@ -103,10 +103,9 @@ impl Wish<'_> {
     /// The namespaces that can be selected; `None`: any.
     fn reach(&self, namespaces: &Namespaces) -> Option<BTreeSet<Arc<str>>> {
         let selection = self.member.selection;
-        let clipped = selection.ceilings.iter().any(|ceiling| !ceiling.allowed_namespaces.is_empty());
         let restricted = selection.namespace_selector.is_some()
             || !selection.filter.included_namespaces.is_empty()
-            || clipped
+            || selection.bounds.limit_namespaces()
             || self.rules.iter().all(|rule| rule.namespace_selector.is_some());
         restricted.then(|| self.taken(namespaces))
     }
@@ -162,11 +161,10 @@ impl Selection {
 
     /// The namespaces that can be selected at all, as far as names alone tell; `None`: any.
     pub fn named_namespaces(&self) -> Option<BTreeSet<Arc<str>>> {
-        let allowed = self.ceilings.iter().map(|ceiling| &ceiling.allowed_namespaces);
-        let lists = allowed.chain([&self.filter.included_namespaces]).filter(|list| !list.is_empty());
-        let sets =
-            lists.map(|list| list.iter().map(|name| name.as_str().into()).collect::<BTreeSet<Arc<str>>>());
-        sets.reduce(|a, b| a.intersection(&b).cloned().collect())
+        let included = Some(&self.filter.included_namespaces).filter(|list| !list.is_empty());
+        let included = included.map(|list| list.iter().map(|name| name.as_str().into()).collect());
+        let lists = self.bounds.named_namespaces().into_iter().chain(included);
+        lists.reduce(|a, b| a.intersection(&b).cloned().collect())
     }
 }
 

@@ -1,6 +1,9 @@
 //! Every clause that can say no, and the queries that targets need.
 
+use kollect_model::crd::scope::ScopeCeiling;
 use serde_json::{Value, json};
+
+mod reach;
 
 use super::*;
 
@@ -21,10 +24,11 @@ fn object(metadata: Value) -> Object {
 fn selection(target: &Value, ceiling: Value) -> Selection {
     let spec: KollectTargetSpec = serde_json::from_value(target.clone()).unwrap();
     let ceiling: Option<ScopeCeiling> = serde_json::from_value(ceiling).unwrap();
+    let bounds = Bounds { ceilings: ceiling.into_iter().collect(), ..Bounds::default() };
     Selection::of_target(
         &spec,
         &gvk("Deployment"),
-        ceiling.as_slice(),
+        &bounds,
         &Policy::default(),
         &NamespaceDefaults::default(),
     )
@@ -270,7 +274,13 @@ fn rules_of_several_kinds_are_each_watched() {
     ] });
     let spec = serde_json::from_value(twice).unwrap();
     let policy = Policy::default();
-    let errors = Selection::of_target(&spec, &gvk("Deployment"), &[], &policy, &NamespaceDefaults::default());
+    let errors = Selection::of_target(
+        &spec,
+        &gvk("Deployment"),
+        &Bounds::default(),
+        &policy,
+        &NamespaceDefaults::default(),
+    );
     assert_eq!(errors.unwrap_err()[0].field, "spec.resourceRules[1].gvk.version");
 }
 
@@ -319,7 +329,7 @@ fn policies_decide_last_and_fail_closed() {
     let errors = Selection::of_target(
         &spec,
         &gvk("Deployment"),
-        &[],
+        &Bounds::default(),
         &Policy::default(),
         &NamespaceDefaults::default(),
     )
@@ -332,8 +342,14 @@ fn defaults_complete_what_targets_leave_open() {
     let defaults = NamespaceDefaults { included: vec!["a".into()], excluded: vec!["b".into()] };
     let check = |target: Value, namespace: &str| {
         let spec: KollectTargetSpec = serde_json::from_value(target).unwrap();
-        let selection =
-            Selection::of_target(&spec, &gvk("Deployment"), &[], &Policy::default(), &defaults).unwrap();
+        let selection = Selection::of_target(
+            &spec,
+            &gvk("Deployment"),
+            &Bounds::default(),
+            &Policy::default(),
+            &defaults,
+        )
+        .unwrap();
         let query = any_query(&selection);
         selection.verdict(&query, &object(json!({ "name": "x", "namespace": namespace })), &namespaces())
     };
@@ -358,9 +374,14 @@ fn policies_know_the_kind_and_see_no_secrets() {
             { "gvk": { "group": "apps", "version": "v1", "kind": "Deployment" }, "matchPolicy": policy },
         ] });
         let spec = serde_json::from_value(rule).unwrap();
-        let selection =
-            Selection::of_target(&spec, &gvk("Deployment"), &[], settings, &NamespaceDefaults::default())
-                .unwrap();
+        let selection = Selection::of_target(
+            &spec,
+            &gvk("Deployment"),
+            &Bounds::default(),
+            settings,
+            &NamespaceDefaults::default(),
+        )
+        .unwrap();
         let raw = json!({ "metadata": { "name": "x", "namespace": "a" }, "data": { "x": "hunter2" }, "pin": "hunter2" });
         let object =
             Object::parse(serde_json::value::to_raw_value(&raw).unwrap(), &gvk("Deployment")).unwrap();

@@ -12,7 +12,7 @@ use kollect_engine::{
     collect::{Collector, Problem, Settings, Target},
     coverage::{Known, State},
     extract::{CompiledProfile, OptIns, Policy},
-    select::{NamespaceDefaults, Selection},
+    select::{Bounds, NamespaceDefaults, Selection},
     store::{Change, Changes, Sight, StoreReader, store},
     tasks::Tasks,
     watch::BlindReason,
@@ -64,7 +64,8 @@ fn target(name: &str, gvk: &Value, spec: &Value) -> Arc<Target> {
     let spec: KollectTargetSpec = serde_json::from_value(spec).unwrap();
     let profile = profile(gvk);
     let (policy, defaults) = (Policy::default(), NamespaceDefaults::default());
-    let selection = Selection::of_target(&spec, &profile.gvk, &[], &policy, &defaults).unwrap();
+    let selection =
+        Selection::of_target(&spec, &profile.gvk, &Bounds::default(), &policy, &defaults).unwrap();
     Arc::new(Target::new(id(name), profile, selection))
 }
 
@@ -567,7 +568,9 @@ async fn w13_w14_cluster_targets_are_not_targets() {
     spec["profileRef"] = json!({ "name": "p", "namespace": "team" });
     let spec: KollectClusterTargetSpec = serde_json::from_value(spec).unwrap();
     let (policy, defaults) = (Policy::default(), NamespaceDefaults::default());
-    let selection = Selection::of_cluster_target(&spec, &own.profile.gvk, &[], &policy, &defaults).unwrap();
+    let selection =
+        Selection::of_cluster_target(&spec, &own.profile.gvk, &Bounds::default(), &policy, &defaults)
+            .unwrap();
     let cluster = TargetId { namespace: None, name: "twin".into() };
     let twin = Arc::new(Target::new(cluster.clone(), own.profile.clone(), selection));
     let mut live = Live::start(plane.kubeconfig(), vec![own, twin]).await;

@@ -6,7 +6,12 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::shapes::{GoDuration, Gvk};
+use std::collections::BTreeMap;
+
+use super::{
+    rules,
+    shapes::{GoDuration, Gvk, LabelSelector},
+};
 
 /// Ceiling of one namespace.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -57,10 +62,19 @@ pub struct ScopeCeiling {
     #[serde(rename = "allowedGVKs", default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), extend("x-kubernetes-list-type" = "atomic"))]
     pub allowed_gvks: Vec<Gvk>,
-    /// Namespaces that may be collected from; empty: any.
+    /// Namespaces that may be collected from, or "*" for all. In a KollectScope this is also what lets its
+    /// targets collect from other namespaces than their own. Empty, without allowedNamespaceSelector: forbids
+    /// none and adds none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 1024), inner(length(max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")), extend("x-kubernetes-list-type" = "set"))]
+    #[schemars(length(max = 1024), inner(length(max = 63), regex(pattern = "^([a-z0-9]([-a-z0-9]*[a-z0-9])?|[*])$")), extend("x-kubernetes-list-type" = "set"))]
     pub allowed_namespaces: Vec<String>,
+    /// Namespaces that may be collected from, by their labels; in addition to allowedNamespaces.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-validations" = rules(&[(
+        "has(self.matchLabels) && size(self.matchLabels) > 0 || has(self.matchExpressions) && size(self.matchExpressions) > 0",
+        "an empty selector allows nothing; write \"*\" into allowedNamespaces to allow all namespaces",
+    )])))]
+    pub allowed_namespace_selector: Option<LabelSelector>,
     /// Namespaces that may not be collected from, whatever else says.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), inner(length(max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")), extend("x-kubernetes-list-type" = "set"))]
@@ -93,10 +107,42 @@ impl ScopeCeiling {
         self.allowed_gvks.is_empty() || self.allowed_gvks.iter().any(same)
     }
 
-    /// Whether objects of the namespace may be collected.
-    pub fn allows_namespace(&self, namespace: &str) -> bool {
-        let listed = |list: &[String]| list.iter().any(|n| n == namespace);
-        !listed(&self.denied_namespaces)
-            && (self.allowed_namespaces.is_empty() || listed(&self.allowed_namespaces))
+    /// Whether the kind is named, not only allowed because no kind is.
+    pub fn names_kind(&self, gvk: &Gvk) -> bool {
+        !self.allowed_gvks.is_empty() && self.allows_kind(gvk)
+    }
+
+    /// Whether objects of the namespace may be collected; `None`: its labels decide, and are not given.
+    pub fn allows_namespace(&self, name: &str, labels: Option<&BTreeMap<String, String>>) -> Option<bool> {
+        if self.denied_namespaces.iter().any(|denied| denied == name) {
+            return Some(false);
+        }
+        if self.names_namespaces() { self.names_namespace(name, labels) } else { Some(true) }
+    }
+
+    /// Whether the namespace is named, not only allowed because none is; `None`: its labels decide, and are
+    /// not given.
+    pub fn names_namespace(&self, name: &str, labels: Option<&BTreeMap<String, String>>) -> Option<bool> {
+        let listed = self.names_all_namespaces() || self.allowed_namespaces.iter().any(|n| n == name);
+        match self.selector() {
+            _ if listed => Some(true),
+            None => Some(false),
+            Some(selector) => labels.map(|labels| selector.matches(labels)),
+        }
+    }
+
+    /// Whether namespaces are allowed by name or by labels: then no others are.
+    pub fn names_namespaces(&self) -> bool {
+        !self.allowed_namespaces.is_empty() || self.selector().is_some()
+    }
+
+    /// Whether all namespaces are named.
+    pub fn names_all_namespaces(&self) -> bool {
+        self.allowed_namespaces.iter().any(|name| name == "*")
+    }
+
+    /// What labels of namespaces must satisfy. An empty selector names none.
+    pub fn selector(&self) -> Option<&LabelSelector> {
+        self.allowed_namespace_selector.as_ref().filter(|selector| !selector.is_empty())
     }
 }

@@ -51,7 +51,8 @@ impl KindTask {
         let Some(suspicion) = self.suspicions.iter_mut().find(|s| s.by == feed.id) else { return };
         for served in self.served.iter().filter(|served| feed.serves.contains(&served.definition)) {
             let missed = match served.rows.origin(&metadata.uid) {
-                Some(origin) => origin.version < metadata.version,
+                // Rows beyond the reach of the target, which stay as they were, are of an earlier definition.
+                Some(origin) => origin.definition == served.definition && origin.version < metadata.version,
                 // Policies may read what metadata does not show.
                 None => {
                     let verdict = served.target.selection.verdict(&feed.query, object, &self.namespaces);
@@ -70,7 +71,8 @@ impl KindTask {
         let Some(suspicion) = self.suspicions.iter_mut().find(|s| s.by == feed.id) else { return };
         for served in self.served.iter().filter(|served| feed.serves.contains(&served.definition)) {
             let extra = served.rows.find(|key, origin| {
-                origin.version <= version
+                origin.definition == served.definition
+                    && origin.version <= version
                     && feed.covers(&key.namespace)
                     && !list.shows(&key.uid)
                     && !served.belongs_to_others(&key.uid, &feed.query)

@@ -18,6 +18,7 @@ use crate::{
     },
     coverage::{Place, State},
     extract::{CompiledProfile, ExtractError, Extracted},
+    select::Rejected,
     store::Origin,
     watch::{BlindReason, Blindness, Event, Metadata, Object, Query},
 };
@@ -205,6 +206,7 @@ impl KindTask {
                     if served.claims.is_some() {
                         match served.target.selection.verdict(&query, object, &self.namespaces) {
                             Ok(()) => served.claim(metadata, &query),
+                            Err(Rejected::BeyondReach) => {}
                             Err(_) => {
                                 served.release(&metadata.uid, &query, metadata.version);
                             }
@@ -231,8 +233,11 @@ impl KindTask {
     fn decide(&mut self, number: usize, query: &Query, object: &Object, extracted: &mut Extractions) -> bool {
         let metadata = &object.metadata;
         let served = &mut self.served[number];
-        if served.target.selection.verdict(query, object, &self.namespaces).is_err() {
-            return served.release(&metadata.uid, query, metadata.version);
+        match served.target.selection.verdict(query, object, &self.namespaces) {
+            Ok(()) => {}
+            // What was collected before stays as it was.
+            Err(Rejected::BeyondReach) => return false,
+            Err(_) => return served.release(&metadata.uid, query, metadata.version),
         }
         let target = &served.target;
         let namespace = self.namespaces.known.get_key_value(&metadata.namespace);
@@ -298,6 +303,9 @@ impl KindTask {
             }
             let query = feed.query.clone();
             let served = &mut self.served[number];
+            if served.target.selection.is_beyond(&self.gvk, metadata, &self.namespaces) {
+                continue;
+            }
             let newer = |origin: Origin| metadata.version != 0 && origin.version > metadata.version;
             // Whether a newer row of a split target stays is up to those who claim it.
             if served.claims.is_some() || !served.rows.origin(&metadata.uid).is_some_and(newer) {

@@ -254,7 +254,7 @@ impl KindTask {
             }
         }
         let within = self.context.settings.within.as_ref().filter(|_| namespaced);
-        match (dark.contains(&None), within) {
+        let seen = match (dark.contains(&None), within) {
             (true, _) => store::Sight::Partial,
             (false, Some(within)) => {
                 let seen = within.iter().filter(|name| !dark.contains(&Some((*name).clone())));
@@ -262,6 +262,7 @@ impl KindTask {
             }
             (false, None) if dark.is_empty() => store::Sight::Everything,
             (false, None) => store::Sight::AllBut(dark.into_iter().flatten().collect()),
-        }
+        };
+        seen.but(served.target.selection.beyond(&self.gvk, namespaced, &self.namespaces))
     }
 }

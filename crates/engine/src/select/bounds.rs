@@ -1,0 +1,114 @@
+//! How far a target may reach, whatever it selects. Admission, collection and status all ask here.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use kollect_model::crd::{scope::ScopeCeiling, shapes::Gvk};
+
+use super::Rejected;
+
+/// The bounds of one target. The default has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bounds {
+    /// What scopes allow; all of them must.
+    pub ceilings: Vec<ScopeCeiling>,
+    /// Namespaces that the target reaches without a scope that names them; `None`: all.
+    pub namespaces: Option<BTreeSet<Arc<str>>>,
+    /// Whether a scope must name cluster-scoped kinds.
+    pub cluster_scoped_by_name: bool,
+}
+
+impl Bounds {
+    /// Whether scopes allow the kind.
+    pub fn permit_kind(&self, gvk: &Gvk) -> bool {
+        self.ceilings.iter().all(|ceiling| ceiling.allows_kind(gvk))
+    }
+
+    /// Whether the target may be collected from a namespace; `None`: its labels decide, and are not given.
+    pub fn permit_namespace(
+        &self,
+        name: &str,
+        labels: Option<&BTreeMap<String, String>>,
+    ) -> Option<Result<(), Rejected>> {
+        let allowed: Vec<Option<bool>> =
+            self.ceilings.iter().map(|ceiling| ceiling.allows_namespace(name, labels)).collect();
+        if allowed.contains(&Some(false)) {
+            return Some(Err(Rejected::NamespaceDenied));
+        }
+        if allowed.contains(&None) {
+            return None;
+        }
+        let reached = self.namespaces.as_ref().is_none_or(|names| names.contains(name));
+        let named = || self.ceilings.iter().any(ScopeCeiling::names_namespaces);
+        // Whatever a scope with names allows, it names.
+        Some(if reached || named() { Ok(()) } else { Err(Rejected::BeyondReach) })
+    }
+
+    /// Whether cluster-scoped objects of the kind may be collected.
+    pub fn permit_cluster_scoped(&self, gvk: &Gvk) -> Result<(), Rejected> {
+        let limits = |ceiling: &ScopeCeiling| {
+            ceiling.names_namespaces() && !ceiling.names_all_namespaces()
+                || !ceiling.denied_namespaces.is_empty()
+        };
+        if self.ceilings.iter().any(|ceiling| ceiling.names_kind(gvk)) {
+            Ok(())
+        } else if self.ceilings.iter().any(limits) {
+            Err(Rejected::ClusterScoped)
+        } else if self.cluster_scoped_by_name {
+            Err(Rejected::BeyondReach)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Whether labels of namespaces decide.
+    pub(super) fn read_labels(&self) -> bool {
+        self.ceilings.iter().any(|ceiling| ceiling.selector().is_some() && !ceiling.names_all_namespaces())
+    }
+
+    /// Whether some namespaces are out of bounds, other than those that a scope denies by name.
+    pub(super) fn limit_namespaces(&self) -> bool {
+        let limits = |ceiling: &ScopeCeiling| ceiling.names_namespaces() && !ceiling.names_all_namespaces();
+        self.ceilings.iter().any(limits) || self.reach().is_some()
+    }
+
+    /// The namespaces that are within reach; `None`: all that scopes allow.
+    pub(super) fn reach(&self) -> Option<&BTreeSet<Arc<str>>> {
+        let named = self.ceilings.iter().any(ScopeCeiling::names_namespaces);
+        self.namespaces.as_ref().filter(|_| !named)
+    }
+
+    /// The namespaces that can be within bounds, as far as names alone tell: each list must name them.
+    pub(super) fn named_namespaces(&self) -> Vec<BTreeSet<Arc<str>>> {
+        let by_name = |ceiling: &&ScopeCeiling| {
+            ceiling.names_namespaces() && !ceiling.names_all_namespaces() && ceiling.selector().is_none()
+        };
+        let lists = self.ceilings.iter().filter(by_name);
+        let lists = lists.map(|c| c.allowed_namespaces.iter().map(|name| name.as_str().into()).collect());
+        lists.chain(self.reach().cloned()).collect()
+    }
+}
+
+/// What is selected, or may be, and is beyond the reach of a target: rows from there stay as they were.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Beyond {
+    /// The whole kind, which is cluster-scoped.
+    Kind,
+    /// These namespaces.
+    Namespaces(BTreeSet<Arc<str>>),
+    /// All namespaces but these.
+    OtherNamespaces(BTreeSet<Arc<str>>),
+}
+
+impl Beyond {
+    /// Whether objects of the namespace are beyond the reach.
+    pub fn contains(&self, namespace: &str) -> bool {
+        match self {
+            Self::Kind => true,
+            Self::Namespaces(names) => names.contains(namespace),
+            Self::OtherNamespaces(names) => !names.contains(namespace),
+        }
+    }
+}
