@@ -139,7 +139,7 @@ fn target() -> Arc<Target> {
     }))
     .unwrap();
     let (policy, defaults) = (Policy::default(), NamespaceDefaults::default());
-    let profile = CompiledProfile::compile(&profile, OptIns::default(), &policy).unwrap();
+    let profile = CompiledProfile::compile(&profile, &OptIns::default(), &policy).unwrap();
     let spec: KollectTargetSpec = serde_json::from_value(json!({ "profileRef": "p" })).unwrap();
     let selection =
         Selection::of_target(&spec, &profile.gvk, &Bounds::default(), &policy, &defaults).unwrap();

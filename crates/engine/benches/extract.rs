@@ -50,7 +50,7 @@ fn case(
     let spec =
         json!({ "targetGVK": { "group": group, "version": "v1", "kind": kind }, "attributes": attributes });
     let spec = serde_json::from_value(spec).unwrap();
-    let profile = CompiledProfile::compile(&spec, OptIns::default(), &Policy::default());
+    let profile = CompiledProfile::compile(&spec, &OptIns::default(), &Policy::default());
     let profile = profile.unwrap_or_else(|errors| unreachable!("{errors:?}"));
     Case { name, object: to_raw_value(&object).unwrap(), profile, iterations }
 }

@@ -45,13 +45,16 @@ use crate::{
     watch::Metadata,
 };
 
-/// What a profile was allowed by its annotations.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What a profile is allowed, by its annotations and by the operator.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OptIns {
     /// `data` of Secrets may be read.
     pub secret_extraction: bool,
     /// Whole Secrets may be exported.
     pub full_resource: bool,
+    /// The namespace that the operator's `--allow-secret-extraction` must name, besides the annotation;
+    /// `None`: the annotation suffices.
+    pub operator_must_name: Option<String>,
 }
 
 impl OptIns {
@@ -61,6 +64,20 @@ impl OptIns {
         Self {
             secret_extraction: says_true(ALLOW_SECRET_EXTRACTION),
             full_resource: says_true(ALLOW_FULL_RESOURCE_EXPORT),
+            operator_must_name: None,
+        }
+    }
+
+    /// What to do so that Secret data may be read.
+    fn how_to_extract_secrets(&self) -> String {
+        let annotate = format!("annotate the profile with {ALLOW_SECRET_EXTRACTION}: \"true\"");
+        match &self.operator_must_name {
+            None => annotate,
+            Some(namespace) => {
+                format!(
+                    "{annotate} and start the operator with --allow-secret-extraction {namespace}; both are needed"
+                )
+            }
         }
     }
 }
@@ -98,7 +115,7 @@ struct Guard {
 }
 
 impl Guard {
-    fn new<'k>(policy: &'k Policy, more_keys: impl Iterator<Item = &'k String>, opt_ins: OptIns) -> Self {
+    fn new<'k>(policy: &'k Policy, more_keys: impl Iterator<Item = &'k String>, opt_ins: &OptIns) -> Self {
         Self {
             scrubber: Scrubber::new(policy.scrub_keys.iter().chain(more_keys)),
             secret_extraction: opt_ins.secret_extraction,
@@ -219,7 +236,7 @@ impl CompiledProfile {
     /// Compiles a profile, or says everything that is wrong with it.
     pub fn compile(
         spec: &KollectProfileSpec,
-        opt_ins: OptIns,
+        opt_ins: &OptIns,
         policy: &Policy,
     ) -> Result<Self, Vec<SpecError>> {
         let mut errors = Vec::new();
@@ -441,7 +458,7 @@ impl MatchPolicy {
         let mut projection = Projection::default();
         expression.project(&mut projection);
         scrub::read_names(&mut projection);
-        let guard = Guard::new(policy, std::iter::empty(), OptIns::default());
+        let guard = Guard::new(policy, std::iter::empty(), &OptIns::default());
         Ok(Self { expression, projection, guard })
     }
 
@@ -473,7 +490,7 @@ impl std::fmt::Debug for MatchPolicy {
 /// Turns the parts of a spec into their compiled form.
 struct Compiler<'a> {
     gvk: &'a Gvk,
-    opt_ins: OptIns,
+    opt_ins: &'a OptIns,
 }
 
 impl Compiler<'_> {
@@ -490,8 +507,12 @@ impl Compiler<'_> {
                 let problem = "Helm releases are in Secrets: set targetGVK to version v1, kind Secret";
                 return Err(with_caret(field, text, None, problem));
             }
-            let helm_field = Field::parse(name, self.opt_ins.secret_extraction)
-                .map_err(|problem| with_caret(field, text, Some("helm:release.".len()), &problem))?;
+            let refused = |problem: String| with_caret(field, text, Some("helm:release.".len()), &problem);
+            let helm_field = Field::parse(name).map_err(refused)?;
+            if let Some(guarded) = helm_field.guarded().filter(|_| !self.opt_ins.secret_extraction) {
+                let how = self.opt_ins.how_to_extract_secrets();
+                return Err(refused(format!("{guarded} may hold secrets: {how}")));
+            }
             Source::Helm(helm_field)
         } else {
             let path =
@@ -501,8 +522,7 @@ impl Compiler<'_> {
         };
         let reads_data = projection.has_key("data") || projection.has_key("stringData");
         if scrub::is_secret(self.gvk) && reads_data && !self.opt_ins.secret_extraction {
-            let problem =
-                format!("reads Secret data: annotate the profile with {ALLOW_SECRET_EXTRACTION}: \"true\"");
+            let problem = format!("reads Secret data: {}", self.opt_ins.how_to_extract_secrets());
             return Err(with_caret(field, text, None, &problem));
         }
         Ok(CompiledAttribute {

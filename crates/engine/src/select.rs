@@ -209,7 +209,7 @@ impl Selection {
                 Ok(()) => selected.allowed.push(name.clone()),
                 Err(Rejected::NamespaceDenied) => {}
                 Err(Rejected::BeyondReach) if self.wants_beyond(metadata) => {
-                    selected.beyond.push(name.clone())
+                    selected.beyond.push(name.clone());
                 }
                 Err(_) => continue,
             }
@@ -285,10 +285,10 @@ impl Selection {
             return Err(Rejected::KindDenied);
         }
         let namespace = namespaces.known.get(&metadata.namespace).map(|namespace| &**namespace);
-        if !metadata.namespace.is_empty() {
-            self.takes_namespace(&metadata.namespace, namespace)?;
-        } else {
+        if metadata.namespace.is_empty() {
             self.takes_cluster_scoped(&query.gvk)?;
+        } else {
+            self.takes_namespace(&metadata.namespace, namespace)?;
         }
         let mut matching =
             self.rules.iter().filter(|rule| rule.matches(query, metadata, namespace)).peekable();

@@ -79,7 +79,7 @@ impl World {
         }))
         .unwrap();
         let spec: KollectTargetSpec = serde_json::from_value(self.target.clone()).unwrap();
-        let profile = CompiledProfile::compile(&profile, OptIns::default(), &Policy::default())
+        let profile = CompiledProfile::compile(&profile, &OptIns::default(), &Policy::default())
             .unwrap_or_else(|e| unreachable!("{e:?}"));
         let (policy, defaults) = (Policy::default(), NamespaceDefaults::default());
         let selection = Selection::of_target(&spec, &profile.gvk, &self.bounds, &policy, &defaults).unwrap();

@@ -47,6 +47,7 @@ use tracing::{debug, info, warn};
 use crate::{
     causes::{LastProblem, told_once},
     cluster::ClusterSource,
+    world::Rules,
 };
 
 /// `kollect operator`
@@ -63,10 +64,12 @@ pub(crate) fn run(args: Args) -> ExitCode {
 }
 
 async fn operate(args: Args) -> anyhow::Result<()> {
-    let rules = Arc::new(args.rules()?);
+    let rules = args.rules()?;
     args.webhooks.check(args.tenant_mode)?;
     args.warn_about_retired_flags();
     let source = connect(&args).await?;
+    let own_namespace = Some(source.client().default_namespace().to_owned());
+    let rules = Arc::new(Rules { own_namespace, ..rules });
     let tasks = Tasks::default();
     let _kinds = tasks.core(TaskKind::Discovery.into(), source.clone().follow_kinds());
     let settings =

@@ -24,6 +24,7 @@ macro_rules! reasons {
 }
 
 reasons! {
+    BeyondReach,
     Cleaning,
     CleanupTerminal,
     Collecting,
@@ -39,6 +40,7 @@ reasons! {
     InsecureSkipVerify,
     InvalidSpec,
     Listing,
+    NamespaceNotListed,
     NoExport,
     NoSinksConfigured,
     NotSeen,
@@ -54,6 +56,7 @@ reasons! {
     ScopeGVKDenied,
     ScopeNamespaceDenied,
     ScopeSinkDenied,
+    ScopeUnreadable,
     SecretResolveFailed,
     SinkNamespaceDenied,
     SinkNotFound,

@@ -19,7 +19,7 @@ use std::{
 use kollect_engine::{
     collect::Target,
     extract::{CompiledProfile, OptIns, Policy},
-    select::NamespaceDefaults,
+    select::{Bounds, NamespaceDefaults},
 };
 use kollect_model::{
     SpecError,
@@ -64,6 +64,8 @@ pub(crate) struct World {
     /// Kind and name of objects that exist and are wrong in themselves: whoever names them is not told
     /// that they do not exist.
     pub(crate) refused: BTreeSet<(String, Name)>,
+    /// Where scopes may not be read, and why: their kind and namespace; `None`: anywhere.
+    pub(crate) unseen_scopes: Vec<(String, Option<Arc<str>>, String)>,
 }
 
 /// What is known about a Secret that somebody names.
@@ -82,12 +84,30 @@ pub(crate) enum Secret {
 pub(crate) struct Rules {
     pub(crate) policy: Policy,
     pub(crate) defaults: NamespaceDefaults,
+    /// What a KollectTarget reaches without a KollectScope that names it.
+    pub(crate) reach: Reach,
+    /// Namespaces whose targets may read Secret data, if their profile opts in. `None`: all.
+    pub(crate) secret_extraction: Option<BTreeSet<String>>,
+    /// The operator's own namespace; `None` on the command line.
+    pub(crate) own_namespace: Option<String>,
     /// Pairs of a sink's namespace and a Secret's namespace that may be combined. `None`: any pair.
     pub(crate) secret_namespaces: Option<BTreeSet<(String, String)>>,
     /// Where sinks may connect to.
     pub(crate) network: Network,
     /// Where sinks may keep files.
     pub(crate) files: FileRoot,
+}
+
+/// What a KollectTarget reaches without a KollectScope that names it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Everything.
+    #[default]
+    All,
+    /// All namespaces, and no cluster-scoped kinds.
+    AllNamespaces,
+    /// Its own namespace.
+    OwnNamespace,
 }
 
 /// Where sinks may keep files.
@@ -103,6 +123,28 @@ pub(crate) enum FileRoot {
 }
 
 impl Rules {
+    /// How far a target may reach: one of a namespace, or a cluster target.
+    pub(crate) fn bounds(&self, namespace: Option<&str>, ceilings: Vec<ScopeCeiling>) -> Bounds {
+        let Some(own) = namespace else { return Bounds { ceilings, ..Bounds::default() } };
+        let reached = self.defaults.included.iter().map(String::as_str).chain([own]);
+        Bounds {
+            ceilings,
+            namespaces: (self.reach == Reach::OwnNamespace).then(|| reached.map(Into::into).collect()),
+            cluster_scoped_by_name: self.reach != Reach::All,
+        }
+    }
+
+    /// What a profile with these annotations may do for targets of a namespace, or for cluster targets.
+    fn opt_ins(&self, annotations: &BTreeMap<String, String>, namespace: Option<&str>) -> OptIns {
+        let mut opt_ins = OptIns::of(annotations);
+        if let Some(allowed) = &self.secret_extraction {
+            let decides = namespace.or(self.own_namespace.as_deref()).unwrap_or_default();
+            opt_ins.secret_extraction &= allowed.contains(decides);
+            opt_ins.operator_must_name = Some(decides.to_owned());
+        }
+        opt_ins
+    }
+
     /// What sinks of a namespace may touch.
     pub(crate) fn sink_policy(&self, namespace: &str) -> kollect_sinks::Policy {
         let files = match &self.files {
@@ -133,11 +175,14 @@ impl fmt::Display for Fault {
     }
 }
 
+/// Profiles, compiled, or what is wrong with them.
+pub(crate) type Profiles = BTreeMap<Name, Result<Arc<CompiledProfile>, Vec<SpecError>>>;
+
 /// What everything means.
 #[derive(Default)]
 pub(crate) struct Resolved {
-    /// Profiles, compiled, or what is wrong with them.
-    pub(crate) profiles: BTreeMap<Name, Result<Arc<CompiledProfile>, Vec<SpecError>>>,
+    /// As targets of their namespace use them.
+    pub(crate) profiles: Profiles,
     pub(crate) targets: BTreeMap<TargetId, ResolvedTarget>,
     /// How to open each sink.
     pub(crate) sinks: BTreeMap<(Family, Name), Arc<SinkPlan>>,
@@ -148,6 +193,8 @@ pub(crate) struct Resolved {
 #[derive(Default)]
 pub(crate) struct Compiled {
     profiles: BTreeMap<Name, CachedProfile>,
+    /// As cluster targets use them, where that makes a difference.
+    cluster_profiles: BTreeMap<Name, CachedProfile>,
     targets: BTreeMap<TargetId, CachedTarget>,
 }
 
@@ -159,7 +206,7 @@ struct CachedProfile {
 
 struct CachedTarget {
     asked: AskedSpec,
-    ceilings: Vec<ScopeCeiling>,
+    bounds: Bounds,
     profile: Arc<CompiledProfile>,
     target: Result<Arc<Target>, Vec<SpecError>>,
 }
@@ -177,6 +224,8 @@ struct Ceilings<'a> {
     scopes: Vec<(String, &'a ScopeCeiling)>,
     /// Namespaces from which profiles and sinks may be taken; each list must allow it.
     static_namespaces: Vec<(String, &'a [String])>,
+    /// Why a scope that may forbid something cannot be read.
+    unreadable: Option<String>,
 }
 
 impl Ceilings<'_> {
@@ -189,35 +238,57 @@ impl Ceilings<'_> {
         let denies = |list: &[String]| !list.is_empty() && !list.iter().any(|allowed| allowed == namespace);
         self.static_namespaces.iter().find(|(_, list)| denies(list)).map(|(name, _)| name.as_str())
     }
+
+    /// Whether a scope names the namespace as one from which profiles and sinks may be taken.
+    fn names_static(&self, namespace: &str) -> bool {
+        self.static_namespaces.iter().any(|(_, list)| list.iter().any(|listed| listed == namespace))
+    }
+
+    /// A scope that cannot be read may forbid anything: nothing is collected or written until it can.
+    fn unreadable(&self) -> Option<Fault> {
+        let problem = self.unreadable.as_ref()?;
+        Some(Fault::new(Reason::ScopeUnreadable, SpecError::absent("metadata.namespace", problem.clone())))
+    }
 }
 
 impl World {
     /// What the objects mean together.
     pub(crate) fn resolve(&self, rules: &Rules, compiled: &mut Compiled) -> Resolved {
         let profiles = self.compile_profiles(rules, compiled);
-        let targets = self.resolve_targets(rules, &profiles, compiled);
+        let cluster_profiles = self.compile_cluster_profiles(rules, &profiles, compiled);
+        let targets = self.resolve_targets(rules, [&profiles, &cluster_profiles], compiled);
         let sinks = self.plan_sinks(rules);
         let inventories = self.resolve_inventories(&targets, &sinks, rules);
         Resolved { profiles, targets, sinks, inventories }
     }
 
-    fn compile_profiles(
-        &self,
-        rules: &Rules,
-        compiled: &mut Compiled,
-    ) -> BTreeMap<Name, Result<Arc<CompiledProfile>, Vec<SpecError>>> {
-        compiled.profiles.retain(|name, _| self.profiles.contains_key(name));
-        for (name, profile) in &self.profiles {
-            let opt_ins = OptIns::of(profile.annotations());
-            let known = compiled.profiles.get(name);
-            if known.is_some_and(|known| known.spec == profile.spec && known.opt_ins == opt_ins) {
-                continue;
-            }
-            let result = CompiledProfile::compile(&profile.spec, opt_ins, &rules.policy).map(Arc::new);
-            let cached = CachedProfile { spec: profile.spec.clone(), opt_ins, compiled: result };
-            compiled.profiles.insert(name.clone(), cached);
-        }
-        compiled.profiles.iter().map(|(name, cached)| (name.clone(), cached.compiled.clone())).collect()
+    /// As targets of their namespace use them.
+    fn compile_profiles(&self, rules: &Rules, compiled: &mut Compiled) -> Profiles {
+        let wanted = self
+            .profiles
+            .iter()
+            .map(|(name, profile)| (name, profile, rules.opt_ins(profile.annotations(), Some(&name.0))));
+        compile(wanted, rules, &mut compiled.profiles)
+    }
+
+    /// As cluster targets use them. What they may do with Secrets does not depend on the profile's namespace.
+    fn compile_cluster_profiles(&self, rules: &Rules, own: &Profiles, compiled: &mut Compiled) -> Profiles {
+        let references = self.cluster_targets.values().map(|target| &target.spec.profile_ref);
+        let used: BTreeSet<Name> =
+            references.map(|reference| (reference.namespace.clone(), reference.name.clone())).collect();
+        let wanted = used.iter().filter_map(|name| {
+            let (name, profile) = self.profiles.get_key_value(name)?;
+            let opt_ins = rules.opt_ins(profile.annotations(), None);
+            let as_own = rules.opt_ins(profile.annotations(), Some(&name.0));
+            let differs = opt_ins.secret_extraction != as_own.secret_extraction
+                || own.get(name).is_some_and(Result::is_err) && opt_ins != as_own;
+            differs.then_some((name, profile, opt_ins))
+        });
+        let different = compile(wanted, rules, &mut compiled.cluster_profiles);
+        let same = used.into_iter().filter_map(|name| Some((name.clone(), own.get(&name)?.clone())));
+        let mut all: Profiles = same.collect();
+        all.extend(different);
+        all
     }
 
     /// The scopes of a namespace.
@@ -225,12 +296,28 @@ impl World {
         let from = self.scopes.range((namespace.to_owned(), String::new())..);
         let own = from.take_while(|((scope, _), _)| scope == namespace);
         let scopes = own.map(|((_, name), scope)| (format!("KollectScope {name}"), &scope.spec.ceiling));
-        Ceilings { scopes: scopes.collect(), static_namespaces: Vec::new() }
+        let unreadable = self.unreadable_scope("KollectScope", namespace);
+        Ceilings { scopes: scopes.collect(), static_namespaces: Vec::new(), unreadable }
+    }
+
+    /// Why a scope of a namespace, or one of the cluster kinds, cannot be read.
+    fn unreadable_scope(&self, kind: &str, namespace: &str) -> Option<String> {
+        let refused = self.refused.iter().find(|(own, (place, _))| own == kind && place == namespace);
+        let refused = refused.map(|(_, (_, name))| {
+            format!("{kind} {name} cannot be read: nothing is collected or written until it is corrected")
+        });
+        let unseen = || {
+            let here = |place: &Option<Arc<str>>| place.as_deref().is_none_or(|place| place == namespace);
+            let (_, _, why) = self.unseen_scopes.iter().find(|(own, place, _)| own == kind && here(place))?;
+            Some(format!("{kind}s cannot be read, and nothing is collected or written until they can: {why}"))
+        };
+        refused.or_else(unseen)
     }
 
     /// The scopes of the cluster kinds.
     fn cluster_scopes(&self) -> Ceilings<'_> {
-        let mut ceilings = Ceilings::default();
+        let unreadable = self.unreadable_scope("KollectClusterScope", "");
+        let mut ceilings = Ceilings { unreadable, ..Ceilings::default() };
         for ((_, name), scope) in &self.cluster_scopes {
             let who = format!("KollectClusterScope {name}");
             ceilings.scopes.push((who.clone(), &scope.spec.ceiling));
@@ -242,6 +329,25 @@ impl World {
     fn is_refused(&self, kind: &str, name: &Name) -> bool {
         self.refused.contains(&(kind.to_owned(), name.clone()))
     }
+}
+
+/// Compiles what has changed.
+fn compile<'a>(
+    wanted: impl Iterator<Item = (&'a Name, &'a Arc<KollectProfile>, OptIns)>,
+    rules: &Rules,
+    cache: &mut BTreeMap<Name, CachedProfile>,
+) -> Profiles {
+    let mut profiles = Profiles::new();
+    for (name, profile, opt_ins) in wanted {
+        let same = |known: &CachedProfile| known.spec == profile.spec && known.opt_ins == opt_ins;
+        if !cache.get(name).is_some_and(same) {
+            let compiled = CompiledProfile::compile(&profile.spec, &opt_ins, &rules.policy).map(Arc::new);
+            cache.insert(name.clone(), CachedProfile { spec: profile.spec.clone(), opt_ins, compiled });
+        }
+        profiles.extend(cache.get(name).map(|known| (name.clone(), known.compiled.clone())));
+    }
+    cache.retain(|name, _| profiles.contains_key(name));
+    profiles
 }
 
 /// Something that an object names does not exist.

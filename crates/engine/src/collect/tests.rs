@@ -288,7 +288,7 @@ fn profile(attributes: &Value) -> Arc<CompiledProfile> {
         "targetGVK": { "version": "v1", "kind": "Pod" }, "attributes": attributes,
     }))
     .unwrap();
-    Arc::new(CompiledProfile::compile(&spec, OptIns::default(), &Policy::default()).unwrap())
+    Arc::new(CompiledProfile::compile(&spec, &OptIns::default(), &Policy::default()).unwrap())
 }
 
 fn target(number: usize, spec: &Value, profile: &Arc<CompiledProfile>) -> Arc<Target> {

@@ -49,7 +49,7 @@ pub(crate) enum HelmError {
 
 impl Field {
     /// The field that a profile names, or why it may not have it.
-    pub(crate) fn parse(text: &str, opted_in: bool) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let path = match text {
             "releaseName" => "name",
             "chartName" => "chart.metadata.name",
@@ -67,15 +67,12 @@ impl Field {
         if let Some(denied) = DENIED.iter().find(|denied| field.is_below(denied)) {
             return Err(format!("{} holds what the chart renders and is never exported", denied.join(".")));
         }
-        if let Some(guarded) = GUARDED.iter().find(|guarded| field.is_below(guarded))
-            && !opted_in
-        {
-            return Err(format!(
-                "{} may hold secrets: annotate the profile with kollect.dev/allow-secret-extraction: \"true\"",
-                guarded.join(".")
-            ));
-        }
         Ok(field)
+    }
+
+    /// The part of the release that may hold secrets, if the field is in one.
+    pub(crate) fn guarded(&self) -> Option<String> {
+        GUARDED.iter().find(|guarded| self.is_below(guarded)).map(|guarded| guarded.join("."))
     }
 
     fn is_below(&self, parent: &[&str]) -> bool {
@@ -174,7 +171,7 @@ mod tests {
         "chart":{"metadata":{"name":"web","version":"1.2.3"},"templates":["hunter2"],"files":1,"values":{"x":"hunter2"},"raw":"hunter2"}}"#;
 
     fn field(name: &str, opted_in: bool) -> String {
-        let field = Field::parse(name, opted_in).unwrap();
+        let field = Field::parse(name).unwrap();
         let mut projection = Projection::default();
         field.project(&mut projection);
         let text = decode(Some(&encode(RELEASE))).unwrap();
@@ -202,17 +199,16 @@ mod tests {
     #[test]
     fn w38_denied_fields_are_refused_and_cut_out_of_parents() {
         for name in ["manifest", "hooks", "chart.templates", "chart.values.x", "chart.raw", "chart.files.0"] {
-            assert!(Field::parse(name, true).is_err(), "{name}");
+            assert!(Field::parse(name).is_err(), "{name}");
         }
         for name in ["config", "config.a", "info.notes"] {
-            let problem = Field::parse(name, false).unwrap_err();
-            assert!(problem.contains("allow-secret-extraction"), "{problem}");
+            assert!(Field::parse(name).unwrap().guarded().is_some(), "{name}");
         }
         for name in ["chart", "info"] {
             assert!(!field(name, false).contains("hunter2"), "{}", field(name, false));
         }
         assert!(!field("chart", true).contains("hunter2"), "no opt-in opens the chart");
-        assert!(Field::parse("", false).is_err() && Field::parse("a..b", false).is_err());
+        assert!(Field::parse("").is_err() && Field::parse("a..b").is_err());
     }
 
     #[test]

@@ -39,7 +39,7 @@ fn profile(attributes: &Value, export: Option<Value>) -> CompiledProfile {
         json!({ "targetGVK": { "group": "x", "version": "v1", "kind": "Thing" }, "attributes": attributes });
     spec["export"] = export.unwrap_or_default();
     let spec = serde_json::from_value(spec).unwrap();
-    CompiledProfile::compile(&spec, OptIns::default(), &Policy::default())
+    CompiledProfile::compile(&spec, &OptIns::default(), &Policy::default())
         .unwrap_or_else(|e| unreachable!("{e:?}"))
 }
 

@@ -13,7 +13,7 @@ fn spec(kind: &str, attributes: Value) -> KollectProfileSpec {
 }
 
 fn compile(spec: &KollectProfileSpec, opt_ins: OptIns) -> Result<CompiledProfile, Vec<SpecError>> {
-    CompiledProfile::compile(spec, opt_ins, &Policy::default())
+    CompiledProfile::compile(spec, &opt_ins, &Policy::default())
 }
 
 fn compiled(spec: &KollectProfileSpec) -> CompiledProfile {
@@ -150,6 +150,13 @@ fn q11_secret_data_needs_the_opt_in() {
     let data = spec("Secret", json!([{ "name": "x", "path": "$['data']['x']" }]));
     let Err(errors) = compile(&data, OptIns::default()) else { unreachable!("must not compile") };
     assert!(errors[0].problem.contains("kollect.dev/allow-secret-extraction"), "{}", errors[0]);
+    let helm = spec("Secret", json!([{ "name": "values", "path": "helm:release.config" }]));
+    for spec in [&data, &helm] {
+        let unnamed = OptIns { operator_must_name: Some("team-a".into()), ..OptIns::default() };
+        let Err(errors) = compile(spec, unnamed) else { unreachable!("must not compile") };
+        let both = ["kollect.dev/allow-secret-extraction: \"true\"", "--allow-secret-extraction team-a"];
+        assert!(both.iter().all(|half| errors[0].problem.contains(half)), "{}", errors[0]);
+    }
     let object = json!({ "data": { "x": "aHVudGVyMg==" }, "stringData": { "y": "hunter2" }, "type": "Opaque",
         "metadata": { "annotations": { "kubectl.kubernetes.io/last-applied-configuration": "hunter2" } } });
     let whole =
@@ -168,8 +175,8 @@ fn q11_secret_data_needs_the_opt_in() {
 fn sensitive_kinds_are_treated_like_secrets() {
     let spec = spec("Deployment", json!([{ "name": "all", "path": "{.}" }]));
     let policy = Policy { sensitive_kinds: vec![("apps".into(), "Deployment".into())], ..Policy::default() };
-    let profile =
-        CompiledProfile::compile(&spec, OptIns::default(), &policy).unwrap_or_else(|e| unreachable!("{e:?}"));
+    let profile = CompiledProfile::compile(&spec, &OptIns::default(), &policy)
+        .unwrap_or_else(|e| unreachable!("{e:?}"));
     let raw = to_raw_value(&json!({ "data": { "a": 1 }, "spec": {} })).unwrap();
     let attributes = profile.extract(&profile.gvk, &raw, None).unwrap().attributes;
     assert_eq!(attributes.get(), r#"{"all":{"apiVersion":"apps/v1","kind":"Deployment","spec":{}}}"#);

@@ -75,7 +75,7 @@ impl Bounds {
     }
 
     /// The namespaces that are within reach; `None`: all that scopes allow.
-    pub(super) fn reach(&self) -> Option<&BTreeSet<Arc<str>>> {
+    pub fn reach(&self) -> Option<&BTreeSet<Arc<str>>> {
         let named = self.ceilings.iter().any(ScopeCeiling::names_namespaces);
         self.namespaces.as_ref().filter(|_| !named)
     }

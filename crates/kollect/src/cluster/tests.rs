@@ -55,7 +55,7 @@ fn profile(gvk: &Value) -> Arc<CompiledProfile> {
     };
     let spec = json!({ "targetGVK": gvk, "attributes": attributes });
     let spec: KollectProfileSpec = serde_json::from_value(spec).unwrap();
-    Arc::new(CompiledProfile::compile(&spec, OptIns::default(), &Policy::default()).unwrap())
+    Arc::new(CompiledProfile::compile(&spec, &OptIns::default(), &Policy::default()).unwrap())
 }
 
 fn target(name: &str, gvk: &Value, spec: &Value) -> Arc<Target> {
@@ -591,7 +591,7 @@ async fn metadata_is_enough_where_nobody_reads_more() {
         "attributes": [{ "name": "uid", "path": "$.metadata.uid", "type": "string" }],
     });
     let spec: KollectProfileSpec = serde_json::from_value(spec).unwrap();
-    let profile = Arc::new(CompiledProfile::compile(&spec, OptIns::default(), &Policy::default()).unwrap());
+    let profile = Arc::new(CompiledProfile::compile(&spec, &OptIns::default(), &Policy::default()).unwrap());
     let model = target("slim", &config_maps(), &selector);
     let slim = Arc::new(Target::new(id("slim"), profile, model.selection.clone()));
     let mut live = Live::start(plane.kubeconfig(), vec![slim]).await;

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     cluster::Identity,
-    world::{FileRoot, Rules},
+    world::{FileRoot, Reach, Rules},
 };
 
 /// Arguments of `kollect operator`.
@@ -39,6 +39,13 @@ pub(crate) struct Args {
     /// Namespaces that every target excludes.
     #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = listed_namespace)]
     default_excluded_namespaces: Vec<String>,
+    /// What KollectTargets collect from besides their own namespace: what their KollectScope names, or all.
+    #[arg(long, value_name = "WHICH", value_enum, default_value = "scoped")]
+    cross_namespace_targets: CrossNamespaceTargets,
+    /// Namespaces whose targets may read Secret data if their profile opts in, separated by commas; the
+    /// operator's own namespace stands for cluster targets. Default: none.
+    #[arg(long, value_name = "NAMESPACE,…", value_delimiter = ',', value_parser = listed_namespace)]
+    allow_secret_extraction: Vec<String>,
     /// More keys whose values are redacted, separated by commas.
     #[arg(long, value_name = "KEY,…", value_delimiter = ',')]
     scrub_keys: Vec<String>,
@@ -112,6 +119,14 @@ pub(crate) struct Args {
     pub(crate) webhooks: super::webhooks::Flags,
     #[command(flatten)]
     retired: Retired,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum CrossNamespaceTargets {
+    /// What a KollectScope of their namespace names.
+    Scoped,
+    /// All that no KollectScope forbids.
+    All,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -223,6 +238,16 @@ impl Args {
         }
     }
 
+    /// What targets reach without a KollectScope that names it.
+    fn reach(&self) -> Reach {
+        match self.cross_namespace_targets {
+            CrossNamespaceTargets::All => Reach::All,
+            // The operator looks at no others.
+            CrossNamespaceTargets::Scoped if self.tenant_mode => Reach::AllNamespaces,
+            CrossNamespaceTargets::Scoped => Reach::OwnNamespace,
+        }
+    }
+
     /// What the flags decide for all objects.
     pub(crate) fn rules(&self) -> anyhow::Result<Rules> {
         if self.tenant_mode && self.within().is_none() {
@@ -245,6 +270,9 @@ impl Args {
                 included: names(&self.default_included_namespaces),
                 excluded: names(&self.default_excluded_namespaces),
             },
+            reach: self.reach(),
+            secret_extraction: Some(names(&self.allow_secret_extraction).into_iter().collect()),
+            own_namespace: None,
             secret_namespaces: Some(self.allow_secret_namespaces.iter().cloned().collect()),
             network: Network::Guarded {
                 allow_private: self.allow_private_sinks,

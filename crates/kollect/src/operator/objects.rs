@@ -144,7 +144,24 @@ impl Known {
             cluster_scopes: self.cluster_scopes.clone(),
             secrets: BTreeMap::new(),
             refused: self.refused.clone(),
+            unseen_scopes: self.unseen_scopes(),
         }
+    }
+
+    /// Where scopes may not be read. While the API server does not answer, what was known of them counts.
+    fn unseen_scopes(&self) -> Vec<(String, Option<Arc<str>>, String)> {
+        let unseen = self.blind.iter().filter(|(query, blindness)| is_unseen_scope(query, blindness));
+        let line = |(query, blindness): (&Query, &Blindness)| {
+            (query.gvk.kind.clone(), query.namespace.clone(), blindness.message.clone())
+        };
+        unseen.map(line).collect()
+    }
+
+    /// Whether everything that decisions depend on has been listed, is certainly not there, or stops what
+    /// depends on it.
+    fn is_settled(&self) -> bool {
+        let stops = |query: &Query| self.blind.get(query).is_some_and(|why| is_unseen_scope(query, why));
+        self.pending.iter().all(stops)
     }
 }
 
@@ -243,7 +260,7 @@ impl Objects {
     /// something else than all of them.
     pub(crate) async fn settled(&self) {
         let mut changes = self.changes();
-        while !lock(&self.known).pending.is_empty() {
+        while !lock(&self.known).is_settled() {
             if changes.changed().await.is_err() {
                 return;
             }
@@ -427,6 +444,12 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
         self.changed.send_replace(());
         result
     }
+}
+
+/// Whether the query is for scopes that may not be read: then nothing is collected where they count.
+fn is_unseen_scope(query: &Query, blindness: &Blindness) -> bool {
+    let scope = ["KollectScope", "KollectClusterScope"].contains(&query.gvk.kind.as_str());
+    scope && blindness.reason == BlindReason::Forbidden
 }
 
 /// Whether it says that the kind is not served, which may be a mistake of one discovery.

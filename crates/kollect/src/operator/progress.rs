@@ -6,12 +6,12 @@ use std::{
     time::SystemTime,
 };
 
-use kollect_engine::export::{Outcome, Told};
+use kollect_engine::export::{BeyondReach, Outcome, Told};
 use kollect_model::{
     batch::{Delta, Receipt},
     binding::BindingName,
     crd::inventory::{ExportPlace, SinkExport},
-    row::RowKey,
+    row::{RowKey, TargetId},
     sink::ErrorClass,
 };
 use tokio::sync::watch;
@@ -35,6 +35,8 @@ pub(crate) struct Progress {
     pub(crate) failure: Option<Failure>,
     /// Rows that others had changed.
     pub(crate) drifted: u64,
+    /// Rows of the sink that are beyond the reach of their target, by target.
+    beyond: BTreeMap<TargetId, BeyondReach>,
     /// Rows written.
     pub(crate) written: u64,
     /// Why nothing is sent although nothing failed.
@@ -90,6 +92,13 @@ impl Board {
     /// Reads what is known about a binding.
     pub(crate) fn look<T>(&self, name: &BindingName, read: impl FnOnce(&Progress) -> T) -> Option<T> {
         self.lock().get(name).map(read)
+    }
+
+    /// Rows of a target that are beyond its reach, in the sink that holds most of them.
+    pub(crate) fn beyond_reach(&self, target: &TargetId) -> BeyondReach {
+        let bindings = self.lock();
+        let held = bindings.values().filter_map(|progress| progress.beyond.get(target));
+        held.max_by_key(|beyond| beyond.rows).cloned().unwrap_or_default()
     }
 
     /// Forgets bindings that nobody asks for any more.
@@ -159,6 +168,7 @@ impl Board {
         let progress = bindings.entry(name.clone()).or_default();
         let now = SystemTime::now();
         let worked = progress.works();
+        let beyond = progress.beyond.clone();
         let warnings = match told {
             Told::Compared(outcome) => &*outcome.receipt.warnings,
             Told::Written(_, receipt) => &*receipt.warnings,
@@ -209,7 +219,10 @@ impl Board {
                 warn!(binding = %name, moved, error = crate::causes::told_once(*error), "cannot clean");
             }
         }
-        let as_before = worked && progress.works() && matches!(told, Told::Written(..) | Told::Compared(_));
+        let as_before = worked
+            && progress.works()
+            && progress.beyond == beyond
+            && matches!(told, Told::Written(..) | Told::Compared(_));
         drop(bindings);
         let heard = if as_before { &self.counted } else { &self.changed };
         heard.send_replace(());
@@ -228,7 +241,8 @@ impl Progress {
     }
 
     fn compared(&mut self, outcome: &Outcome, now: SystemTime, name: &BindingName) {
-        let Outcome { delta, receipt, unchanged, left_alone, drifted } = outcome;
+        let Outcome { delta, receipt, unchanged, left_alone, drifted, beyond } = outcome;
+        self.beyond.clone_from(beyond);
         let refused = receipt.refused.len();
         let held = unchanged + left_alone + delta.added.len() + delta.changed.len();
         self.rows = Some(count(held.saturating_sub(refused)));

@@ -4,6 +4,7 @@
 //! true now; times move with what they describe.
 
 mod places;
+mod reach;
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
@@ -13,7 +14,7 @@ use k8s_openapi::{
 };
 use kollect_engine::{
     coverage::{Known, Place, State},
-    select::Namespaces,
+    select::{Namespaces, SelectedNamespaces},
     store::{Sight, StoreReader},
     watch::BlindReason,
 };
@@ -103,14 +104,16 @@ impl View<'_> {
         let mut conditions = Conditions::after(&before.conditions, metadata.generation, self.now);
         let rows: Option<i64> = count(self.rows.count(id));
         let (failures, failure) = self.rows.failures(id);
-        let (matched, effective) = self.selected(resolved);
+        let selected = self.selected(resolved);
+        let texts = |names: &[Arc<str>]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let (matched, effective) = (texts(&selected.asked), texts(&selected.allowed));
         let coverage = self.coverage_of(resolved, &effective);
         self.judge_target(
             id,
             resolved,
             rows.unwrap_or(0),
             (failures, failure.as_deref()),
-            &coverage,
+            (&selected, &coverage),
             &mut conditions,
         );
         let moved = before.collected_count != rows;
@@ -138,9 +141,12 @@ impl View<'_> {
         resolved: &ResolvedTarget,
         rows: i64,
         (failures, failure): (usize, Option<&str>),
-        coverage: &[CoverageStatus],
+        (selected, coverage): (&SelectedNamespaces, &[CoverageStatus]),
         conditions: &mut Conditions<'_>,
     ) {
+        if let Some(why) = &resolved.tenant_editable {
+            conditions.set("TenantEditable", true, Reason::NamespaceNotListed, why.clone());
+        }
         if let Some(first) = resolved.faults.first() {
             conditions.degraded(first.reason, told(&resolved.faults), true);
             return;
@@ -153,9 +159,7 @@ impl View<'_> {
             );
             return;
         }
-        if let Some(first) = resolved.clipped.first() {
-            conditions.set("ScopeClipped", true, first.reason, told(&resolved.clipped));
-        }
+        let beyond = self.judge_reach(id, resolved, selected, conditions);
         let sights = self.rows.sights(std::slice::from_ref(id));
         let blind: Vec<String> = coverage
             .iter()
@@ -181,6 +185,8 @@ impl View<'_> {
         let nothing_seen = !blind.is_empty() && coverage.iter().all(|place| place.blind.is_some());
         if pending {
             conditions.progressing(Reason::Listing, "the first list is running");
+        } else if let Some(why) = beyond {
+            conditions.degraded(Reason::BeyondReach, why, true);
         } else if undecided && blind.is_empty() && self.namespaces.as_ref().is_some_and(|n| !n.complete) {
             conditions.set("Blind", true, Reason::ScopeForbidden, UNDECIDED);
             conditions.degraded(Reason::ScopeForbidden, UNDECIDED, false);
@@ -207,14 +213,12 @@ impl View<'_> {
         }
     }
 
-    /// The namespaces that a target asks for, and of them those that scopes allow.
-    fn selected(&self, resolved: &ResolvedTarget) -> (Vec<String>, Vec<String>) {
+    /// The namespaces that a target asks for.
+    fn selected(&self, resolved: &ResolvedTarget) -> SelectedNamespaces {
         let (Some(target), Some(namespaces)) = (&resolved.target, &self.namespaces) else {
-            return (Vec::new(), Vec::new());
+            return SelectedNamespaces::default();
         };
-        let (asked, allowed) = target.selection.namespaces(namespaces);
-        let texts = |names: Vec<Arc<str>>| names.iter().map(ToString::to_string).collect();
-        (texts(asked), texts(allowed))
+        target.selection.namespaces(namespaces)
     }
 
     /// For each kind of a target: since when it has been watched, or why not.
@@ -319,6 +323,9 @@ impl View<'_> {
         exports: &[SinkExport],
         conditions: &mut Conditions<'_>,
     ) {
+        if let Some(why) = &resolved.tenant_editable {
+            conditions.set("TenantEditable", true, Reason::NamespaceNotListed, why.clone());
+        }
         if let Some(first) = resolved.faults.first() {
             conditions.degraded(first.reason, told(&resolved.faults), true);
             conditions.set("Synced", false, first.reason, told(&resolved.faults));

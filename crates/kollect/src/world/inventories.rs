@@ -43,6 +43,8 @@ pub(crate) struct ResolvedInventory {
     pub(crate) missing: Vec<Fault>,
     /// What deserves a look.
     pub(crate) notes: Vec<String>,
+    /// Why people other than those who may edit the inventory decide where its rows go.
+    pub(crate) tenant_editable: Option<String>,
 }
 
 /// Which rows of its targets an inventory wants.
@@ -181,6 +183,7 @@ impl World {
         rules: &Rules,
     ) -> (InventoryName, ResolvedInventory) {
         let mut resolved = ResolvedInventory { suspended: asked.suspended, ..ResolvedInventory::default() };
+        resolved.faults.extend(asked.ceilings.unreadable());
         asked.choose(targets, &self.refused, &mut resolved);
         resolved.notes.extend(asked.max_export_bytes.map(|_| PARTS.to_owned()));
         self.bind(&asked, sinks, rules, &mut resolved);
@@ -209,6 +212,12 @@ impl World {
                     }
                     None => self.plan(sinks, family, &key, &field),
                 };
+                if asked.name.namespace.is_none() && resolved.tenant_editable.is_none() {
+                    let what = format!("{family} sink {}", sink_ref.name);
+                    let decides = "where the rows of this inventory go";
+                    resolved.tenant_editable =
+                        asked.ceilings.tenant_editable(rules, namespace, &what, decides);
+                }
                 resolved.sinks.push(self.bound(asked, rules, family, key, &sink_ref, plan));
             }
         }

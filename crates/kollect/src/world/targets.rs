@@ -2,17 +2,21 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use kollect_engine::{collect::Target, extract::CompiledProfile, select::Selection};
+use kollect_engine::{
+    collect::Target,
+    extract::CompiledProfile,
+    select::{Bounds, Rejected, Selection},
+};
 use kollect_model::{
     SpecError,
-    crd::{scope::ScopeCeiling, shapes::Gvk, target::ResourceRule},
+    crd::{shapes::Gvk, target::ResourceRule},
     row::TargetId,
 };
 use kube::ResourceExt;
 
 use crate::reason::Reason;
 
-use super::{AskedSpec, CachedTarget, Ceilings, Compiled, Fault, Name, Rules, World, dangling};
+use super::{AskedSpec, CachedTarget, Ceilings, Compiled, Fault, Name, Profiles, Rules, World, dangling};
 
 /// What a target means.
 pub(crate) struct ResolvedTarget {
@@ -24,8 +28,12 @@ pub(crate) struct ResolvedTarget {
     pub(crate) denied: bool,
     /// Why nothing is collected.
     pub(crate) faults: Vec<Fault>,
-    /// What scopes cut off.
+    /// What scopes cut off, and what is named and beyond the reach.
     pub(crate) clipped: Vec<Fault>,
+    /// What deserves a look, and is no fault.
+    pub(crate) notes: Vec<String>,
+    /// Why people other than those who may edit the target decide what it collects.
+    pub(crate) tenant_editable: Option<String>,
 }
 
 /// A target of either kind, before it is known whether it can have what it asks for.
@@ -37,47 +45,57 @@ struct Asked<'a> {
     included: &'a [String],
     suspended: bool,
     ceilings: Ceilings<'a>,
+    bounds: Bounds,
     spec: AskedSpec,
 }
-
-type Profiles = BTreeMap<Name, Result<Arc<CompiledProfile>, Vec<SpecError>>>;
 
 impl World {
     pub(super) fn resolve_targets(
         &self,
         rules: &Rules,
-        profiles: &Profiles,
+        [profiles, cluster_profiles]: [&Profiles; 2],
         compiled: &mut Compiled,
     ) -> BTreeMap<TargetId, ResolvedTarget> {
-        let asked = self.asked();
+        let asked = self.asked(rules);
         let resolved: BTreeMap<TargetId, ResolvedTarget> = asked
             .into_iter()
-            .map(|asked| (asked.id.clone(), self.resolve_target(asked, rules, profiles, compiled)))
+            .map(|asked| {
+                let profiles = if asked.id.namespace.is_some() { profiles } else { cluster_profiles };
+                (asked.id.clone(), self.resolve_target(asked, rules, profiles, compiled))
+            })
             .collect();
         compiled.targets.retain(|id, _| resolved.contains_key(id));
         resolved
     }
 
-    fn asked(&self) -> Vec<Asked<'_>> {
-        let targets = self.targets.iter().map(|((namespace, name), target)| Asked {
-            id: TargetId { namespace: Some(namespace.as_str().into()), name: name.as_str().into() },
-            labels: target.labels(),
-            profile: (namespace.clone(), target.spec.profile_ref.clone()),
-            rules: &target.spec.filter.resource_rules,
-            included: &target.spec.filter.included_namespaces,
-            suspended: target.spec.suspend,
-            ceilings: self.scopes_of(namespace),
-            spec: AskedSpec::Target(Box::new(target.spec.clone())),
+    fn asked<'a>(&'a self, rules: &Rules) -> Vec<Asked<'a>> {
+        let targets = self.targets.iter().map(|((namespace, name), target)| {
+            let ceilings = self.scopes_of(namespace);
+            Asked {
+                id: TargetId { namespace: Some(namespace.as_str().into()), name: name.as_str().into() },
+                labels: target.labels(),
+                profile: (namespace.clone(), target.spec.profile_ref.clone()),
+                rules: &target.spec.filter.resource_rules,
+                included: &target.spec.filter.included_namespaces,
+                suspended: target.spec.suspend,
+                bounds: rules.bounds(Some(namespace), ceilings.values()),
+                ceilings,
+                spec: AskedSpec::Target(Box::new(target.spec.clone())),
+            }
         });
-        let cluster_targets = self.cluster_targets.iter().map(|((_, name), target)| Asked {
-            id: TargetId { namespace: None, name: name.as_str().into() },
-            labels: target.labels(),
-            profile: (target.spec.profile_ref.namespace.clone(), target.spec.profile_ref.name.clone()),
-            rules: &target.spec.filter.resource_rules,
-            included: &target.spec.filter.included_namespaces,
-            suspended: target.spec.suspend,
-            ceilings: self.cluster_scopes(),
-            spec: AskedSpec::ClusterTarget(Box::new(target.spec.clone())),
+        let cluster_targets = self.cluster_targets.iter().map(|((_, name), target)| {
+            let ceilings = self.cluster_scopes();
+            Asked {
+                id: TargetId { namespace: None, name: name.as_str().into() },
+                labels: target.labels(),
+                profile: (target.spec.profile_ref.namespace.clone(), target.spec.profile_ref.name.clone()),
+                rules: &target.spec.filter.resource_rules,
+                included: &target.spec.filter.included_namespaces,
+                suspended: target.spec.suspend,
+                bounds: rules.bounds(None, ceilings.values()),
+                ceilings,
+                spec: AskedSpec::ClusterTarget(Box::new(target.spec.clone())),
+            }
         });
         targets.chain(cluster_targets).collect()
     }
@@ -94,11 +112,18 @@ impl World {
             labels: asked.labels.clone(),
             suspended: asked.suspended,
             denied: false,
-            faults: Vec::new(),
+            faults: asked.ceilings.unreadable().into_iter().collect(),
             clipped: Vec::new(),
+            notes: asked.notes(),
+            tenant_editable: None,
         };
         let profile = profiles.get(&asked.profile);
         let (namespace, name) = &asked.profile;
+        if asked.id.namespace.is_none() {
+            let what = format!("KollectProfile {name}");
+            let decides = "what this cluster target collects";
+            resolved.tenant_editable = asked.ceilings.tenant_editable(rules, namespace, &what, decides);
+        }
         match profile {
             None if self.is_refused("KollectProfile", &asked.profile) => {}
             None => {
@@ -132,24 +157,20 @@ impl World {
 impl World {
     /// What is wrong with the rules of a target, whatever its profile and its scopes say.
     pub(crate) fn check_rules(&self, id: &TargetId, rules: &Rules) -> Vec<Fault> {
-        let Some(asked) = self.asked().into_iter().find(|asked| asked.id == *id) else { return Vec::new() };
+        let asked = self.asked(rules).into_iter().find(|asked| asked.id == *id);
+        let Some(asked) = asked else { return Vec::new() };
         // Any kind: rules name their own.
         let kind = Gvk { group: String::new(), version: "v1".into(), kind: "ConfigMap".into() };
-        let errors = select(&asked.spec, &kind, &[], rules).err().unwrap_or_default();
+        let errors = select(&asked.spec, &kind, &Bounds::default(), rules).err().unwrap_or_default();
         errors.into_iter().map(|error| Fault::new(Reason::InvalidSpec, error)).collect()
     }
 }
 
-fn select(
-    spec: &AskedSpec,
-    gvk: &Gvk,
-    ceilings: &[ScopeCeiling],
-    rules: &Rules,
-) -> Result<Selection, Vec<SpecError>> {
+fn select(spec: &AskedSpec, gvk: &Gvk, bounds: &Bounds, rules: &Rules) -> Result<Selection, Vec<SpecError>> {
     let Rules { policy, defaults, .. } = rules;
     match spec {
-        AskedSpec::Target(spec) => Selection::of_target(spec, gvk, ceilings, policy, defaults),
-        AskedSpec::ClusterTarget(spec) => Selection::of_cluster_target(spec, gvk, ceilings, policy, defaults),
+        AskedSpec::Target(spec) => Selection::of_target(spec, gvk, bounds, policy, defaults),
+        AskedSpec::ClusterTarget(spec) => Selection::of_cluster_target(spec, gvk, bounds, policy, defaults),
     }
 }
 
@@ -178,14 +199,69 @@ impl Asked<'_> {
             resolved.faults.push(Fault::new(Reason::ScopeNamespaceDenied, error));
         }
         for (index, name) in self.included.iter().enumerate() {
-            let scope = self.ceilings.scopes.iter().find(|(_, ceiling)| !ceiling.allows_namespace(name));
-            if let Some((who, _)) = scope {
-                let field = format!("spec.includedNamespaces[{index}]");
-                let problem = format!("{who} does not allow this namespace");
-                let error = SpecError::new(field, &name.as_str().into(), problem);
-                resolved.clipped.push(Fault::new(Reason::ScopeNamespaceDenied, error));
-            }
+            let (reason, problem) = match self.bounds.permit_namespace(name, None) {
+                Some(Err(Rejected::BeyondReach)) => (Reason::BeyondReach, beyond_reach(&self.id)),
+                Some(Err(_)) => (Reason::ScopeNamespaceDenied, self.denying_scope(name)),
+                // Where labels decide, the status tells.
+                Some(Ok(())) | None => continue,
+            };
+            let field = format!("spec.includedNamespaces[{index}]");
+            let error = SpecError::new(field, &name.as_str().into(), problem);
+            resolved.clipped.push(Fault::new(reason, error));
         }
+    }
+
+    /// Selectors of namespaces that select less than they could.
+    fn notes(&self) -> Vec<String> {
+        let AskedSpec::Target(spec) = &self.spec else { return Vec::new() };
+        let by_labels = spec.namespace_selector.is_some()
+            || spec.filter.resource_rules.iter().any(|rule| rule.namespace_selector.is_some());
+        if !by_labels || self.bounds.reach().is_none() {
+            return Vec::new();
+        }
+        vec![format!(
+            "spec.namespaceSelector selects other namespaces only if they are within reach: {}",
+            beyond_reach(&self.id)
+        )]
+    }
+
+    fn denying_scope(&self, namespace: &str) -> String {
+        let denies = |(_, ceiling): &&(String, _)| {
+            let ceiling: &&kollect_model::crd::scope::ScopeCeiling = ceiling;
+            ceiling.allows_namespace(namespace, None) == Some(false)
+        };
+        let scope = self.ceilings.scopes.iter().find(denies).map_or("a scope", |(who, _)| who.as_str());
+        format!("{scope} does not allow this namespace")
+    }
+}
+
+/// What to say about a namespace that is beyond the reach of a target.
+fn beyond_reach(target: &TargetId) -> String {
+    let own = target.namespace.as_deref().unwrap_or_default();
+    format!(
+        "a target collects from its own namespace; to let this one collect from others, name them in \
+         spec.allowedNamespaces of a KollectScope in namespace {own}"
+    )
+}
+
+impl Ceilings<'_> {
+    /// Why a cluster object that takes something from a namespace is in the hands of those who may edit it
+    /// there. The operator's own namespace and those that a KollectClusterScope lists are trusted.
+    pub(super) fn tenant_editable(
+        &self,
+        rules: &Rules,
+        namespace: &str,
+        what: &str,
+        decides: &str,
+    ) -> Option<String> {
+        let own = rules.own_namespace.as_deref()?;
+        let trusted = namespace == own || self.names_static(namespace);
+        (!trusted).then(|| {
+            format!(
+                "{what} is in namespace {namespace}: users who may edit it there decide {decides}; keep it in \
+                 namespace {own}, or list {namespace} in spec.allowedStaticRefNamespaces of a KollectClusterScope"
+            )
+        })
     }
 }
 
@@ -196,19 +272,18 @@ fn definition(
     rules: &Rules,
     compiled: &mut Compiled,
 ) -> Result<Arc<Target>, Vec<SpecError>> {
-    let ceilings = asked.ceilings.values();
     let same = |known: &&CachedTarget| {
-        Arc::ptr_eq(&known.profile, profile) && known.asked == asked.spec && known.ceilings == ceilings
+        Arc::ptr_eq(&known.profile, profile) && known.asked == asked.spec && known.bounds == asked.bounds
     };
     if let Some(known) = compiled.targets.get(&asked.id).filter(same) {
         return known.target.clone();
     }
-    let selection = select(&asked.spec, &profile.gvk, &ceilings, rules);
+    let selection = select(&asked.spec, &profile.gvk, &asked.bounds, rules);
     let target =
         selection.map(|selection| Arc::new(Target::new(asked.id.clone(), profile.clone(), selection)));
     let cached = CachedTarget {
         asked: asked.spec.clone(),
-        ceilings,
+        bounds: asked.bounds.clone(),
         profile: profile.clone(),
         target: target.clone(),
     };

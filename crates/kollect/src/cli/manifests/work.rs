@@ -68,9 +68,9 @@ impl Manifests {
         let kind = if id.namespace.is_some() { "KollectTarget" } else { "KollectClusterTarget" };
         let name = (id.namespace.as_deref().unwrap_or_default().to_owned(), id.name.to_string());
         let who = self.who(kind, &name);
-        // What is wrong with the profile has been said.
+        // What is wrong with the profile and with scopes has been said.
         let mut faults: Vec<Fault> = target.faults.clone();
-        faults.retain(|fault| fault.reason != Reason::ProfileInvalid);
+        faults.retain(|fault| !matches!(fault.reason, Reason::ProfileInvalid | Reason::ScopeUnreadable));
         if target.target.is_none() && !faults.iter().any(|fault| fault.reason == Reason::InvalidSpec) {
             // Its rules have not been looked at: that needs a profile, and scopes that allow it.
             faults.extend(self.world.check_rules(id, rules));
@@ -105,6 +105,7 @@ impl Manifests {
         let key = (name.namespace.clone().unwrap_or_default(), name.name.clone());
         let who = self.who(kind, &key);
         let faults = inventory.faults.iter().chain(&inventory.missing);
+        let faults = faults.filter(|fault| fault.reason != Reason::ScopeUnreadable);
         let new = faults.filter(|fault| self.is_new(kind, &key, &fault.error));
         self.problems.extend(new.map(|fault| format!("{who}: {fault}")).collect::<Vec<_>>());
         self.notes.extend(inventory.notes.iter().map(|note| format!("{who}: {note}")));

@@ -96,7 +96,7 @@ fn metrics(rows: StoreReader, board: Board, leads: bool) -> Metrics {
 
 fn written(board: &Board, drifted: usize) {
     let (delta, receipt) = (Delta::default(), Receipt::default());
-    let outcome = Outcome { delta, receipt, unchanged: 5, left_alone: 0, drifted };
+    let outcome = Outcome { delta, receipt, unchanged: 5, left_alone: 0, drifted, beyond: [].into() };
     board.hear(&binding(), &Told::Compared(&outcome));
 }
 

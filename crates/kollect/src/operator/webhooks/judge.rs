@@ -142,7 +142,14 @@ impl<'a> Judge<'a> {
         let namespace = id.namespace.as_deref().unwrap_or_default();
         self.needs_scopes(namespace);
         let resolved = world.resolve(self.rules, &mut Compiled::default()).targets.remove(id);
-        let (faults, clipped) = resolved.map(|target| (target.faults, target.clipped)).unwrap_or_default();
+        let (faults, clipped) = match resolved {
+            Some(target) => {
+                self.verdict.warnings.extend(target.notes);
+                self.verdict.warnings.extend(target.tenant_editable);
+                (target.faults, target.clipped)
+            }
+            None => Default::default(),
+        };
         let sighted = self.say_if_out_of_sight(namespace);
         self.weigh(faults.into_iter().chain(clipped).chain(world.check_rules(id, self.rules)), sighted);
     }
@@ -184,6 +191,7 @@ impl<'a> Judge<'a> {
         let plans = resolved.sinks.iter().filter_map(|sink| sink.plan.as_ref().as_ref().err());
         self.weigh(plans.flatten().filter(of_reference).cloned(), sighted);
         self.verdict.warnings.extend(resolved.notes);
+        self.verdict.warnings.extend(resolved.tenant_editable);
     }
 
     fn sink(&mut self, name: &Name, spec: &SinkSpec) {

@@ -1,0 +1,119 @@
+//! What a target asks for and does not get: the condition `ScopeClipped`.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use kollect_engine::{
+    export::BeyondReach,
+    select::{Beyond, SelectedNamespaces},
+};
+use kollect_model::row::TargetId;
+
+use super::{View, told};
+use crate::{
+    operator::conditions::Conditions,
+    reason::Reason,
+    world::{Fault, ResolvedTarget},
+};
+
+impl View<'_> {
+    /// Says what scopes cut off and what is beyond the reach of the target. Answers why nothing is left, if
+    /// that is so because of the reach.
+    pub(super) fn judge_reach(
+        &self,
+        id: &TargetId,
+        resolved: &ResolvedTarget,
+        selected: &SelectedNamespaces,
+        conditions: &mut Conditions<'_>,
+    ) -> Option<String> {
+        let own = id.namespace.as_deref().unwrap_or_default();
+        let kinds = self.kinds_beyond(id);
+        let kept = self.board.beyond_reach(id);
+        // What is named and beyond the reach is among the namespaces below, if it exists.
+        let is_beyond = |fault: &&Fault| fault.reason == Reason::BeyondReach;
+        let named: Vec<&Fault> = resolved.clipped.iter().filter(is_beyond).collect();
+        let denied: Vec<&Fault> = resolved.clipped.iter().filter(|fault| !is_beyond(fault)).collect();
+        let mut sentences = Vec::new();
+        if !kinds.is_empty() {
+            sentences.push(kinds_sentence(own, &kinds));
+        }
+        sentences.extend(namespaces_sentence(own, &selected.beyond, &kept));
+        if sentences.is_empty() && !named.is_empty() {
+            sentences.push(told(&named));
+        }
+        let reason = match denied.first() {
+            _ if !sentences.is_empty() => Reason::BeyondReach,
+            Some(first) => first.reason,
+            None => return None,
+        };
+        let beyond = sentences.join("; ");
+        sentences.extend(Some(told(&denied)).filter(|text| !text.is_empty()));
+        conditions.set("ScopeClipped", true, reason, sentences.join("; "));
+        let all_kinds = resolved.target.as_ref().is_some_and(|target| {
+            !kinds.is_empty() && target.selection.kinds().iter().all(|gvk| kinds.contains(&gvk.kind))
+        });
+        let no_namespace = selected.allowed.is_empty() && !selected.beyond.is_empty();
+        (all_kinds || no_namespace).then_some(beyond)
+    }
+
+    /// Cluster-scoped kinds of a target that are beyond its reach.
+    fn kinds_beyond(&self, id: &TargetId) -> BTreeSet<String> {
+        let sights = self.rows.sights(std::slice::from_ref(id));
+        let beyond = sights.iter().filter(|(_, sight)| sight.beyond() == Some(&Beyond::Kind));
+        beyond.map(|((_, _, kind), _)| kind.to_string()).collect()
+    }
+}
+
+fn kinds_sentence(own: &str, kinds: &BTreeSet<String>) -> String {
+    let kinds = kinds.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+    format!(
+        "{kinds}: cluster-scoped kinds are not collected by a target of namespace {own}; to allow it, add the \
+         kind to spec.allowedGVKs of a KollectScope in namespace {own}"
+    )
+}
+
+fn namespaces_sentence(own: &str, beyond: &[Arc<str>], kept: &BeyondReach) -> Option<String> {
+    let rows = match kept.rows {
+        0 => String::new(),
+        1 => "; 1 row from there stays in the sinks as it was".to_owned(),
+        rows => format!("; {rows} rows from there stay in the sinks as they were"),
+    };
+    let mut names: BTreeSet<Arc<str>> = beyond.iter().cloned().collect();
+    names.extend(kept.namespaces.iter().cloned());
+    if names.is_empty() {
+        return None;
+    }
+    let examples = names.iter().take(2).map(|name| &**name).collect::<Vec<_>>().join(", ");
+    let examples = match names.len() {
+        1 => format!("namespace {examples}"),
+        2 => format!("2 namespaces ({examples})"),
+        all => format!("{all} namespaces ({examples} and {} more)", all - 2),
+    };
+    Some(format!(
+        "nothing is collected from {examples}{rows}: a target of namespace {own} collects from its own; to let \
+         it collect from others, name them in spec.allowedNamespaces of a KollectScope in namespace {own}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[&str]) -> Vec<Arc<str>> {
+        names.iter().map(|name| Arc::from(*name)).collect()
+    }
+
+    #[test]
+    fn one_sentence_names_the_namespaces_the_rows_and_the_scope() {
+        assert_eq!(namespaces_sentence("team-a", &[], &BeyondReach::default()), None);
+        assert_eq!(
+            namespaces_sentence("team-a", &names(&["x"]), &BeyondReach::default()).unwrap(),
+            "nothing is collected from namespace x: a target of namespace team-a collects from its own; to let \
+             it collect from others, name them in spec.allowedNamespaces of a KollectScope in namespace team-a"
+        );
+        let kept = BeyondReach { rows: 7, namespaces: names(&["x", "y", "z"]).into_iter().collect() };
+        let sentence = namespaces_sentence("team-a", &[], &kept).unwrap();
+        let begins = "nothing is collected from 3 namespaces (x, y and 1 more); 7 rows from there stay in the \
+                      sinks as they were: ";
+        assert!(sentence.starts_with(begins), "{sentence}");
+    }
+}
