@@ -426,10 +426,13 @@ fn samples_pass_and_http_2_is_spoken_where_it_is_enabled() {
     assert!(log.contains("HTTP/2.0") && !log.contains("HTTP/1.1"), "the API server prefers it: {log}");
     let samples = root().join("config/samples");
     stage.plane.kubectl(&["apply", "-f", samples.join("namespace.yaml").to_str().unwrap()]).unwrap();
+    stage.plane.kubectl(&["create", "namespace", "kollect-system"]).unwrap();
     let told = stage.run(&["apply", "-k", samples.to_str().unwrap()]);
     let expected = [
         // They come in the order of their kinds.
         ("Warning: ", "add it or correct the name"),
+        // This operator is at home in another namespace, and the cluster scope comes later.
+        ("Warning: ", "keep it in namespace default"),
         ("Warning: ", "a filter always gives a list"),
         ("Warning: ", "spec.serialization.format is absent"),
         ("The request is invalid: ", "is not available in this build"),

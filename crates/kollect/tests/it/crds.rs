@@ -26,7 +26,7 @@ const KINDS: [&str; 11] = [
     "kollectconnectiontests",
 ];
 
-/// A control plane that knows the eleven kinds and has the namespace of the samples.
+/// A control plane that knows the eleven kinds and has the namespaces of the samples.
 pub(crate) fn with_kinds() -> &'static ControlPlane {
     static READY: OnceLock<&'static ControlPlane> = OnceLock::new();
     READY.get_or_init(|| {
@@ -38,6 +38,7 @@ pub(crate) fn with_kinds() -> &'static ControlPlane {
         let names = names.each_ref().map(String::as_str);
         plane.wait(&[&["--for=condition=Established"], &names[..]].concat()).unwrap();
         plane.kubectl(&["create", "namespace", "team-a"]).unwrap();
+        plane.kubectl(&["create", "namespace", "kollect-system"]).unwrap();
         plane
     })
 }

@@ -12,6 +12,7 @@ mod logs;
 mod metrics;
 mod namespaces;
 mod preview;
+mod reach;
 mod reasons;
 mod secrets;
 mod stopping;

@@ -38,7 +38,9 @@ fn law_6_a_target_that_goes_leaves_nothing_behind_wherever_its_objects_were() {
     world.install_classes();
     let class = format!("{}=7", world.class());
     world.watched = format!("{},{other}", world.namespace);
-    world.start(&[]);
+    // Its target collects from both, and a kind without namespaces.
+    let all = ["--cross-namespace-targets=all"];
+    world.start(&all);
     world.holds(&["a=1", "b=2", &class]);
     world.stop();
 
