@@ -219,9 +219,10 @@ impl Asked<'_> {
         if !by_labels || self.bounds.reach().is_none() {
             return Vec::new();
         }
+        let own = self.id.namespace.as_deref().unwrap_or_default();
         vec![format!(
-            "spec.namespaceSelector selects other namespaces only if they are within reach: {}",
-            beyond_reach(&self.id)
+            "spec.namespaceSelector: only namespace {own} is within reach; name others in spec.allowedNamespaces \
+             of a KollectScope in namespace {own}"
         )]
     }
 
@@ -258,8 +259,8 @@ impl Ceilings<'_> {
         let trusted = namespace == own || self.names_static(namespace);
         (!trusted).then(|| {
             format!(
-                "{what} is in namespace {namespace}: users who may edit it there decide {decides}; keep it in \
-                 namespace {own}, or list {namespace} in spec.allowedStaticRefNamespaces of a KollectClusterScope"
+                "{what}: users who may edit it in namespace {namespace} decide {decides}; move it to {own}, or \
+                 list {namespace} in allowedStaticRefNamespaces of a KollectClusterScope"
             )
         })
     }

@@ -243,7 +243,8 @@ fn kubectl_is_told_what_is_wrong_and_what_may_be() {
             "resourceRules": [{ "gvk": { "version": "v1", "kind": "Pod" }, "matchPolicy": policy }],
         })
     };
-    stage.apply("KollectClusterTarget", "all", cluster("true")).allowed(&[]);
+    let hands = "users who may edit it in namespace shop decide";
+    stage.apply("KollectClusterTarget", "all", cluster("true")).allowed(&[hands]);
     stage
         .apply("KollectClusterTarget", "all", cluster("1 +"))
         .denied("KollectClusterTarget", &["matchPolicy"]);
@@ -261,7 +262,7 @@ fn kubectl_is_told_what_is_wrong_and_what_may_be() {
     reserved["metadata"]["namespace"] = json!("cluster");
     stage.kubectl(&["create"], &reserved).denied("KollectInventory", &["metadata.namespace = \"cluster\""]);
     let cluster = |reference: Value| json!({ "sinkNamespace": "shop", "databaseSinkRefs": [reference] });
-    stage.apply("KollectClusterInventory", "all", cluster(json!("portal"))).allowed(&[]);
+    stage.apply("KollectClusterInventory", "all", cluster(json!("portal"))).allowed(&[hands]);
     stage
         .apply("KollectClusterInventory", "all", cluster(json!({ "name": "a/b" })))
         .denied("KollectClusterInventory", &["spec.databaseSinkRefs[0].name"]);
@@ -432,7 +433,7 @@ fn samples_pass_and_http_2_is_spoken_where_it_is_enabled() {
         // They come in the order of their kinds.
         ("Warning: ", "add it or correct the name"),
         // This operator is at home in another namespace, and the cluster scope comes later.
-        ("Warning: ", "keep it in namespace default"),
+        ("Warning: ", "move it to default"),
         ("Warning: ", "a filter always gives a list"),
         ("Warning: ", "spec.serialization.format is absent"),
         ("The request is invalid: ", "is not available in this build"),

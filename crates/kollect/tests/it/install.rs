@@ -1,6 +1,8 @@
 //! What `kubectl apply -k` installs is enough: the operator runs as exactly the service account of the
 //! manifests, with exactly their arguments, and the API server's own log shows that nothing was refused.
 
+mod tenancy;
+
 use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
@@ -109,16 +111,20 @@ impl World {
 
     /// A kubeconfig of the service account, with a token as a Pod gets it.
     fn kubeconfig(&self) -> PathBuf {
-        let token = self.plane.kubectl(&["create", "token", "kollect", "-n", self.namespace]).unwrap();
+        self.kubeconfig_of(self.namespace, "kollect")
+    }
+
+    fn kubeconfig_of(&self, namespace: &str, account: &str) -> PathBuf {
+        let token = self.plane.kubectl(&["create", "token", account, "-n", namespace]).unwrap();
         let authority = self.dir.path().join("ca.pem");
         fs::write(&authority, self.plane.ca_pem()).unwrap();
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "pod",
             "clusters": [{ "name": "pod", "cluster": { "server": self.plane.url(), "certificate-authority": authority } }],
             "users": [{ "name": "pod", "user": { "token": token.trim() } }],
-            "contexts": [{ "name": "pod", "context": { "cluster": "pod", "user": "pod", "namespace": self.namespace } }],
+            "contexts": [{ "name": "pod", "context": { "cluster": "pod", "user": "pod", "namespace": namespace } }],
         });
-        let file = self.dir.path().join("kubeconfig");
+        let file = self.dir.path().join(format!("kubeconfig-{account}"));
         fs::write(&file, config.to_string()).unwrap();
         file
     }
@@ -193,8 +199,8 @@ impl World {
         events.filter(|event: &Value| event["user"]["username"] == account).collect()
     }
 
-    /// Nothing was forbidden, and this is not because nothing was asked.
-    fn nothing_was_refused(&self) -> Vec<Value> {
+    /// No request of the operator was answered with 403.
+    fn nothing_was_forbidden(&self) -> Vec<Value> {
         let requests = self.requests();
         let refused: Vec<String> = requests
             .iter()
@@ -202,6 +208,12 @@ impl World {
             .map(|event| format!("{} {}", event["verb"], event["requestURI"]))
             .collect();
         assert!(refused.is_empty(), "forbidden:\n{}", refused.join("\n"));
+        requests
+    }
+
+    /// Nothing was forbidden, and this is not because nothing was asked.
+    fn nothing_was_refused(&self) -> Vec<Value> {
+        let requests = self.nothing_was_forbidden();
         for (verb, resource, subresource) in [
             ("watch", "deployments", None),
             ("watch", "secrets", None),

@@ -1,6 +1,7 @@
 //! Reviews against a world of files, without a socket.
 
 mod asks;
+mod tenancy;
 
 use std::sync::Arc;
 

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// The targets here collect from other namespaces, or a kind without namespaces.
+const ALL: &[&str] = &["--cross-namespace-targets=all"];
+
 impl World {
     /// A target that nothing limits to namespaces, of a kind that has none.
     fn install_classes(&self) {
@@ -38,15 +41,13 @@ fn law_6_a_target_that_goes_leaves_nothing_behind_wherever_its_objects_were() {
     world.install_classes();
     let class = format!("{}=7", world.class());
     world.watched = format!("{},{other}", world.namespace);
-    // Its target collects from both, and a kind without namespaces.
-    let all = ["--cross-namespace-targets=all"];
-    world.start(&all);
+    world.start(ALL);
     world.holds(&["a=1", "b=2", &class]);
     world.stop();
 
     // Whoever looks at less knows nothing about the rest: it stays, as long as its target does.
     world.watched.clone_from(&world.namespace);
-    world.start(&[]);
+    world.start(ALL);
     world.map("c", "3");
     world.holds(&["a=1", "b=2", "c=3", &class]);
     // A target that is gone is gone: nobody needs to see its objects to know that.
@@ -54,7 +55,7 @@ fn law_6_a_target_that_goes_leaves_nothing_behind_wherever_its_objects_were() {
     world.holds(&["a=1", "b=2", "c=3"]);
     world.stop();
     world.delete("kollecttarget/maps");
-    world.start(&[]);
+    world.start(ALL);
     world.holds(&[]);
     world.becomes("kollectinventory/all", "Synced", "True Exported");
 }
@@ -66,7 +67,7 @@ fn law_5_a_tenant_keeps_rows_of_objects_that_it_may_not_see_until_their_target_g
     world.install();
     world.install_classes();
     let class = format!("{}=7", world.class());
-    world.start(&[]);
+    world.start(ALL);
     world.becomes("kollectinventory/all", "Synced", "True Exported");
     world.holds(&["a=1", &class]);
     world.stop();
@@ -85,7 +86,7 @@ fn law_5_a_tenant_keeps_rows_of_objects_that_it_may_not_see_until_their_target_g
     let kubeconfig = world.dir.path().join("kubeconfig");
     std::fs::write(&kubeconfig, config.to_string()).unwrap();
     world.kubeconfig = Some(kubeconfig);
-    world.start(&["--tenant-mode"]);
+    world.start(&[&["--tenant-mode"], ALL].concat());
     world.becomes("kollecttarget/classes", "Blind", "True ScopeForbidden");
     world.map("b", "2");
     world.holds(&["a=1", "b=2", &class]);

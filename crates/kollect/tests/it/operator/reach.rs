@@ -31,7 +31,7 @@ impl World {
         eventually(&format!("{what} {type_}"), || {
             let conditions = self.get(what)["status"]["conditions"].as_array().cloned().unwrap_or_default();
             let found = conditions.iter().find(|condition| condition["type"] == type_);
-            message = found.ok_or("not yet")?["message"].as_str().unwrap().to_owned();
+            message = found.ok_or("not yet")?["message"].to_string();
             Ok(())
         });
         message

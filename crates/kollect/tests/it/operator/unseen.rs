@@ -93,7 +93,10 @@ fn what_happened_while_no_operator_ran_is_found_by_the_next_one() {
             (found == expected).then_some(()).ok_or(found)
         });
     };
-    let start = |world: &mut World| world.start(&["--watch-namespaces", &there]);
+    // One of the targets collects from both namespaces.
+    let start = |world: &mut World| {
+        world.start(&["--watch-namespaces", &there, "--cross-namespace-targets=all"]);
+    };
     start(&mut world);
     let both = "both far,both goes,both stays,";
     let before = format!(
