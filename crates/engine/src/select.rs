@@ -187,6 +187,11 @@ impl Selection {
         self.rules.iter().filter_map(|rule| rule.field_selector.as_deref())
     }
 
+    /// Whether objects of the kind are asked for with this field selector.
+    pub fn asks(&self, gvk: &Gvk, field_selector: Option<&str>) -> bool {
+        self.rules.iter().any(|rule| rule.gvk == *gvk && rule.field_selector.as_deref() == field_selector)
+    }
+
     /// The kinds that are selected. What a scope denies is not even listed.
     pub fn kinds(&self) -> BTreeSet<&Gvk> {
         let kinds = self.rules.iter().map(|rule| &rule.gvk);

@@ -227,6 +227,7 @@ impl View<'_> {
         let kinds = target.selection.kinds();
         let concerns = |place: &Place| {
             kinds.contains(&place.gvk)
+                && target.selection.asks(&place.gvk, place.field_selector.as_deref())
                 && place
                     .namespace
                     .as_ref()
@@ -252,7 +253,9 @@ impl View<'_> {
                 since: since.clone(),
                 blind,
             });
-            line.namespaces.extend(place.namespace.as_deref().map(ToOwned::to_owned));
+            // Several field selectors may look at one namespace.
+            let name = place.namespace.as_deref().filter(|name| !line.namespaces.iter().any(|n| n == name));
+            line.namespaces.extend(name.map(ToOwned::to_owned));
             line.since = line.since.clone().max(since);
         }
         lines.into_values().collect()

@@ -233,7 +233,8 @@ fn law_9_law_10_a_team_gets_nothing_of_its_neighbours_whatever_it_writes() {
 
     // Each refusal says what to do.
     let scope = "KollectScope in namespace team-a";
-    for target in ["included", "only-others", "every", "labelled"] {
+    world.tells("kollecttarget/every", &["ScopeClipped True BeyondReach", "namespaces (", scope]);
+    for target in ["included", "only-others", "labelled"] {
         world.tells(&format!("kollecttarget/{target}"), &["ScopeClipped True BeyondReach", "team-b", scope]);
     }
     world.tells("kollecttarget/only-others", &["Ready False BeyondReach"]);
