@@ -1,11 +1,12 @@
 //! Which repository, which branch, whom to trust and who we are: from a spec and its Secrets.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use kollect_model::{
     SpecError,
     crd::sinks::{Git, GitAuthType, SinkCommon},
 };
+use russh::keys::PrivateKey;
 
 use super::transport::{known_hosts::KnownHosts, private_key::private_key};
 use crate::{Policy, Secrets, secrets::ClientCertificate, tls::Trust};
@@ -49,12 +50,11 @@ pub(super) struct Credentials {
     pub(super) ssh: Option<SshCredentials>,
 }
 
-/// A key for SSH, and which hosts are known. Never printed.
+/// A key for SSH, opened with its passphrase, and which hosts are known. Never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct SshCredentials {
     pub(super) user: String,
-    pub(super) key: String,
-    pub(super) passphrase: Option<String>,
+    pub(super) key: Arc<PrivateKey>,
     pub(super) known_hosts: String,
 }
 
@@ -236,12 +236,16 @@ impl Credentials {
         url_user: Option<&str>,
         trust_any_server: bool,
     ) -> Result<Self, String> {
-        let Some(key) = secrets.first(field, KEY_KEYS) else {
+        let named = |name: &'static str| secrets.first(field, &[name]).map(|key| (name, key));
+        let Some((name, key)) = KEY_KEYS.iter().copied().find_map(named) else {
             return Err(format!("has none of the keys {}", KEY_KEYS.join(", ")));
         };
-        let key = str::from_utf8(key).map_err(|_| "holds a private key that is no text".to_owned())?;
+        let key = str::from_utf8(key)
+            .map_err(|_| format!("has in its key {name} a private key that is no text"))?;
         let passphrase = secrets.text(field, "passphrase")?;
-        private_key(key, passphrase.as_deref())?;
+        // Opening it may take a second: the plan keeps the result.
+        let key = private_key(key, passphrase.as_deref())
+            .map_err(|problem| format!("has in its key {name} {problem}"))?;
         let known_hosts = match secrets.text(field, "known_hosts")? {
             Some(known) => {
                 KnownHosts::parse(&known)?;
@@ -257,7 +261,7 @@ impl Credentials {
         };
         let user = secrets.text(field, "username")?;
         let user = user.as_deref().or(url_user).unwrap_or(USER).to_owned();
-        let ssh = SshCredentials { user, key: key.to_owned(), passphrase, known_hosts };
+        let ssh = SshCredentials { user, key: Arc::new(key), known_hosts };
         Ok(Self { ssh: Some(ssh), ..Self::default() })
     }
 }

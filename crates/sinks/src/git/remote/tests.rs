@@ -106,6 +106,7 @@ fn ssh_needs_a_key_and_known_hosts() {
     for (content, part) in [
         (&[("token", "hunter2")][..], "ssh-privatekey, identity, id_rsa"),
         (&[("ssh-privatekey", "hunter2")], "cannot be read"),
+        (&[("identity", "hunter2")], "the Secret has in its key identity a private key that cannot be read"),
     ] {
         let config = plan("ssh://git.example/x").unwrap();
         let error = config.with_secrets(&secrets(content)).unwrap_err()[0].to_string();

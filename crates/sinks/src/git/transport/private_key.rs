@@ -2,27 +2,41 @@
 //!
 //! How much work it is to make a key from a passphrase is written into the private key, up to 2^32 rounds,
 //! and a Secret is written by a tenant. So the work is read first, and a key that asks for too much is refused
-//! before anything is computed.
+//! before anything is computed. The bounds allow about a second of work in a release build (docs/adr/0009).
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use pkcs8::{EncryptedPrivateKeyInfoRef, pkcs5::pbes2};
 use russh::keys::{self, PrivateKey, ssh_key::Kdf};
 
-/// Rounds of bcrypt. `ssh-keygen` writes 16 or 24, and 100 if it is asked for a strong key.
-const MAX_BCRYPT_ROUNDS: u32 = 256;
+/// Bytes of the text of a key. One of RSA with 16,384 bits, the most that `ssh-keygen` makes, has 12,700. To
+/// check an RSA key takes work that grows with the square of its size: minutes for one that fills a Secret.
+const MAX_TEXT_BYTES: u64 = 16 << 10;
+/// Rounds of bcrypt. `ssh-keygen` writes 16 or 24, and `ssh-keygen -a 100` is common advice.
+const MAX_BCRYPT_ROUNDS: u32 = 100;
 /// Iterations of PBKDF2. OpenSSL writes 2,048; advice for passwords goes up to some 600,000.
 const MAX_PBKDF2_ITERATIONS: u32 = 1_000_000;
 /// Bytes that scrypt fills. OpenSSL makes it 16 MiB.
 const MAX_SCRYPT_BYTES: u64 = 64 << 20;
 /// KiB that Argon2 fills in one pass, and in all passes. PuTTY makes it 8 MiB and a few dozen passes.
 const MAX_ARGON2_KIB: u64 = 64 << 10;
-const MAX_ARGON2_KIB_IN_ALL_PASSES: u64 = 2 << 20;
+const MAX_ARGON2_KIB_IN_ALL_PASSES: u64 = 1 << 20;
 
 const UNREADABLE: &str =
-    "has a private key that cannot be read; write what ssh-keygen makes, from -----BEGIN to the end";
+    "a private key that cannot be read; write what ssh-keygen makes, from -----BEGIN to the end";
 
-/// A private key from a Secret. A problem says nothing about it.
+/// How to write a key anew so that its passphrase takes less work.
+const WITH_SSH_KEYGEN: &str = "ssh-keygen -p -a 16 -f FILE";
+const WITH_PUTTYGEN: &str = "puttygen FILE -O private-openssh-new -o NEW";
+
+/// A private key from a Secret. A problem says what the Secret has, and nothing of what the key holds.
 pub(in crate::git) fn private_key(text: &str, passphrase: Option<&str>) -> Result<PrivateKey, String> {
+    let bytes = text.len() as u64;
+    if bytes > MAX_TEXT_BYTES {
+        return Err(format!(
+            "a private key of {bytes} bytes, at most {MAX_TEXT_BYTES} are allowed; make a key with \
+             ssh-keygen -t ed25519"
+        ));
+    }
     if passphrase.is_some() {
         check_work(text.trim())?;
     }
@@ -30,10 +44,10 @@ pub(in crate::git) fn private_key(text: &str, passphrase: Option<&str>) -> Resul
     match keys::decode_secret_key(&format!("{}\n", text.trim()), passphrase) {
         Ok(key) => Ok(key),
         Err(keys::Error::KeyIsEncrypted) => {
-            Err("has a private key with a passphrase and no key passphrase; add it".into())
+            Err("a private key with a passphrase and no key passphrase; add it".into())
         }
         Err(_) if passphrase.is_some() => {
-            Err("has a private key that its passphrase does not open, or that cannot be read".into())
+            Err("a private key that its passphrase does not open, or that cannot be read".into())
         }
         Err(_) => Err(UNREADABLE.into()),
     }
@@ -46,7 +60,7 @@ fn check_work(text: &str) -> Result<(), String> {
     }
     // With two of them, it would depend on the reader which one counts.
     if text.lines().filter(|line| line.starts_with("-----BEGIN ")).count() > 1 {
-        return Err("has more than one private key; write one".into());
+        return Err("more than one private key; write one".into());
     }
     let body = text.lines().skip_while(|line| !line.starts_with("-----BEGIN ")).skip(1);
     let body = body.take_while(|line| !line.starts_with("-----END "));
@@ -57,7 +71,7 @@ fn check_work(text: &str) -> Result<(), String> {
     if let Ok(key) = PrivateKey::from_bytes(&body)
         && let Kdf::Bcrypt { rounds, .. } = key.kdf()
     {
-        return within("rounds of bcrypt", (*rounds).into(), MAX_BCRYPT_ROUNDS.into());
+        return within("rounds of bcrypt", (*rounds).into(), MAX_BCRYPT_ROUNDS.into(), WITH_SSH_KEYGEN);
     }
     if let Ok(key) = EncryptedPrivateKeyInfoRef::try_from(&*body)
         && let Some(scheme) = key.encryption_algorithm.pbes2()
@@ -69,11 +83,12 @@ fn check_work(text: &str) -> Result<(), String> {
 
 fn check_pkcs8(kdf: &pbes2::Kdf) -> Result<(), String> {
     if let Some(pbkdf2) = kdf.pbkdf2() {
-        within("iterations of PBKDF2", pbkdf2.iteration_count.into(), MAX_PBKDF2_ITERATIONS.into())
+        let iterations = pbkdf2.iteration_count.into();
+        within("iterations of PBKDF2", iterations, MAX_PBKDF2_ITERATIONS.into(), WITH_SSH_KEYGEN)
     } else if let Some(scrypt) = kdf.scrypt() {
         let factors = [128, scrypt.block_size.into(), scrypt.parallelization.into()];
         let bytes = factors.into_iter().fold(scrypt.cost_parameter, u64::saturating_mul);
-        within("bytes of scrypt", bytes, MAX_SCRYPT_BYTES)
+        within("bytes of scrypt", bytes, MAX_SCRYPT_BYTES, WITH_SSH_KEYGEN)
     } else {
         Err(UNREADABLE.into())
     }
@@ -86,17 +101,18 @@ fn check_putty(text: &str) -> Result<(), String> {
         values.map(|value| value.parse().unwrap_or(u64::MAX)).max().unwrap_or(0)
     };
     let (memory, passes) = (number("Argon2-Memory"), number("Argon2-Passes"));
-    within("KiB of Argon2", memory, MAX_ARGON2_KIB)?;
-    within("KiB of Argon2 in all passes", memory.saturating_mul(passes), MAX_ARGON2_KIB_IN_ALL_PASSES)
+    within("KiB of Argon2", memory, MAX_ARGON2_KIB, WITH_PUTTYGEN)?;
+    let in_all = memory.saturating_mul(passes);
+    within("KiB of Argon2 in all passes", in_all, MAX_ARGON2_KIB_IN_ALL_PASSES, WITH_PUTTYGEN)
 }
 
-fn within(what: &str, asked: u64, most: u64) -> Result<(), String> {
+fn within(what: &str, asked: u64, most: u64, command: &str) -> Result<(), String> {
     if asked <= most {
         return Ok(());
     }
     Err(format!(
-        "has a private key whose passphrase takes {asked} {what}, at most {most} are allowed; write the key \
-         anew with ssh-keygen -p"
+        "a private key whose passphrase takes {asked} {what}, at most {most} are allowed; write the key \
+         anew with {command}"
     ))
 }
 
@@ -142,6 +158,19 @@ mod tests {
         pkcs8(pbes2::Parameters::generate_pbkdf2_sha256_aes256cbc(iterations, &[1; 16], [2; 16]).unwrap())
     }
 
+    /// With a cost of 2 to the power of `log_n`.
+    fn scrypt(log_n: u8, r: u16, p: u16) -> String {
+        let kdf = pbes2::ScryptParams {
+            salt: pbes2::Salt::new([1; 16]).unwrap(),
+            cost_parameter: 1 << log_n,
+            block_size: r,
+            parallelization: p,
+            key_length: None,
+        };
+        let encryption = pbes2::EncryptionScheme::Aes256Cbc { iv: [2; 16] };
+        pkcs8(pbes2::Parameters { kdf: kdf.into(), encryption })
+    }
+
     fn putty(memory: &str, passes: &str) -> String {
         format!(
             "PuTTY-User-Key-File-3: ssh-ed25519\nEncryption: aes256-cbc\nComment: x\nPublic-Lines: 0\n\
@@ -153,15 +182,25 @@ mod tests {
     #[test]
     fn a_passphrase_that_takes_too_much_work_is_refused_before_any_of_it() {
         for (key, work) in [
-            (openssh(MAX_BCRYPT_ROUNDS + 1), "257 rounds of bcrypt"),
+            (
+                openssh(MAX_BCRYPT_ROUNDS + 1),
+                "101 rounds of bcrypt, at most 100 are allowed; write the key anew with ssh-keygen -p -a 16",
+            ),
             (openssh(u32::MAX), "4294967295 rounds of bcrypt"),
             (pbkdf2(MAX_PBKDF2_ITERATIONS + 1), "1000001 iterations of PBKDF2"),
             (pbkdf2(100_000_000), "iterations of PBKDF2"),
             (pbkdf2(100_000_000).replace(" ENCRYPTED", ""), "iterations of PBKDF2"),
-            (putty("1048576", "1"), "1048576 KiB of Argon2"),
+            (scrypt(20, 8, 1), "1073741824 bytes of scrypt, at most 67108864 are allowed"),
+            (scrypt(14, 8, u16::MAX), "bytes of scrypt"),
+            (scrypt(1, u16::MAX, u16::MAX), "bytes of scrypt"),
+            (
+                putty("1048576", "1"),
+                "1048576 KiB of Argon2, at most 65536 are allowed; write the key anew with puttygen",
+            ),
             (putty("8192", "1000000"), "8192000000 KiB of Argon2 in all passes"),
             (putty("8192\nArgon2-Memory: 4294967295", "1"), "4294967295 KiB"),
             (openssh(16) + &openssh(u32::MAX), "more than one private key"),
+            (openssh(16) + &"A".repeat(16 << 10), "bytes, at most 16384 are allowed"),
         ] {
             let problem = private_key(&key, Some("hunter2")).unwrap_err();
             assert!(problem.contains(work), "{problem}");

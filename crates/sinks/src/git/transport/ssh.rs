@@ -19,7 +19,6 @@ use tokio::time::timeout;
 use super::{
     failure::{Failure, spoken},
     known_hosts::KnownHosts,
-    private_key::private_key,
     protocol::{Answer, Chunks, Conversation, PIECE, Request, Server, Service},
     stream::{Attentive, SILENCE_LIMIT},
 };
@@ -65,8 +64,6 @@ impl Ssh {
         let (Address::Ssh { host, port, path, .. }, Some(credentials)) = (address, credentials) else {
             return Err(wrong("there is no key for SSH"));
         };
-        let key = private_key(&credentials.key, credentials.passphrase.as_deref())
-            .map_err(|problem| wrong(&format!("the Secret {problem}")))?;
         let known = (!trust_any_server).then(|| KnownHosts::parse(&credentials.known_hosts)).transpose();
         let known = known.map_err(|problem| wrong(&format!("the Secret {problem}")))?;
         Ok(Self {
@@ -75,7 +72,7 @@ impl Ssh {
             port: *port,
             path: path.clone(),
             user: credentials.user.clone(),
-            key: Arc::new(key),
+            key: credentials.key.clone(),
             known: known.map(Arc::new),
             network: network.clone(),
         })
