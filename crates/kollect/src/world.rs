@@ -6,6 +6,7 @@
 
 mod floors;
 mod inventories;
+mod secrets;
 mod sinks;
 mod targets;
 
@@ -40,14 +41,12 @@ use crate::reason::Reason;
 
 pub(crate) use inventories::{BoundSink, ResolvedInventory, RowsWanted};
 pub(crate) use kollect_model::binding::{Family, InventoryName};
+pub(crate) use secrets::{Contents, Secret, check_secret_type};
 pub(crate) use sinks::{SinkPlan, check_sink};
 pub(crate) use targets::ResolvedTarget;
 
 /// Namespace (empty for cluster kinds) and name.
 pub(crate) type Name = (String, String);
-
-/// What a Secret holds.
-pub(crate) type Contents = BTreeMap<String, Vec<u8>>;
 
 /// All objects that decisions depend on.
 #[derive(Clone, Default)]
@@ -66,17 +65,6 @@ pub(crate) struct World {
     pub(crate) refused: BTreeSet<(String, Name)>,
     /// Where scopes may not be read, and why: their kind and namespace; `None`: anywhere.
     pub(crate) unseen_scopes: Vec<(String, Option<Arc<str>>, String)>,
-}
-
-/// What is known about a Secret that somebody names.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Secret {
-    /// It is being looked up.
-    Awaited,
-    /// What it holds.
-    Known(Arc<Contents>),
-    /// Why it cannot be read.
-    Unreadable(String),
 }
 
 /// What whoever runs the program decides for all objects.

@@ -18,7 +18,7 @@ use kollect_model::crd::shapes::Gvk;
 use kube::{Api, Client};
 use tokio::{sync::watch, time};
 
-use crate::world::{Contents, Name, Secret};
+use crate::world::{Contents, Name, Secret, check_secret_type};
 
 /// How often a Secret is read that may not be watched.
 const READ_AGAIN: Duration = Duration::from_mins(5);
@@ -120,7 +120,7 @@ impl Follower {
                 Event::Apply(object) => {
                     found = true;
                     match serde_json::from_str::<KubeSecret>(object.raw.get()) {
-                        Ok(secret) => self.put(Secret::Known(Arc::new(contents(secret)))),
+                        Ok(secret) => self.put(self.usable(secret)),
                         Err(_) => self.put(Secret::Unreadable("the Secret cannot be read".into())),
                     }
                 }
@@ -137,13 +137,21 @@ impl Follower {
     async fn read(&self) {
         let (namespace, name) = &self.name;
         match Api::<KubeSecret>::namespaced(self.client.clone(), namespace).get_opt(name).await {
-            Ok(Some(secret)) => self.put(Secret::Known(Arc::new(contents(secret)))),
+            Ok(Some(secret)) => self.put(self.usable(secret)),
             Ok(None) => self.put(self.missing()),
             Err(kube::Error::Api(status)) if status.code == 403 => {
                 let why = format!("the operator may not read Secret {name} in namespace {namespace}");
                 self.put(Secret::Unreadable(why));
             }
             Err(_) => self.put_first(Secret::Unreadable("the API server does not answer".into())),
+        }
+    }
+
+    fn usable(&self, secret: KubeSecret) -> Secret {
+        let (namespace, name) = &self.name;
+        match check_secret_type(secret.type_.as_deref()) {
+            Ok(()) => Secret::Known(Arc::new(contents(secret))),
+            Err(problem) => Secret::Unreadable(format!("Secret {name} in namespace {namespace}: {problem}")),
         }
     }
 

@@ -7,12 +7,16 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use kollect_model::SpecError;
 use serde_json::Value;
 
-use crate::world::Contents;
+use crate::world::{Contents, check_secret_type};
 
 /// What a Secret holds, or everything that is wrong with it.
 pub(super) fn contents(secret: &Value) -> Result<Contents, Vec<SpecError>> {
     let mut contents = Contents::new();
     let mut errors = Vec::new();
+    let type_ = secret["type"].as_str();
+    if let Err(problem) = check_secret_type(type_) {
+        errors.push(SpecError::new("type", &type_.into(), problem));
+    }
     let entries = |part: &'static str| secret[part].as_object().into_iter().flatten();
     let texts = entries("data").map(|entry| ("data", entry));
     for (part, (key, value)) in texts.chain(entries("stringData").map(|entry| ("stringData", entry))) {
@@ -83,6 +87,15 @@ mod tests {
         assert_eq!(contents["dsn"], b"postgres://me:hunter2@db/x");
         assert_eq!(contents["home"], env!("CARGO_MANIFEST_DIR").as_bytes());
         assert_eq!(contents["plain"], b"$5 {x}");
+    }
+
+    #[test]
+    fn a_secret_of_a_type_that_sinks_may_not_use_is_refused() {
+        let secret =
+            json!({ "type": "kubernetes.io/service-account-token", "stringData": { "token": "hunter2" } });
+        let errors: Vec<String> = contents(&secret).unwrap_err().iter().map(ToString::to_string).collect();
+        assert!(errors[0].starts_with("type") && errors[0].contains("type Opaque"), "{errors:?}");
+        assert!(!errors[0].contains("hunter2"), "{errors:?}");
     }
 
     #[test]

@@ -65,3 +65,44 @@ fn law_11_a_secret_that_is_being_looked_up_holds_up_its_own_sinks_only() {
     world.holds(&["a=1", "b=2", "c=3", "d=4"]);
     assert_eq!(late().trim(), "a b c", "without its Secret nothing is written");
 }
+
+#[test]
+fn a_secret_of_the_cluster_itself_is_no_credential_of_a_sink() {
+    let mut world = World::new("tokens");
+    world.map("a", "1");
+    world.install();
+    for (name, type_) in [
+        ("account", "kubernetes.io/service-account-token"),
+        ("bootstrap", "bootstrap.kubernetes.io/token"),
+        ("release", "helm.sh/release.v1"),
+    ] {
+        world.apply(json!({
+            "apiVersion": "v1", "kind": "Secret", "type": type_,
+            "metadata": { "name": name, "annotations": { "kubernetes.io/service-account.name": "default" } },
+            "stringData": { "dsn": world.postgres.dsn() },
+        }));
+        let table = format!("{}_{name}", world.table());
+        let spec =
+            json!({ "type": "postgres", "postgres": { "databaseRef": { "name": name }, "table": table } });
+        world.kollect("KollectDatabaseSink", name, spec);
+        world.kollect("KollectInventory", name, json!({ "databaseSinkRefs": [name] }));
+    }
+    world.start(&[]);
+    world.holds(&["a=1"]);
+    for name in ["account", "bootstrap", "release"] {
+        let sink = format!("kollectdatabasesink/{name}");
+        world.becomes(&sink, "ConnectionVerified", "False SecretResolveFailed");
+        let message = world.get(&sink)["status"]["conditions"].to_string();
+        assert!(message.contains("make a Secret of type Opaque"), "{message}");
+        world.becomes(&format!("kollectinventory/{name}"), "Degraded", "True SecretResolveFailed");
+        let table = format!("SELECT to_regclass('{}_{name}')", world.table());
+        assert_eq!(world.postgres.psql(&table).unwrap().trim(), "", "nothing was opened");
+    }
+    // The type of a Secret cannot be changed: it is made anew.
+    world.delete("secret/release");
+    world.apply(json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "release" },
+        "stringData": { "dsn": world.postgres.dsn() },
+    }));
+    world.becomes("kollectinventory/release", "Ready", "True Exported");
+}

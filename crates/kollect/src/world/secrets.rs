@@ -1,0 +1,61 @@
+//! Secrets that sinks name: what is known of each, and which types sinks may not use.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+/// What a Secret holds.
+pub(crate) type Contents = BTreeMap<String, Vec<u8>>;
+
+/// What is known about a Secret that a sink names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Secret {
+    /// It is being looked up.
+    Awaited,
+    /// What it holds.
+    Known(Arc<Contents>),
+    /// Why it cannot be read.
+    Unreadable(String),
+}
+
+/// Types whose contents belong to the cluster, and what they are. A sink sends what is in its Secret to a server that
+/// the author of the sink chooses.
+const REFUSED_TYPES: [(&str, &str); 3] = [
+    ("kubernetes.io/service-account-token", "a credential of this cluster"),
+    ("bootstrap.kubernetes.io/token", "a credential of this cluster"),
+    ("helm.sh/release.v1", "the values of a Helm release"),
+];
+
+/// Refuses a Secret whose type sinks may not use.
+pub(crate) fn check_secret_type(type_: Option<&str>) -> Result<(), String> {
+    match REFUSED_TYPES.iter().find(|(refused, _)| Some(*refused) == type_) {
+        None => Ok(()),
+        Some((refused, what)) => Err(format!(
+            "sinks do not use Secrets of type {refused}, because these hold {what}: make a Secret of type \
+             Opaque with the keys that this sink needs"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_of_the_cluster_itself_are_refused_with_advice() {
+        for refused in
+            ["kubernetes.io/service-account-token", "bootstrap.kubernetes.io/token", "helm.sh/release.v1"]
+        {
+            let problem = check_secret_type(Some(refused)).unwrap_err();
+            assert!(problem.contains(refused) && problem.contains("type Opaque"), "{problem}");
+        }
+        for allowed in [
+            None,
+            Some("Opaque"),
+            Some("kubernetes.io/basic-auth"),
+            Some("kubernetes.io/ssh-auth"),
+            Some("kubernetes.io/tls"),
+            Some("example.com/own"),
+        ] {
+            assert_eq!(check_secret_type(allowed), Ok(()));
+        }
+    }
+}
