@@ -18,6 +18,7 @@ mod leader;
 mod logs;
 mod metrics;
 mod objects;
+mod plans;
 mod probe;
 mod progress;
 mod reconcile;

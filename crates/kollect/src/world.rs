@@ -37,12 +37,14 @@ use kollect_model::{
 use kollect_sinks::{Files, Network};
 use kube::ResourceExt;
 
+use sinks::PlanAtOnce;
+
 use crate::reason::Reason;
 
 pub(crate) use inventories::{BoundSink, ResolvedInventory, RowsWanted};
 pub(crate) use kollect_model::binding::{Family, InventoryName};
 pub(crate) use secrets::{Contents, Secret, check_secret_type};
-pub(crate) use sinks::{SinkPlan, check_sink};
+pub(crate) use sinks::{PlanRequest, PlanSinks, SinkKey, SinkPlan, check_sink};
 pub(crate) use targets::ResolvedTarget;
 
 /// Namespace (empty for cluster kinds) and name.
@@ -152,7 +154,7 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
-    fn new(reason: Reason, error: SpecError) -> Self {
+    pub(crate) fn new(reason: Reason, error: SpecError) -> Self {
         Self { reason, error }
     }
 }
@@ -178,12 +180,27 @@ pub(crate) struct Resolved {
 }
 
 /// What was compiled before. Unchanged definitions stay the same values, so that nothing is read again.
-#[derive(Default)]
 pub(crate) struct Compiled {
     profiles: BTreeMap<Name, CachedProfile>,
     /// As cluster targets use them, where that makes a difference.
     cluster_profiles: BTreeMap<Name, CachedProfile>,
     targets: BTreeMap<TargetId, CachedTarget>,
+    planner: Box<dyn PlanSinks>,
+}
+
+impl Compiled {
+    /// Nothing yet. Plans of sinks are made by `planner`.
+    pub(crate) fn planned_by(planner: Box<dyn PlanSinks>) -> Self {
+        let (profiles, cluster_profiles) = (BTreeMap::new(), BTreeMap::new());
+        Self { profiles, cluster_profiles, targets: BTreeMap::new(), planner }
+    }
+}
+
+/// Nothing yet. Plans of sinks are made when they are asked for.
+impl Default for Compiled {
+    fn default() -> Self {
+        Self::planned_by(Box::new(PlanAtOnce))
+    }
 }
 
 struct CachedProfile {
@@ -245,7 +262,7 @@ impl World {
         let profiles = self.compile_profiles(rules, compiled);
         let cluster_profiles = self.compile_cluster_profiles(rules, &profiles, compiled);
         let targets = self.resolve_targets(rules, [&profiles, &cluster_profiles], compiled);
-        let sinks = self.plan_sinks(rules);
+        let sinks = self.plan_sinks(rules, &mut *compiled.planner);
         let inventories = self.resolve_inventories(&targets, &sinks, rules);
         Resolved { profiles, targets, sinks, inventories }
     }

@@ -18,6 +18,8 @@ pub enum TaskKind {
     Probe,
     /// Follows a Secret that a sink names.
     Secret,
+    /// Makes the plans of the sinks of a namespace.
+    Plan,
     /// The loop that looks at all objects of the operator.
     Loop,
     /// Finds out which kinds the cluster serves.
@@ -34,7 +36,8 @@ pub enum TaskKind {
 
 impl TaskKind {
     /// Those that are started again after a panic; the others are core tasks.
-    pub const RESTARTED: [Self; 5] = [Self::Watch, Self::Binding, Self::Cleaning, Self::Probe, Self::Secret];
+    pub const RESTARTED: [Self; 6] =
+        [Self::Watch, Self::Binding, Self::Cleaning, Self::Probe, Self::Secret, Self::Plan];
 
     /// The text in labels and logs.
     pub fn label(self) -> &'static str {
@@ -44,6 +47,7 @@ impl TaskKind {
             Self::Cleaning => "cleaning",
             Self::Probe => "probe",
             Self::Secret => "secret",
+            Self::Plan => "plan",
             Self::Loop => "loop",
             Self::Discovery => "discovery",
             Self::Objects => "objects",

@@ -37,6 +37,7 @@ use super::{
     leader::{self, Leadership},
     metrics::{Metrics, Picture},
     objects::{Known, Objects},
+    plans::SinkPlanner,
     probe::{Probed, Probes},
     progress::Board,
     secrets::Secrets,
@@ -65,6 +66,8 @@ pub(crate) struct Operator {
     collector: Collector,
     rows: StoreReader,
     compiled: Compiled,
+    /// Changes whenever the plan of a sink was made.
+    plans: watch::Receiver<()>,
     /// What the collector was last given.
     collected: (Vec<Arc<Target>>, BTreeSet<TargetId>),
     sinks: Sinks,
@@ -106,6 +109,7 @@ impl Operator {
         let client = source.client();
         let watches: Arc<dyn WatchSource> = source.clone();
         let sinks = Sinks::default();
+        let planner = SinkPlanner::new(tasks.clone());
         let scope = within.clone().map_or(Sight::Everything, Sight::Within);
         Self {
             objects: Arc::new(Objects::follow(&watches, within.as_ref(), tasks.clone())),
@@ -124,7 +128,8 @@ impl Operator {
             rules,
             collector,
             rows,
-            compiled: Compiled::default(),
+            plans: planner.changes(),
+            compiled: Compiled::planned_by(Box::new(planner)),
             collected: (Vec::new(), BTreeSet::new()),
             sinks,
             board,
@@ -158,6 +163,7 @@ impl Operator {
         let mut leadership = self.leadership.clone();
         let mut objects = self.objects.changes();
         let mut secrets = self.secrets.changes();
+        let mut plans = self.plans.clone();
         let mut board = self.board.changes();
         let mut counts = self.board.counts();
         let mut probes = self.probes.changes();
@@ -198,6 +204,7 @@ impl Operator {
                 Ok(()) = self.leadership.changed() => {}
                 Ok(()) = objects.changed() => {}
                 Ok(()) = secrets.changed() => {}
+                Ok(()) = plans.changed() => {}
                 Ok(()) = board.changed() => {}
                 Ok(()) = counted => {}
                 Ok(()) = probes.changed() => {}
@@ -208,6 +215,7 @@ impl Operator {
             time::sleep(TOGETHER).await;
             objects.mark_unchanged();
             secrets.mark_unchanged();
+            plans.mark_unchanged();
             board.mark_unchanged();
             counts.mark_unchanged();
             probes.mark_unchanged();

@@ -1,4 +1,4 @@
-//! Sinks: how to open each of them, and which Secrets that takes.
+//! Sinks: how to open each of them, which Secrets that takes, and who makes their plans.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,35 +6,92 @@ use std::{
 };
 
 use kollect_model::{SpecError, crd::shapes::SecretReference, sink::SinkSpec};
-use kollect_sinks::{Plan, Secrets};
+use kollect_sinks::{Plan, Policy, Secrets};
 
-use super::{Family, Fault, Name, Rules, Secret, World, dangling};
+use super::{Contents, Family, Fault, Name, Rules, Secret, World, dangling};
 use crate::reason::Reason;
 
-/// How to open a sink, or why it cannot be used; `Ok(None)` while its Secrets are being looked up.
+/// How to open a sink, or why it cannot be used; `Ok(None)` while its Secrets are being looked up, or its plan is
+/// being made.
 pub(crate) type SinkPlan = Result<Option<Plan>, Vec<Fault>>;
 
+/// Family, namespace and name of a sink.
+pub(crate) type SinkKey = (Family, Name);
+
 /// The plan of each sink.
-pub(crate) type SinkPlans = BTreeMap<(Family, Name), Arc<SinkPlan>>;
+pub(crate) type SinkPlans = BTreeMap<SinkKey, Arc<SinkPlan>>;
 
-impl World {
-    pub(super) fn plan_sinks(&self, rules: &Rules) -> SinkPlans {
-        let plan = |(key, spec): (&(Family, Name), &Arc<SinkSpec>)| {
-            let plan = self.plan_sink(spec, &key.1.0, rules);
-            (key.clone(), Arc::new(plan.map(|plan| plan.map(|plan| plan.named(&key.1.1)))))
-        };
-        self.sinks.iter().map(plan).collect()
+/// Everything that the plan of a sink is made from. Equal requests have equal plans. Never printed: it holds credentials.
+pub(crate) struct PlanRequest {
+    pub(crate) name: String,
+    spec: Arc<SinkSpec>,
+    /// What its Secrets hold, by the field that names them; `None` while they are being looked up.
+    secrets: Result<Option<BTreeMap<String, Arc<Contents>>>, Vec<Fault>>,
+    policy: Policy,
+}
+
+impl PartialEq for PlanRequest {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { name, spec, secrets, policy } = self;
+        *name == other.name
+            && (Arc::ptr_eq(spec, &other.spec) || *spec == other.spec)
+            && *secrets == other.secrets
+            && *policy == other.policy
     }
+}
 
-    fn plan_sink(&self, spec: &SinkSpec, namespace: &str, rules: &Rules) -> SinkPlan {
-        let plan = plan_without_secrets(spec, namespace, rules)?;
-        let Some(secrets) = self.secrets_of(spec, namespace, rules)? else { return Ok(None) };
+impl PlanRequest {
+    /// The plan. This parses keys and certificates, and opens keys with their passphrases: up to a second of work.
+    pub(crate) fn plan(&self) -> SinkPlan {
+        let plan = plan_without_secrets(&self.spec, &self.policy)?;
+        let Some(contents) = self.secrets.clone()? else { return Ok(None) };
+        let mut secrets = Secrets::default();
+        for (field, contents) in contents {
+            secrets.insert(field, (*contents).clone());
+        }
         let unfit = |error| Fault::new(Reason::SecretResolveFailed, error);
         let plan = plan
             .with_secrets(&secrets)
             .map_err(|errors| errors.into_iter().map(unfit).collect::<Vec<_>>())?;
-        plan.check(&rules.sink_policy(namespace)).map_err(invalid)?;
-        Ok(Some(plan))
+        plan.check(&self.policy).map_err(invalid)?;
+        Ok(Some(plan.named(&self.name)))
+    }
+}
+
+/// Makes the plans of sinks.
+pub(crate) trait PlanSinks: Send {
+    /// The plan that is asked for; `Ok(None)` while it is being made.
+    fn plan(&mut self, sink: &SinkKey, request: PlanRequest) -> Arc<SinkPlan>;
+
+    /// Forgets all other sinks.
+    fn retain(&mut self, keep: &dyn Fn(&SinkKey) -> bool);
+}
+
+/// Makes every plan when it is asked for: for runs that look at their objects once.
+pub(super) struct PlanAtOnce;
+
+impl PlanSinks for PlanAtOnce {
+    fn plan(&mut self, _: &SinkKey, request: PlanRequest) -> Arc<SinkPlan> {
+        Arc::new(request.plan())
+    }
+
+    fn retain(&mut self, _: &dyn Fn(&SinkKey) -> bool) {}
+}
+
+impl World {
+    pub(super) fn plan_sinks(&self, rules: &Rules, planner: &mut dyn PlanSinks) -> SinkPlans {
+        planner.retain(&|sink| self.sinks.contains_key(sink));
+        let plan = |(sink, spec): (&SinkKey, &Arc<SinkSpec>)| {
+            let (namespace, name) = &sink.1;
+            let request = PlanRequest {
+                name: name.clone(),
+                spec: spec.clone(),
+                secrets: self.secrets_of(spec, namespace, rules),
+                policy: rules.sink_policy(namespace),
+            };
+            (sink.clone(), planner.plan(sink, request))
+        };
+        self.sinks.iter().map(plan).collect()
     }
 
     /// The Secrets that sinks may read.
@@ -52,8 +109,13 @@ impl World {
     }
 
     /// What the Secrets of a sink hold, if all of them can be read; `None`: nobody knows yet.
-    fn secrets_of(&self, spec: &SinkSpec, own: &str, rules: &Rules) -> Result<Option<Secrets>, Vec<Fault>> {
-        let (mut secrets, mut faults, mut awaited) = (Secrets::default(), Vec::new(), false);
+    fn secrets_of(
+        &self,
+        spec: &SinkSpec,
+        own: &str,
+        rules: &Rules,
+    ) -> Result<Option<BTreeMap<String, Arc<Contents>>>, Vec<Fault>> {
+        let (mut secrets, mut faults, mut awaited) = (BTreeMap::new(), Vec::new(), false);
         for (field, SecretReference { name, namespace }) in spec.secret_refs() {
             let namespace = namespace.as_deref().unwrap_or(own);
             if let Some(error) = foreign_secret(field, own, namespace, rules) {
@@ -63,7 +125,9 @@ impl World {
             let key = (namespace.to_owned(), name.clone());
             match self.secrets.get(&key) {
                 Some(Secret::Awaited) => awaited = true,
-                Some(Secret::Known(contents)) => secrets.insert(field, (**contents).clone()),
+                Some(Secret::Known(contents)) => {
+                    secrets.insert(field.into(), contents.clone());
+                }
                 Some(Secret::Unreadable(why)) => {
                     let error = SpecError::new(field, &name.as_str().into(), why.clone());
                     faults.push(Fault::new(Reason::SecretResolveFailed, error));
@@ -84,15 +148,15 @@ fn invalid(errors: Vec<SpecError>) -> Vec<Fault> {
     errors.into_iter().map(|error| Fault::new(Reason::InvalidSpec, error)).collect()
 }
 
-fn plan_without_secrets(spec: &SinkSpec, namespace: &str, rules: &Rules) -> Result<Plan, Vec<Fault>> {
+fn plan_without_secrets(spec: &SinkSpec, policy: &Policy) -> Result<Plan, Vec<Fault>> {
     let plan = kollect_sinks::plan(spec).map_err(invalid)?;
-    plan.check(&rules.sink_policy(namespace)).map_err(invalid)?;
+    plan.check(policy).map_err(invalid)?;
     Ok(plan)
 }
 
 /// What is wrong with a sink, whatever its Secrets hold.
 pub(crate) fn check_sink(spec: &SinkSpec, own: &str, rules: &Rules) -> Vec<Fault> {
-    let mut faults = plan_without_secrets(spec, own, rules).err().unwrap_or_default();
+    let mut faults = plan_without_secrets(spec, &rules.sink_policy(own)).err().unwrap_or_default();
     let foreign = spec.secret_refs().into_iter().filter_map(|(field, reference)| {
         foreign_secret(field, own, reference.namespace.as_deref().unwrap_or(own), rules)
     });

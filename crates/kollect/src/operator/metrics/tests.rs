@@ -187,7 +187,7 @@ fn everything_that_is_told_is_documented_and_the_other_way_round() {
     let gets = |series: &str| told.get(series).map_or("missing".into(), |value| value.to_string());
     assert_eq!(gets("kollect_leader"), "1");
     assert_eq!(gets("kollect_discovery_healthy"), "1");
-    for task in ["watch", "binding", "cleaning", "probe", "secret"] {
+    for task in ["watch", "binding", "cleaning", "probe", "secret", "plan"] {
         assert_eq!(gets(&format!(r#"kollect_task_restarts_total{{task="{task}"}}"#)), "0");
     }
     assert_eq!(gets(r#"kollect_build_info{version="0.1.0"}"#), "1");

@@ -1,0 +1,173 @@
+//! Plans of sinks, made beside the operator's loop: keys and certificates of tenants are parsed and decrypted here.
+//!
+//! A plan is made once for a spec, the contents of its Secrets and the policy; the loop gets the finished one, and
+//! `Ok(None)` until then. A namespace makes one plan at a time, and namespaces take turns.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    future,
+    panic::resume_unwind,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use kollect_engine::tasks::{Task, TaskKind, TaskName, Tasks};
+use kollect_model::SpecError;
+use tokio::{
+    sync::{Semaphore, watch},
+    task::{JoinError, spawn_blocking},
+};
+
+use crate::{
+    reason::Reason,
+    world::{Fault, PlanRequest, PlanSinks, SinkKey, SinkPlan},
+};
+
+/// Plans that are made at the same time. Each takes a second of a core and 64 MiB at most.
+const AT_THE_SAME_TIME: usize = 2;
+
+/// Makes a plan; it may take long.
+type MakePlan = Arc<dyn Fn(&PlanRequest) -> SinkPlan + Send + Sync>;
+
+/// Makes plans for as long as it lives.
+pub(crate) struct SinkPlanner {
+    tasks: Tasks,
+    make: MakePlan,
+    plans: Arc<Plans>,
+    /// Waiters are served in the order in which they came, and a namespace waits anew for every plan.
+    turns: Arc<Semaphore>,
+    /// By namespace; some have ended.
+    running: BTreeMap<String, Task>,
+}
+
+/// What was asked for and what came of it.
+#[derive(Default)]
+struct Plans {
+    state: Mutex<State>,
+    changed: watch::Sender<()>,
+}
+
+#[derive(Default)]
+struct State {
+    sinks: BTreeMap<SinkKey, Asked>,
+    /// Sinks whose plan is to be made, by namespace. A namespace is here while a task serves it.
+    queues: BTreeMap<String, VecDeque<SinkKey>>,
+}
+
+struct Asked {
+    request: Arc<PlanRequest>,
+    /// `None` while it is being made.
+    plan: Option<Arc<SinkPlan>>,
+}
+
+impl SinkPlanner {
+    pub(crate) fn new(tasks: Tasks) -> Self {
+        Self::with(tasks, Arc::new(PlanRequest::plan))
+    }
+
+    fn with(tasks: Tasks, make: MakePlan) -> Self {
+        let turns = Arc::new(Semaphore::new(AT_THE_SAME_TIME));
+        Self { tasks, make, plans: Arc::default(), turns, running: BTreeMap::new() }
+    }
+
+    /// Changes whenever a plan was made.
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
+        self.plans.changed.subscribe()
+    }
+
+    /// Starts the task of a namespace. It ends when nothing is left to do there.
+    fn start(&mut self, namespace: &str) {
+        let name = TaskName::of_object(TaskKind::Plan, namespace);
+        let (plans, turns, make) = (self.plans.clone(), self.turns.clone(), self.make.clone());
+        let own = namespace.to_owned();
+        let work = move || plans.clone().serve(own.clone(), turns.clone(), make.clone());
+        // What panicked is not tried again, so there is nothing to wait for.
+        let task = self.tasks.restarted(name, work, |_| future::ready(()));
+        self.running.insert(namespace.to_owned(), task);
+    }
+}
+
+impl PlanSinks for SinkPlanner {
+    fn plan(&mut self, sink: &SinkKey, request: PlanRequest) -> Arc<SinkPlan> {
+        let namespace = &sink.1.0;
+        let mut state = self.plans.lock();
+        if let Some(asked) = state.sinks.get(sink).filter(|asked| *asked.request == request) {
+            return asked.plan.clone().unwrap_or_else(|| Arc::new(Ok(None)));
+        }
+        state.sinks.insert(sink.clone(), Asked { request: Arc::new(request), plan: None });
+        let is_served = state.queues.contains_key(namespace);
+        let queue = state.queues.entry(namespace.clone()).or_default();
+        if !queue.contains(sink) {
+            queue.push_back(sink.clone());
+        }
+        drop(state);
+        if !is_served {
+            self.start(namespace);
+        }
+        Arc::new(Ok(None))
+    }
+
+    fn retain(&mut self, keep: &dyn Fn(&SinkKey) -> bool) {
+        self.plans.lock().sinks.retain(|sink, _| keep(sink));
+        self.running.retain(|_, task| !task.is_finished());
+    }
+}
+
+impl Plans {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the plans that a namespace waits for, one after the other.
+    async fn serve(self: Arc<Self>, namespace: String, turns: Arc<Semaphore>, make: MakePlan) {
+        loop {
+            let turn = turns.clone().acquire_owned().await;
+            let Some((sink, request)) = self.next(&namespace) else { return };
+            let (own, make) = (request.clone(), make.clone());
+            let work = spawn_blocking(move || {
+                // Work that has begun goes on after its task was aborted, and so does its turn.
+                let _turn = turn;
+                make(&own)
+            });
+            match work.await {
+                Ok(plan) => self.finish(&sink, &request, plan),
+                Err(error) => {
+                    self.finish(&sink, &request, Err(vec![panicked()]));
+                    if let Ok(panic) = JoinError::try_into_panic(error) {
+                        resume_unwind(panic);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The next sink of a namespace; without one the namespace is no longer served.
+    fn next(&self, namespace: &str) -> Option<(SinkKey, Arc<PlanRequest>)> {
+        let mut state = self.lock();
+        while let Some(sink) = state.queues.get_mut(namespace)?.pop_front() {
+            if let Some(asked) = state.sinks.get(&sink) {
+                let request = asked.request.clone();
+                return Some((sink, request));
+            }
+        }
+        state.queues.remove(namespace);
+        None
+    }
+
+    /// Keeps a plan, unless another one has been asked for meanwhile.
+    fn finish(&self, sink: &SinkKey, request: &Arc<PlanRequest>, plan: SinkPlan) {
+        let mut state = self.lock();
+        if let Some(asked) = state.sinks.get_mut(sink).filter(|asked| Arc::ptr_eq(&asked.request, request)) {
+            asked.plan = Some(Arc::new(plan));
+            drop(state);
+            self.changed.send_replace(());
+        }
+    }
+}
+
+fn panicked() -> Fault {
+    let problem = "reading it, or a Secret that it names, panicked; this is a bug: see the log";
+    Fault::new(Reason::InvalidSpec, SpecError::absent("spec", problem))
+}
+
+#[cfg(test)]
+mod tests;
