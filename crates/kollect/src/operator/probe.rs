@@ -11,7 +11,7 @@ use kollect_engine::{
     export::Open,
     tasks::{Task, TaskKind, TaskName, Tasks},
 };
-use kollect_model::backoff::Backoff;
+use kollect_model::{backoff::Backoff, sink::ErrorClass};
 use tokio::{
     sync::watch,
     time::{self, Instant},
@@ -33,6 +33,12 @@ const PANICKED: &str = "the probe panicked and is tried again; this is a bug: se
 
 /// How a probe ended: how long it took, or why it failed.
 pub(crate) type Verdict = Result<Duration, String>;
+
+/// A probe that failed, and whether the sink refused us for who we are.
+struct Failed {
+    message: String,
+    is_refusal: bool,
+}
 
 /// What is probed: a sink, or a connection test in one of its generations.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,10 +78,16 @@ impl Probes {
         self.verdicts.lock().get(probed).cloned()
     }
 
+    /// How many probes of each sink it has refused for who we are.
+    pub(crate) fn refused_attempts(&self) -> BTreeMap<Probed, u64> {
+        self.verdicts.lock_refusals().clone()
+    }
+
     /// Probes exactly these from now on: sinks again and again, tests once.
     pub(crate) fn set(&mut self, wanted: BTreeMap<Probed, Planned>) {
         for (probed, _) in self.running.extract_if(.., |probed, _| !wanted.contains_key(probed)) {
             self.verdicts.lock().remove(&probed);
+            self.verdicts.lock_refusals().remove(&probed);
         }
         for (probed, planned) in wanted {
             let same = |known: &Arc<Planned>| known.plan == planned.plan && known.policy == planned.policy;
@@ -102,6 +114,8 @@ impl Probes {
 #[derive(Clone, Default)]
 struct Verdicts {
     known: Arc<Mutex<BTreeMap<Probed, Verdict>>>,
+    /// How many attempts were refused.
+    refusals: Arc<Mutex<BTreeMap<Probed, u64>>>,
     changed: watch::Sender<()>,
 }
 
@@ -110,8 +124,12 @@ impl Verdicts {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn lock_refusals(&self) -> MutexGuard<'_, BTreeMap<Probed, u64>> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Starts to probe. A panic is a failed probe, and the next one comes after a pause.
-    fn probe<F: Future<Output = Verdict> + Send>(
+    fn probe<F: Future<Output = Result<Duration, Failed>> + Send>(
         &self,
         tasks: &Tasks,
         probed: &Probed,
@@ -126,10 +144,19 @@ impl Verdicts {
         })
     }
 
-    async fn follow<F: Future<Output = Verdict>>(self, probed: Probed, attempt: impl Fn() -> F) {
+    async fn follow<F: Future<Output = Result<Duration, Failed>>>(
+        self,
+        probed: Probed,
+        attempt: impl Fn() -> F,
+    ) {
         let mut backoff = Backoff::default();
         loop {
-            let verdict = attempt().await;
+            let verdict = attempt().await.map_err(|failed| {
+                if failed.is_refusal {
+                    *self.lock_refusals().entry(probed.clone()).or_default() += 1;
+                }
+                failed.message
+            });
             let pause = match &verdict {
                 Ok(_) => {
                     backoff.reset();
@@ -158,13 +185,19 @@ impl Verdicts {
     }
 }
 
-async fn once(planned: &Planned) -> Verdict {
+async fn once(planned: &Planned) -> Result<Duration, Failed> {
     let began = Instant::now();
     let work = async { planned.open().await?.check().await };
     let verdict = match time::timeout(LIMIT, work).await {
         Ok(Ok(())) => Ok(began.elapsed()),
-        Ok(Err(error)) => Err(told_once(&error)),
-        Err(_) => Err(format!("no answer within {} s", LIMIT.as_secs())),
+        Ok(Err(error)) => {
+            let is_refusal = error.class() == ErrorClass::Forbidden;
+            Err(Failed { message: told_once(&error), is_refusal })
+        }
+        Err(_) => {
+            let message = format!("no answer within {} s", LIMIT.as_secs());
+            Err(Failed { message, is_refusal: false })
+        }
     };
     planned.meter.tested(planned.plan.type_name(), verdict.is_ok());
     verdict

@@ -33,6 +33,8 @@ pub(crate) struct Progress {
     refusals: BTreeSet<RowKey>,
     /// The latest failure, until something works.
     pub(crate) failure: Option<Failure>,
+    /// How many attempts the sink has refused for who we are.
+    pub(crate) refused_attempts: u64,
     /// Rows that others had changed.
     pub(crate) drifted: u64,
     /// Rows of the sink that are beyond the reach of their target, by target.
@@ -189,6 +191,7 @@ impl Board {
                 }
                 let next_attempt = pause.map(|pause| now + pause);
                 let class = error.class();
+                progress.refused_attempts += u64::from(class == ErrorClass::Forbidden);
                 progress.failure = Some(Failure { class, message, since, next_attempt });
             }
             Told::Waiting { pause } => {

@@ -3,6 +3,7 @@
 mod connection;
 mod left;
 mod preview;
+mod refused;
 mod tell;
 
 use std::{
@@ -29,6 +30,7 @@ use tracing::warn;
 
 use connection::{test_connection, tested_sink};
 use left::left_sink;
+use refused::Refusals;
 
 use super::{
     bindings::{Bindings, Planned},
@@ -76,6 +78,8 @@ pub(crate) struct Operator {
     /// Only whoever leads writes.
     deliveries: Option<Deliveries>,
     probes: Probes,
+    /// Attempts that sinks had refused when they were last looked at.
+    refusals: Refusals,
     writer: StatusWriter,
     /// When something must be looked at although nothing changes.
     due: Option<Instant>,
@@ -135,6 +139,7 @@ impl Operator {
             board,
             deliveries: None,
             probes: Probes::new(tasks.clone()),
+            refusals: Refusals::default(),
             due: None,
             leadership,
             term: None,
@@ -263,6 +268,7 @@ impl Operator {
         }
         self.deliver(&known, &world, &resolved).await;
         self.probe(&known, &resolved);
+        self.read_refused_secrets(&known, &world, &resolved);
         self.due = self.tell(&known, &resolved).await;
     }
 

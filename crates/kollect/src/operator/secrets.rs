@@ -1,6 +1,7 @@
 //! The Secrets that sinks name, and no others: each is followed by its own name.
 //!
-//! Where watching one is not permitted, reading it may be: then it is read now and then.
+//! Where watching one is not permitted, reading it may be: then it is read now and then, and after a sink has
+//! refused what it holds.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,14 +15,24 @@ use kollect_engine::{
     tasks::{Task, TaskKind, TaskName, Tasks},
     watch::{BlindReason, Event, Query, WatchSource},
 };
-use kollect_model::crd::shapes::Gvk;
+use kollect_model::{backoff::Backoff, crd::shapes::Gvk};
 use kube::{Api, Client};
-use tokio::{sync::watch, time};
+use tokio::{
+    sync::{Notify, watch},
+    time::{self, Instant},
+};
 
 use crate::world::{Contents, Name, Secret, check_secret_type};
 
 /// How often a Secret is read that may not be watched.
 const READ_AGAIN: Duration = Duration::from_mins(5);
+/// The first pause after a read that found none; later ones are longer.
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+/// The least time between two reads that sinks ask for: a sink that keeps failing shall not poll the API server.
+const BETWEEN_REQUESTS: Duration = Duration::from_secs(10);
+/// The first pause after a read that found what a sink has refused; later ones are longer. A password is often changed at
+/// the server before it is changed in the Secret.
+const FIRST_PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(20);
 
 /// Follows Secrets for as long as it lives.
 pub(crate) struct Secrets {
@@ -30,7 +41,13 @@ pub(crate) struct Secrets {
     known: Arc<Mutex<BTreeMap<Name, Secret>>>,
     changed: watch::Sender<()>,
     tasks: Tasks,
-    followed: BTreeMap<Name, Task>,
+    followed: BTreeMap<Name, Followed>,
+}
+
+struct Followed {
+    /// Notified when the Secret shall be read again.
+    refused: Arc<Notify>,
+    _task: Task,
 }
 
 impl Secrets {
@@ -51,8 +68,8 @@ impl Secrets {
 
     /// Follows exactly these from now on.
     pub(crate) fn set(&mut self, wanted: &BTreeSet<Name>) {
-        for (name, task) in self.followed.extract_if(.., |name, _| !wanted.contains(name)) {
-            drop(task);
+        for (name, followed) in self.followed.extract_if(.., |name, _| !wanted.contains(name)) {
+            drop(followed);
             lock(&self.known).remove(&name);
         }
         for name in wanted {
@@ -63,9 +80,19 @@ impl Secrets {
                     client: self.client.clone(),
                     known: self.known.clone(),
                     changed: self.changed.clone(),
+                    refused: Arc::default(),
                 });
-                self.followed.insert(name.clone(), follower.start(&self.tasks, self.source.clone()));
+                let refused = follower.refused.clone();
+                let task = follower.start(&self.tasks, self.source.clone());
+                self.followed.insert(name.clone(), Followed { refused, _task: task });
             }
+        }
+    }
+
+    /// A sink has refused what a Secret holds: it may have changed since it was read.
+    pub(crate) fn read_again(&self, name: &Name) {
+        if let Some(followed) = self.followed.get(name) {
+            followed.refused.notify_one();
         }
     }
 }
@@ -79,6 +106,18 @@ struct Follower {
     client: Client,
     known: Arc<Mutex<BTreeMap<Name, Secret>>>,
     changed: watch::Sender<()>,
+    refused: Arc<Notify>,
+}
+
+/// How a read of a Secret ended.
+enum Read {
+    /// It holds what it held before.
+    Same,
+    Changed,
+    /// The API server says that it may not be read.
+    Forbidden,
+    /// There is none, or the API server did not answer.
+    Nothing,
 }
 
 impl Follower {
@@ -106,8 +145,35 @@ impl Follower {
             if source.permits(&query).await {
                 self.watch(&*source, &query).await;
             }
-            self.read().await;
-            time::sleep(READ_AGAIN).await;
+            self.read_for_a_while().await;
+        }
+    }
+
+    /// Reads the Secret, again and again, until it is time to ask whether it may be watched.
+    async fn read_for_a_while(&self) {
+        let until = Instant::now() + READ_AGAIN;
+        let mut missing = Backoff::new(FIRST_PAUSE, READ_AGAIN);
+        // There is one while a sink refuses what the Secret holds.
+        let mut refused: Option<Backoff> = None;
+        while Instant::now() < until {
+            let read = self.read().await;
+            if matches!(read, Read::Changed) {
+                refused = None;
+            }
+            let pauses = match read {
+                Read::Nothing => Some(&mut missing),
+                Read::Same => refused.as_mut(),
+                Read::Changed | Read::Forbidden => None,
+            };
+            let now = Instant::now();
+            let next = pauses.map_or(until, |pauses| until.min(now + pauses.next(fastrand::f64())));
+            tokio::select! {
+                () = time::sleep_until(next) => {}
+                () = self.refused.notified() => {
+                    refused.get_or_insert(Backoff::new(FIRST_PAUSE_AFTER_REFUSAL, READ_AGAIN));
+                    time::sleep_until(now + BETWEEN_REQUESTS).await;
+                }
+            }
         }
     }
 
@@ -134,16 +200,26 @@ impl Follower {
         }
     }
 
-    async fn read(&self) {
+    async fn read(&self) -> Read {
         let (namespace, name) = &self.name;
         match Api::<KubeSecret>::namespaced(self.client.clone(), namespace).get_opt(name).await {
-            Ok(Some(secret)) => self.put(self.usable(secret)),
-            Ok(None) => self.put(self.missing()),
+            Ok(Some(secret)) => {
+                let changed = self.replace(self.usable(secret));
+                if changed { Read::Changed } else { Read::Same }
+            }
+            Ok(None) => {
+                self.put(self.missing());
+                Read::Nothing
+            }
             Err(kube::Error::Api(status)) if status.code == 403 => {
                 let why = format!("the operator may not read Secret {name} in namespace {namespace}");
                 self.put(Secret::Unreadable(why));
+                Read::Forbidden
             }
-            Err(_) => self.put_first(Secret::Unreadable("the API server does not answer".into())),
+            Err(_) => {
+                self.put_first(Secret::Unreadable("the API server does not answer".into()));
+                Read::Nothing
+            }
         }
     }
 
@@ -161,10 +237,17 @@ impl Follower {
     }
 
     fn put(&self, secret: Secret) {
+        self.replace(secret);
+    }
+
+    /// Keeps what was read. Answers whether it is something else than before.
+    fn replace(&self, secret: Secret) -> bool {
         let before = lock(&self.known).insert(self.name.clone(), secret.clone());
-        if before != Some(secret) {
+        let changed = before != Some(secret);
+        if changed {
             self.changed.send_replace(());
         }
+        changed
     }
 
     fn put_first(&self, secret: Secret) {
@@ -178,3 +261,6 @@ impl Follower {
 fn contents(secret: KubeSecret) -> Contents {
     secret.data.into_iter().flatten().map(|(key, value)| (key, value.0)).collect()
 }
+
+#[cfg(test)]
+mod tests;

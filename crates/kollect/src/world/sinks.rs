@@ -96,16 +96,19 @@ impl World {
 
     /// The Secrets that sinks may read.
     pub(crate) fn wanted_secrets(&self, rules: &Rules) -> BTreeSet<Name> {
-        let mut wanted = BTreeSet::new();
-        for ((_, (own, _)), spec) in &self.sinks {
-            for (field, SecretReference { name, namespace }) in spec.secret_refs() {
-                let namespace = namespace.as_deref().unwrap_or(own);
-                if foreign_secret(field, own, namespace, rules).is_none() {
-                    wanted.insert((namespace.to_owned(), name.clone()));
-                }
-            }
-        }
-        wanted
+        self.sinks.keys().flat_map(|sink| self.secrets_named_by(sink, rules)).collect()
+    }
+
+    /// The Secrets that a sink names and may read.
+    pub(crate) fn secrets_named_by(&self, sink: &SinkKey, rules: &Rules) -> Vec<Name> {
+        let own = &sink.1.0;
+        let references = self.sinks.get(sink).map(|spec| spec.secret_refs()).unwrap_or_default();
+        let allowed = references.into_iter().filter_map(|(field, SecretReference { name, namespace })| {
+            let namespace = namespace.as_deref().unwrap_or(own);
+            let is_allowed = foreign_secret(field, own, namespace, rules).is_none();
+            is_allowed.then(|| (namespace.to_owned(), name.clone()))
+        });
+        allowed.collect()
     }
 
     /// What the Secrets of a sink hold, if all of them can be read; `None`: nobody knows yet.

@@ -175,6 +175,16 @@ impl World {
             .unwrap();
     }
 
+    /// Binds a ClusterRole that is shipped apart, in one namespace, as its file says.
+    fn bind_in(&self, namespace: &str, file: &str, role: &str) {
+        let path = root().join("config/rbac").join(file);
+        self.plane.kubectl(&["apply", "-f", path.to_str().unwrap()]).unwrap();
+        let (role_flag, account) =
+            (format!("--clusterrole={role}"), format!("--serviceaccount={}:kollect", self.namespace));
+        let bind = ["create", "rolebinding", role, "-n", namespace, &role_flag, &account];
+        self.plane.kubectl(&bind).unwrap();
+    }
+
     fn holds(&self, sql: &str, expected: &[&str]) {
         eventually(sql, || {
             let found = self.postgres.psql(sql).map_err(|error| error.to_string())?;
@@ -216,7 +226,7 @@ impl World {
         let requests = self.nothing_was_forbidden();
         for (verb, resource, subresource) in [
             ("watch", "deployments", None),
-            ("watch", "secrets", None),
+            ("get", "secrets", None),
             ("update", "kollectinventories", Some("status")),
             ("patch", "kollectinventories", None),
             ("create", "events", None),
@@ -251,6 +261,13 @@ fn the_default_install_collects_the_samples_and_asks_for_nothing_forbidden() {
     let ttl = r#"{"spec":{"ttlSecondsAfterFinished":1}}"#;
     let patch = ["patch", "-n", "team-a", "kollectconnectiontest/portal", "--type=merge", "-p", ttl];
     world.plane.kubectl(&patch).unwrap();
+    // Helm keeps releases in Secrets, and listing them is not part of the default.
+    for verb in ["list", "watch"] {
+        world.may_not(&[verb, "secrets", "-A"]);
+        world.may_not(&[verb, "secrets", "-n", "team-a-shop"]);
+    }
+    world.bind_in("team-a-shop", "helm_collector_role.yaml", "kollect-helm-collector");
+    world.may(&["list", "secrets", "-n", "team-a-shop"]);
     world.may(&["list", "certificates.cert-manager.io", "-A"]);
     world.may(&["list", "kollecttargets.kollect.dev", "-A"]);
     world.may(&["create", "leases.coordination.k8s.io", "-n", "kollect-system"]);
@@ -352,4 +369,61 @@ fn the_tenant_install_needs_a_role_in_its_namespace_only() {
         let discovery = object.is_null() || object["resource"] == "selfsubjectaccessreviews";
         assert!(inside || discovery, "outside of the namespace: {} {}", event["verb"], event["requestURI"]);
     }
+}
+
+#[test]
+fn w24_a_rotated_password_is_read_after_the_first_refusal_without_watching_secrets() {
+    let mut world = World::new("kollect-system");
+    world.install_kinds("config/default");
+    world.plane.kubectl(&["create", "namespace", "team-a"]).unwrap();
+    world.postgres.psql("CREATE ROLE with_password").unwrap();
+    world.postgres.psql("CREATE ROLE portal LOGIN PASSWORD 'first' IN ROLE with_password").unwrap();
+    world.postgres.psql("GRANT CREATE ON SCHEMA public TO portal").unwrap();
+    let object = |world: &World, kind: &str, name: &str, spec: Value| {
+        let metadata = json!({ "name": name, "namespace": "team-a" });
+        let object =
+            json!({ "apiVersion": "kollect.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec });
+        world.plane.apply(&object.to_string()).unwrap();
+    };
+    let secret = |world: &World, password: &str| {
+        let dsn = format!("postgres://portal:{password}@127.0.0.1:{}/postgres", world.postgres.port());
+        let metadata = json!({ "name": "portal", "namespace": "team-a" });
+        let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": { "dsn": dsn } });
+        world.plane.apply(&secret.to_string()).unwrap();
+    };
+    let service = |world: &World, name: &str| {
+        let metadata = json!({ "name": name, "namespace": "team-a" });
+        let service = json!({ "apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": { "ports": [{ "port": 80 }] } });
+        world.plane.apply(&service.to_string()).unwrap();
+    };
+    let attributes = json!([{ "name": "type", "path": "$.spec.type" }]);
+    let gvk = json!({ "version": "v1", "kind": "Service" });
+    object(&world, "KollectProfile", "services", json!({ "targetGVK": gvk, "attributes": attributes }));
+    object(&world, "KollectTarget", "services", json!({ "profileRef": "services" }));
+    let database = json!({ "databaseRef": { "name": "portal" }, "table": "rotated" });
+    object(&world, "KollectDatabaseSink", "portal", json!({ "type": "postgres", "postgres": database }));
+    object(&world, "KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"] }));
+    secret(&world, "first");
+    service(&world, "a");
+    world.may(&["list", "services", "-A"]);
+    world.may(&["get", "secrets", "-n", "team-a"]);
+    world.may(&["create", "leases.coordination.k8s.io", "-n", "kollect-system"]);
+    world.start();
+    let sql = "SELECT name FROM rotated ORDER BY name";
+    world.holds(sql, &["a"]);
+
+    // No one tells the operator that the Secret has changed. Then the old password stops working.
+    secret(&world, "second");
+    world.postgres.psql("ALTER ROLE portal PASSWORD 'second'").unwrap();
+    let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'portal'";
+    world.postgres.psql(end).unwrap();
+    service(&world, "b");
+    world.holds(sql, &["a", "b"]);
+
+    let requests = world.requests();
+    let of_secrets = requests.iter().filter(|event| event["objectRef"]["resource"] == "secrets");
+    let verbs: Vec<&str> = of_secrets.map(|event| event["verb"].as_str().unwrap()).collect();
+    assert!(!verbs.is_empty() && verbs.iter().all(|verb| *verb == "get"), "{verbs:?}");
+    let refused = requests.iter().find(|event| event["responseStatus"]["code"] == 403);
+    assert_eq!(refused, None);
 }
