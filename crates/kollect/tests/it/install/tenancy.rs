@@ -37,6 +37,14 @@ impl World {
         });
         self.plane.apply(&class.to_string()).unwrap();
         self.secret();
+        let token = json!({
+            "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/service-account-token",
+            "metadata": {
+                "name": "token", "namespace": TEAM,
+                "annotations": { "kubernetes.io/service-account.name": "default" },
+            },
+        });
+        self.plane.apply(&token.to_string()).unwrap();
     }
 
     /// A user with the shipped role in the namespace of the team.
@@ -193,6 +201,8 @@ impl Team {
         );
         let foreign = postgres(json!({ "name": "settings", "namespace": "team-b" }));
         self.apply(world, "KollectDatabaseSink", "foreign", &json!({}), &foreign);
+        let token = postgres(json!({ "name": "token" }));
+        self.apply(world, "KollectDatabaseSink", "token", &json!({}), &token);
         self.apply(
             world,
             "KollectInventory",
@@ -247,10 +257,15 @@ fn law_9_law_10_a_team_gets_nothing_of_its_neighbours_whatever_it_writes() {
         "kollectdatabasesink/foreign",
         &["SecretResolveFailed", "--allow-secret-namespaces team-a=team-b"],
     );
+    world.tells(
+        "kollectdatabasesink/token",
+        &["SecretResolveFailed", "kubernetes.io/service-account-token", "make a Secret of type Opaque"],
+    );
     assert!(world.told("kollecttarget/all").iter().all(|line| !line.starts_with("ScopeClipped")));
 
     // The team can see nothing of the others in what the operator wrote about it.
-    let statuses = team.kubectl(&world, &["get", "kollect", "-n", TEAM, "-o", "yaml"], "").unwrap();
+    let kinds = "kollectprofiles,kollecttargets,kollectinventories,kollectdatabasesinks";
+    let statuses = team.kubectl(&world, &["get", kinds, "-n", TEAM, "-o", "yaml"], "").unwrap();
     assert!(!statuses.contains("hunter2"), "{statuses}");
 
     // A profile of the team that a cluster target uses does not read Secrets either.
