@@ -12,6 +12,7 @@ mod files;
 mod input;
 mod install;
 mod logs;
+mod manifests;
 mod operator;
 mod postgres;
 mod program;
