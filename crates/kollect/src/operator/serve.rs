@@ -2,22 +2,32 @@
 //! against clients that are slow or large, and an orderly end.
 
 mod certificates;
+mod connections;
 mod guard;
 
-use std::{fmt, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    net::SocketAddr,
+    pin::pin,
+    sync::{Arc, OnceLock},
+    task::Poll,
+    time::Duration,
+};
 
 use anyhow::Context;
 use axum::{
-    Router,
+    Extension, Router,
     body::{Body, HttpBody as _},
     extract::{DefaultBodyLimit, Request},
     middleware::{Next, from_fn},
     response::IntoResponse,
 };
 pub(crate) use certificates::Tls;
+use connections::{Connections, Slot};
+use futures::{StreamExt as _, stream};
 pub(crate) use guard::Guard;
 use http::StatusCode;
-use http_body_util::Limited;
+use http_body_util::{BodyExt as _, Limited};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto::Builder,
@@ -27,14 +37,16 @@ use kollect_engine::tasks::{Task, TaskKind, TaskName, Tasks};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, oneshot, watch},
+    sync::{oneshot, watch},
     task::JoinSet,
-    time,
+    time::{self, Instant},
 };
 use tokio_rustls::TlsAcceptor;
 
 /// Before the next try when a connection could not be accepted, for want of file handles perhaps.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// Between two notices that there are too many connections.
+const CROWDED_PAUSE: Duration = Duration::from_mins(1);
 /// Tokens are the largest headers that anybody sends.
 const LARGEST_HEAD: usize = 64 << 10;
 const MOST_HEADERS: usize = 64;
@@ -56,7 +68,8 @@ pub(crate) struct Endpoint {
 /// What one client may cost. In a cluster anybody may connect.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// Connections at the same time; more have to wait.
+    /// Connections at the same time. One more closes the one that has waited longest for its client, or waits
+    /// until one of the requests that are being answered is.
     pub(crate) connections: usize,
     /// For the TLS handshake.
     pub(crate) handshake: Duration,
@@ -95,6 +108,8 @@ pub(crate) enum Notice {
     CertificateBroken(String),
     /// A connection could not be accepted.
     AcceptFailed(String),
+    /// There are more connections than allowed, so many; the ones that wait longest are closed.
+    Crowded(usize),
     /// A connection ended with a panic.
     ConnectionPanicked,
     /// Nobody could say whether a client may read.
@@ -107,6 +122,10 @@ impl fmt::Display for Notice {
             Self::CertificateReplaced(file) => write!(f, "serve the new certificate of {file}"),
             Self::CertificateBroken(cause) => write!(f, "keep the old certificate: {cause}"),
             Self::AcceptFailed(cause) => write!(f, "accept a connection: {cause}"),
+            Self::Crowded(limit) => write!(
+                f,
+                "{limit} connections are open: for each new one the one that has waited longest is closed"
+            ),
             Self::ConnectionPanicked => f.write_str("answer a request: the task panicked; this is a bug"),
             Self::ReviewFailed(cause) => write!(f, "review the rights of a client: {cause}"),
         }
@@ -182,19 +201,47 @@ async fn bind(address: &str) -> std::io::Result<TcpListener> {
 }
 
 fn bounded(router: Router, limits: Limits) -> Router {
-    let bound = move |request: Request, next: Next| async move {
+    let bound = move |Extension(slot): Extension<Slot>, request: Request, next: Next| async move {
         let announced = usize::try_from(request.body().size_hint().lower()).unwrap_or(usize::MAX);
         if announced > limits.body {
             return (StatusCode::PAYLOAD_TOO_LARGE, "the body is too large\n").into_response();
         }
-        let request = request.map(|body| Body::new(Limited::new(body, limits.body)));
-        match time::timeout(limits.request, next.run(request)).await {
-            Ok(response) => response,
-            Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the request took too long\n").into_response(),
-        }
+        let answering = Arc::new(OnceLock::new());
+        let arrived = answering.clone();
+        let request = request.map(|body| {
+            let arrived = move || drop(arrived.set(slot.answering()));
+            Body::new(Limited::new(at_end(body, arrived), limits.body))
+        });
+        let response = time::timeout(limits.request, next.run(request)).await;
+        let response = response.unwrap_or_else(|_| {
+            (StatusCode::SERVICE_UNAVAILABLE, "the request took too long\n").into_response()
+        });
+        // The request is answered when its response has gone, and is dropped.
+        response.map(|body| {
+            Body::new(body.map_err(move |error| {
+                let _ = &answering;
+                error
+            }))
+        })
     };
     // The limit above holds for all who read the body, and not only for those who ask.
     router.layer(DefaultBodyLimit::disable()).layer(from_fn(bound))
+}
+
+/// The body; `arrived` is called when its end was read.
+fn at_end(body: Body, arrived: impl FnOnce() + Send + 'static) -> Body {
+    if body.is_end_stream() {
+        arrived();
+        return body;
+    }
+    let mut arrived = Some(arrived);
+    let end = stream::poll_fn(move |_| {
+        if let Some(arrived) = arrived.take() {
+            arrived();
+        }
+        Poll::Ready(None)
+    });
+    Body::from_stream(body.into_data_stream().chain(end))
 }
 
 /// Ends when it is told to, and returns how many connections it cut then.
@@ -204,14 +251,13 @@ async fn accept(
     mut stop: oneshot::Receiver<Duration>,
     report: Report,
 ) -> usize {
-    let slots = Arc::new(Semaphore::new(talk.limits.connections));
+    let open = Connections::new(talk.limits.connections);
     let (closing, _) = watch::channel(());
     let mut connections = JoinSet::new();
+    // Accepted, but not admitted yet.
+    let mut next: Option<TcpStream> = None;
+    let mut crowded: Option<Instant> = None;
     let patience = loop {
-        let next = async {
-            let slot = slots.clone().acquire_owned().await;
-            (slot, listener.accept().await)
-        };
         tokio::select! {
             patience = &mut stop => break patience.unwrap_or_default(),
             Some(ended) = connections.join_next() => {
@@ -219,22 +265,32 @@ async fn accept(
                     report(Notice::ConnectionPanicked);
                 }
             }
-            (slot, accepted) = next => match accepted {
-                Ok((stream, _)) => {
-                    let (talk, closing) = (talk.clone(), closing.subscribe());
-                    #[expect(clippy::disallowed_methods, reason = "a panic ends one connection, and is reported here")]
-                    connections.spawn(async move {
-                        talk.serve(stream, closing).await;
-                        drop(slot);
-                    });
-                }
+            accepted = listener.accept(), if next.is_none() => match accepted {
+                Ok((stream, _)) => next = Some(stream),
                 Err(error) => {
                     report(Notice::AcceptFailed(error.to_string()));
                     time::sleep(ACCEPT_PAUSE).await;
                 }
+            },
+            closed_another = open.room(), if next.is_some() => {
+                if closed_another && crowded.is_none_or(|told| told.elapsed() >= CROWDED_PAUSE) {
+                    crowded = Some(Instant::now());
+                    report(Notice::Crowded(talk.limits.connections));
+                }
+                let Some(stream) = next.take() else { continue };
+                let (slot, closed) = open.admit();
+                let (talk, closing) = (talk.clone(), closing.subscribe());
+                #[expect(clippy::disallowed_methods, reason = "a panic ends one connection, and is reported here")]
+                connections.spawn(async move {
+                    tokio::select! {
+                        () = talk.serve(stream, slot, closing) => {}
+                        _ = closed => {}
+                    }
+                });
             }
         }
     };
+    drop(next);
     drop(listener);
     closing.send_replace(());
     time::timeout(patience, async { while connections.join_next().await.is_some() {} }).await.ok();
@@ -271,11 +327,11 @@ impl Talk {
         Self { acceptor, router, http1, http2, limits }
     }
 
-    async fn serve(&self, stream: TcpStream, mut closing: watch::Receiver<()>) {
+    async fn serve(&self, stream: TcpStream, slot: Slot, mut closing: watch::Receiver<()>) {
         // Without it small responses may wait for others; if it cannot be had they do.
         stream.set_nodelay(true).ok();
         let Some(acceptor) = &self.acceptor else {
-            return self.talk(&self.http1, stream, closing).await;
+            return self.talk(&self.http1, stream, slot, closing).await;
         };
         let handshake = tokio::select! {
             handshake = time::timeout(self.limits.handshake, acceptor.accept(stream)) => handshake,
@@ -284,16 +340,17 @@ impl Talk {
         // Clients that do not trust us, port scanners, and those that were too slow.
         let Ok(Ok(stream)) = handshake else { return };
         let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-        self.talk(if is_http2 { &self.http2 } else { &self.http1 }, stream, closing).await;
+        self.talk(if is_http2 { &self.http2 } else { &self.http1 }, stream, slot, closing).await;
     }
 
     async fn talk(
         &self,
         http: &Builder<TokioExecutor>,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        slot: Slot,
         mut closing: watch::Receiver<()>,
     ) {
-        let service = TowerToHyperService::new(self.router.clone());
+        let service = TowerToHyperService::new(self.router.clone().layer(Extension(slot)));
         let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
         // How a connection failed is for the client to see.
         tokio::select! {

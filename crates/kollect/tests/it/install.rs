@@ -9,6 +9,7 @@ use std::{
     net::TcpStream,
     path::PathBuf,
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use kollect_testbed::{ControlPlane, Postgres, free_port};
@@ -27,6 +28,8 @@ rules:
 /// Where the Deployment serves; every test needs ports of its own.
 const PROBES: &str = "--health-probe-bind-address=:8081";
 const METRICS: &str = "--metrics-bind-address=:8443";
+/// Long for a probe on a busy machine, and less than a connection that sends nothing is kept.
+const PROBE_LIMIT: Duration = Duration::from_secs(30);
 
 /// A control plane whose requests are logged, and a database.
 struct World {
@@ -154,6 +157,7 @@ impl World {
     fn get(&self, path: &str) -> Result<(), String> {
         let ask = || -> std::io::Result<String> {
             let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+            stream.set_read_timeout(Some(PROBE_LIMIT))?;
             write!(stream, "GET {path} HTTP/1.1\r\nHost: kollect\r\nConnection: close\r\n\r\n")?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer).map(|_| answer)
@@ -198,6 +202,15 @@ impl World {
             let found = found.map_err(|error| error.to_string())?;
             if found.is_empty() { Ok(()) } else { Err(found) }
         });
+    }
+
+    /// Others hold more connections to the probes than the server has, each after having sent `part`.
+    fn probes_answer_beside(&self, part: &str) {
+        let connections = (0..600).map(|_| TcpStream::connect(("127.0.0.1", self.port)).unwrap());
+        let held: Vec<TcpStream> =
+            connections.inspect(|mut stream| stream.write_all(part.as_bytes()).unwrap()).collect();
+        self.get("/healthz").and_then(|()| self.get("/readyz")).unwrap();
+        drop(held);
     }
 
     /// The requests of the service account that the API server has answered.
@@ -290,6 +303,9 @@ fn the_default_install_collects_the_samples_and_asks_for_nothing_forbidden() {
     ];
     world.holds(sql, &[&others[..], &["ingresses 1", "services 2", "workloads 2"]].concat());
     eventually("the probes answer", || world.get("/healthz").and_then(|()| world.get("/readyz")));
+    for part in ["", "GET /healthz HTTP/1.1\r\nHost:"] {
+        world.probes_answer_beside(part);
+    }
     // Installing again takes no right away: the sum of the collectors' roles is not part of the manifest.
     let rules = ["get", "clusterrole", "kollect-collector", "-o", "jsonpath={.rules[*].resources[*]}"];
     let before = world.plane.kubectl(&rules).unwrap();

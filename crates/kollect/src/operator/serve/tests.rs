@@ -5,7 +5,7 @@ pub(super) mod client;
 use std::{sync::Arc, time::Duration};
 
 use axum::{Router, body::Bytes, routing};
-use client::{Authority, Connection, LIMIT, Mount, Notices, credulous, endpoint, eventually, files};
+use client::{Authority, Connection, LIMIT, Mount, Notices, credulous, endpoint, files};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use kollect_engine::tasks::Tasks;
 use tokio::{
@@ -189,6 +189,8 @@ async fn slow_clients_lose_their_connection() {
     let mut trickling = Connection::plain(server.address).await;
     trickling.send("GET / HTTP/1.1\r\nX-Slow: ").await;
     assert_ne!(trickling.answer().await.map(|answer| answer.status), Some(200));
+    let mut mute = Connection::plain(server.address).await;
+    assert_eq!(mute.answer().await, None, "before the first request as well");
     let mut silent = Connection::plain(server.address).await;
     assert_eq!(silent.get("/", "").await.status, 200);
     assert_eq!(silent.answer().await, None, "after a request it is no different");
@@ -233,17 +235,92 @@ async fn large_requests_are_refused() {
     assert_eq!(wordy.answer().await.unwrap().status, 431);
 }
 
+/// Nothing but the limit of connections ends one.
+fn crowded(tls: Tls) -> Endpoint {
+    let ages = Duration::from_hours(1);
+    let limits = Limits {
+        connections: 4,
+        handshake: ages,
+        head: ages,
+        request: ages,
+        age: ages,
+        ..endpoint(Tls::Off).limits
+    };
+    Endpoint { limits, ..endpoint(tls) }
+}
+
 #[tokio::test]
-async fn connections_above_the_limit_wait_for_a_free_place() {
-    let server = start(limited(|limits| limits.connections = 1)).await;
+async fn clients_that_send_nothing_or_half_a_request_keep_no_other_client_out() {
+    let server = start(crowded(Tls::Off)).await;
+    let halves =
+        ["", "GET / HTTP/1.1\r\nHost:", "POST /size HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nab"];
+    for half in halves {
+        let mut held = Vec::new();
+        for _ in 0..10 {
+            let mut connection = Connection::plain(server.address).await;
+            connection.send(half).await;
+            held.push(connection);
+        }
+        assert_eq!(Connection::plain(server.address).await.get("/", "").await.body, "hello", "{half:?}");
+        let first = held.first_mut().unwrap();
+        assert_eq!(first.answer().await, None, "the one that has waited longest is closed: {half:?}");
+    }
+
+    let server = start(crowded(Tls::SelfSigned)).await;
+    let mut mute = Vec::new();
+    for _ in 0..10 {
+        mute.push(Connection::plain(server.address).await);
+    }
+    let mut connection = Connection::secure(server.address, credulous()).await.unwrap();
+    assert_eq!(connection.get("/", "").await.body, "hello");
+}
+
+#[tokio::test]
+async fn a_client_that_was_answered_lately_is_closed_after_those_that_wait_longer() {
+    let notices = Notices::default();
+    let server =
+        Server::start(&Tasks::default(), crowded(Tls::Off), greeting(), notices.report()).await.unwrap();
+    let mut used = Connection::plain(server.address).await;
+    let mut idle = Vec::new();
+    for _ in 0..3 {
+        let mut connection = Connection::plain(server.address).await;
+        assert_eq!(connection.get("/", "").await.status, 200);
+        idle.push(connection);
+    }
+    assert_eq!(used.get("/", "").await.status, 200);
+    assert_eq!(notices.all(), [], "there is room for four");
+    let mut others = Vec::new();
+    for connection in &mut idle {
+        let mut other = Connection::plain(server.address).await;
+        assert_eq!(other.get("/", "").await.status, 200);
+        assert_eq!(connection.answer().await, None);
+        others.push(other);
+    }
+    assert_eq!(used.get("/", "").await.status, 200);
+    assert_eq!(notices.all(), [Notice::Crowded(4)], "told once, not for every connection");
+}
+
+#[tokio::test]
+async fn requests_that_are_being_answered_are_finished_before_others_are_admitted() {
+    let (entered, proceed) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (enter, wait) = (entered.clone(), proceed.clone());
+    let slow = routing::post(|_: Bytes| async move {
+        enter.notify_one();
+        wait.notified().await;
+        "done"
+    });
+    let mut endpoint = crowded(Tls::Off);
+    endpoint.limits.connections = 1;
+    let router = greeting().route("/slow", slow);
+    let server =
+        Server::start(&Tasks::default(), endpoint, router, Notices::default().report()).await.unwrap();
     let mut first = Connection::plain(server.address).await;
-    assert_eq!(first.get("/", "").await.status, 200);
+    first.send("POST /slow HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab").await;
+    entered.notified().await;
     let mut second = Connection::plain(server.address).await;
     second.send("GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
-    let waiting = tokio::spawn(async move { second.answer().await.unwrap().status });
-    assert_eq!(first.get("/", "").await.status, 200);
-    assert!(!waiting.is_finished());
-    drop(first);
-    eventually("the answer", || waiting.is_finished()).await;
-    assert_eq!(waiting.await.unwrap(), 200);
+    let waiting = tokio::spawn(async move { second.answer().await.unwrap().body });
+    proceed.notify_one();
+    assert_eq!(first.answer().await.unwrap().body, "done");
+    assert_eq!(waiting.await.unwrap(), "hello");
 }

@@ -1,0 +1,120 @@
+//! The open connections of a server, as many as its limit. At the limit a new connection takes the place of the
+//! one that has waited longest for its client, so that clients which send nothing keep no other client out.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::{
+    sync::{Notify, oneshot},
+    time::Instant,
+};
+
+/// All open connections.
+pub(super) struct Connections {
+    limit: usize,
+    state: Mutex<State>,
+    /// A connection has ended, or waits for its client again. Only the task that accepts listens to it.
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    open: BTreeMap<u64, Open>,
+}
+
+/// An open connection.
+struct Open {
+    /// Requests that have arrived completely and are not answered yet.
+    answering: usize,
+    /// Since when it has waited: for a handshake, for the rest of a request, or for another request.
+    waiting_since: Instant,
+    /// Dropping it closes the connection.
+    _close: oneshot::Sender<Infallible>,
+}
+
+/// Resolves when a connection has to close for another one.
+pub(super) type Closed = oneshot::Receiver<Infallible>;
+
+/// The place of one connection, which ends with it. Requests of the connection have clones.
+#[derive(Clone)]
+pub(super) struct Slot(Arc<Held>);
+
+struct Held {
+    connections: Arc<Connections>,
+    id: u64,
+}
+
+/// A request that is being answered; dropped with its response.
+pub(super) struct Answering(Slot);
+
+impl Connections {
+    pub(super) fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { limit, state: Mutex::default(), changed: Notify::new() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until there is room for one more, and closes another connection for it if need be. Returns whether
+    /// it did. Connections whose requests are being answered are not closed.
+    pub(super) async fn room(&self) -> bool {
+        loop {
+            {
+                let mut state = self.state();
+                if state.open.len() < self.limit {
+                    return false;
+                }
+                let waiting = state.open.iter().filter(|(_, open)| open.answering == 0);
+                let longest = waiting.min_by_key(|(_, open)| open.waiting_since).map(|(id, _)| *id);
+                if let Some(id) = longest {
+                    state.open.remove(&id);
+                    return true;
+                }
+            }
+            self.changed.notified().await;
+        }
+    }
+
+    /// A place for a new connection; call [`Self::room`] first.
+    pub(super) fn admit(self: &Arc<Self>) -> (Slot, Closed) {
+        let (close, closed) = oneshot::channel();
+        let mut state = self.state();
+        let id = state.next;
+        state.next += 1;
+        state.open.insert(id, Open { answering: 0, waiting_since: Instant::now(), _close: close });
+        (Slot(Arc::new(Held { connections: self.clone(), id })), closed)
+    }
+}
+
+impl Slot {
+    /// A request has arrived completely: the connection waits for us, not for its client.
+    pub(super) fn answering(&self) -> Answering {
+        if let Some(open) = self.0.connections.state().open.get_mut(&self.0.id) {
+            open.answering += 1;
+        }
+        Answering(self.clone())
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        let Held { connections, id } = &*self.0.0;
+        if let Some(open) = connections.state().open.get_mut(id) {
+            open.answering = open.answering.saturating_sub(1);
+            open.waiting_since = Instant::now();
+        }
+        connections.changed.notify_one();
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.connections.state().open.remove(&self.id);
+        self.connections.changed.notify_one();
+    }
+}
