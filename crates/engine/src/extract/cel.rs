@@ -41,6 +41,7 @@ use cel::{
 };
 
 pub(crate) use failure::EvalError;
+use failure::{repeats_numbers, without_numbers};
 pub(crate) use quantity::is_valid as is_quantity;
 
 use crate::json::{Json, Projection};
@@ -134,10 +135,14 @@ impl Expression {
         self.run(scope, is_true).unwrap_or(false)
     }
 
-    /// A key that is not written in the expression is a value of the object, and stays there.
+    /// A key or number that is not written in the expression is a value of the object, and stays there.
     fn without_values(&self, error: EvalError) -> EvalError {
         match error {
             EvalError::NoSuchKey(key) if !self.text.contains(&key) => EvalError::NoSuchKey("…".into()),
+            EvalError::NoSuchIndex(index) => EvalError::NoSuchIndex(without_numbers(&index, &self.text)),
+            EvalError::Failed(problem) if repeats_numbers(&problem) => {
+                EvalError::Failed(without_numbers(&problem, &self.text))
+            }
             error => error,
         }
     }

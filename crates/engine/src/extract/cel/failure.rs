@@ -1,7 +1,7 @@
 //! Why an evaluation gave no value, in one line.
 //!
 //! The interpreter's errors print values, which can be large and come in random order: only their
-//! types are named here.
+//! types are named here. Numbers that functions repeat are left out unless the expression has them too.
 
 use cel::ExecutionError;
 
@@ -93,6 +93,31 @@ impl From<ExecutionError> for EvalError {
             _ => Self::Failed("the values do not fit the operator".into()),
         }
     }
+}
+
+/// Functions whose messages repeat the numbers that they were given.
+const REPEATING: [&str; 7] =
+    ["charAt: ", "indexOf: ", "lastIndexOf: ", "lists.range: ", "math.bitShift", "slice: ", "substring: "];
+
+/// Whether the message is of such a function.
+pub(super) fn repeats_numbers(problem: &str) -> bool {
+    REPEATING.iter().any(|function| problem.starts_with(function))
+}
+
+/// The message with a `…` for each number that is not written in the expression.
+pub(super) fn without_numbers(problem: &str, expression: &str) -> String {
+    let mut out = String::with_capacity(problem.len());
+    let mut rest = problem;
+    while let Some(start) = rest.find(|c: char| c.is_ascii_digit()) {
+        let (before, from) = rest.split_at(start);
+        let end = from.find(|c: char| !c.is_ascii_digit()).unwrap_or(from.len());
+        let (number, after) = from.split_at(end);
+        out.push_str(before);
+        out.push_str(if expression.contains(number) { number } else { "…" });
+        rest = after;
+    }
+    out.push_str(rest);
+    out
 }
 
 /// `_+_` is how the interpreter calls `+`.

@@ -68,3 +68,53 @@ fn expressions_give_what_the_specifications_say() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// Errors are told in statuses, which people may read who may not read the object.
+#[test]
+fn errors_hold_no_values_of_the_object() {
+    let object = read(
+        r#"{"text":"hunter2","number":47110815,"negative":-47110815,"pattern":"hunter2(","list":["hunter2"],"map":{"a":"hunter2"}}"#,
+        &Projection::whole(),
+    );
+    let mut told = Vec::new();
+    for text in [
+        "object.map[object.text]",
+        "object.list[object.number]",
+        "object.list[object.text]",
+        "object.text.substring(object.number)",
+        "object.text.substring(3, object.negative)",
+        "object.text.charAt(object.number)",
+        "object.list.slice(0, object.number)",
+        "lists.range(object.negative)",
+        "lists.range(object.number)",
+        "object.list.flatten(object.negative)",
+        "int(object.text)",
+        "uint(object.negative)",
+        "uint(object.text)",
+        "double(object.text)",
+        "bool(object.text)",
+        "duration(object.text)",
+        "timestamp(object.text)",
+        "quantity(object.text)",
+        "'%d'.format([object.text])",
+        "object.text.format([1]) + '%d'.format([object.map])",
+        "'%z'.format([object.text])",
+        "('%' + object.text).format([1])",
+        "object.text.matches(object.pattern)",
+        "base64.decode(object.text + '!')",
+        "math.bitShiftLeft(1, object.negative)",
+        "object.text + object.number",
+        "object.number / 0",
+        "object.text.split(object.number)",
+        "{object.text: 1, object.list[0]: 2}",
+        "object.list.map(x, object.map[x])",
+        "object.text.hunter",
+    ] {
+        let Ok(expression) = Expression::compile(text) else { continue };
+        let found = outcome(&expression, &object);
+        if ["hunter2", "47110815"].iter().any(|value| found.starts_with("! ") && found.contains(value)) {
+            told.push(format!("{text}: {found}"));
+        }
+    }
+    assert!(told.is_empty(), "{}", told.join("\n"));
+}
