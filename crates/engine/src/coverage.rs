@@ -94,6 +94,8 @@ pub struct Gap {
 pub struct Known {
     /// Now.
     pub state: State,
+    /// What permissions call the kind, such as `deployments.apps`, if that is known.
+    pub resource: Option<Arc<str>>,
     /// The last gaps, oldest first.
     pub gaps: VecDeque<Gap>,
     /// Rows that the regular comparison with a list had to repair.
@@ -118,6 +120,8 @@ struct Ledger {
     places: BTreeMap<Place, Known>,
     /// Gaps that have ended, those of forgotten places too.
     restarts: BTreeMap<BlindReason, u64>,
+    /// What permissions call the kinds.
+    resources: BTreeMap<Gvk, Arc<str>>,
 }
 
 impl Coverage {
@@ -146,9 +150,10 @@ impl Coverage {
 
     pub(crate) fn set(&self, place: &Place, state: State) {
         let mut ledger = self.ledger();
-        let Ledger { places, restarts } = &mut *ledger;
+        let Ledger { places, restarts, resources } = &mut *ledger;
         let Some(known) = places.get_mut(place) else {
-            places.insert(place.clone(), Known { state, gaps: VecDeque::new(), repaired: 0 });
+            let resource = resources.get(&place.gvk).cloned();
+            places.insert(place.clone(), Known { state, resource, gaps: VecDeque::new(), repaired: 0 });
             return;
         };
         let state = match (&known.state, state) {
@@ -172,6 +177,15 @@ impl Coverage {
             (_, next) => next,
         };
         known.state = state;
+    }
+
+    /// What permissions call a kind.
+    pub(crate) fn name(&self, gvk: &Gvk, resource: &str) {
+        let resource: Arc<str> = resource.into();
+        let mut ledger = self.ledger();
+        let own = ledger.places.iter_mut().filter(|(place, _)| place.gvk == *gvk);
+        own.for_each(|(_, known)| known.resource = Some(resource.clone()));
+        ledger.resources.insert(gvk.clone(), resource);
     }
 
     /// Counts an object of a running list.
@@ -222,6 +236,8 @@ impl Coverage {
 
     /// Nobody wants these kinds any more.
     pub(crate) fn forget_kinds(&self, gone: impl Fn(&Gvk) -> bool) {
-        self.with(|places| places.retain(|place, _| !gone(&place.gvk)));
+        let mut ledger = self.ledger();
+        ledger.places.retain(|place, _| !gone(&place.gvk));
+        ledger.resources.retain(|gvk, _| !gone(gvk));
     }
 }

@@ -28,6 +28,7 @@ use tokio::{
 
 use crate::{
     delta::difference,
+    names,
     schedule::{Breaker, Cadence},
     store::{Change, Changes, Sight, Sights, Snapshot, StoreReader},
 };
@@ -600,8 +601,8 @@ async fn settled(rows: &StoreReader, targets: &[TargetId]) {
     }
 }
 
-/// How many blind places are named.
-const NAMED_PLACES: usize = 20;
+/// How many blind kinds are named.
+const NAMED_KINDS: usize = 5;
 
 /// What could be seen, in a line: `complete`, or what is blind. `scope` is all that a run looks at.
 pub fn coverage(seen: &Sights, scope: &Sight) -> String {
@@ -610,8 +611,7 @@ pub fn coverage(seen: &Sights, scope: &Sight) -> String {
         .filter(|(_, sight)| !is_complete(sight, scope))
         .map(|((target, group, kind), sight)| {
             let dot = if group.is_empty() { "" } else { "." };
-            let names =
-                |names: &BTreeSet<Arc<str>>| names.iter().map(|n| &**n).collect::<Vec<_>>().join(", ");
+            let names = |found: &BTreeSet<Arc<str>>| names::namespaces(found, found.len());
             let place = match sight.within_reach() {
                 Sight::AllBut(dark) => format!(" in {}", names(dark)),
                 Sight::Within(seen) => format!(" but in {}", names(seen)),
@@ -624,9 +624,9 @@ pub fn coverage(seen: &Sights, scope: &Sight) -> String {
         .collect();
     match blind.len() {
         0 => "complete".to_owned(),
-        count if count > NAMED_PLACES => {
-            let named = blind.get(..NAMED_PLACES).unwrap_or_default();
-            format!("blind: {}; and {} more", named.join("; "), count - NAMED_PLACES)
+        count if count > NAMED_KINDS => {
+            let named = blind.get(..NAMED_KINDS).unwrap_or_default();
+            format!("blind: {}; and {} more", named.join("; "), count - NAMED_KINDS)
         }
         _ => format!("blind: {}", blind.join("; ")),
     }

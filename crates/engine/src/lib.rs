@@ -19,6 +19,7 @@ pub mod delta;
 pub mod export;
 pub mod extract;
 mod json;
+pub mod names;
 #[cfg(test)]
 mod random;
 pub mod schedule;

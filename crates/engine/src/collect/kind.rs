@@ -215,7 +215,7 @@ impl KindTask {
         }
         let everywhere = Place { gvk: self.gvk.clone(), namespace: None, field_selector: None };
         match &resolution {
-            Resolution::Served(_) => {}
+            Resolution::Served(resource) => self.context.coverage.name(&self.gvk, &resource.name),
             Resolution::Absent => {
                 self.context.coverage.set(&everywhere, State::Absent);
                 for served in &mut self.served {

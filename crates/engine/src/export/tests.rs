@@ -710,11 +710,14 @@ async fn what_could_be_seen_is_noted() {
     assert_eq!(world.memory.with(|held| held.coverage.clone()), "complete");
     world.see("Pod", Sight::AllBut(["a".into(), "b".into()].into()));
     world.rest().await;
-    assert_eq!(world.memory.with(|held| held.coverage.clone()), "blind: Pod of team/pods in a, b");
+    assert_eq!(
+        world.memory.with(|held| held.coverage.clone()),
+        "blind: Pod of team/pods in 2 namespaces (a and b)"
+    );
     let within = Sight::Within(["a".into()].into());
     let seen = [((target(), Arc::from("apps"), Arc::from("Deployment")), within.clone())].into();
     assert_eq!(coverage(&seen, &within), "complete", "the run looks nowhere else");
-    assert_eq!(coverage(&seen, &Sight::Everything), "blind: Deployment.apps of team/pods but in a");
+    assert_eq!(coverage(&seen, &Sight::Everything), "blind: Deployment.apps of team/pods but in namespace a");
 }
 
 #[tokio::test(start_paused = true)]

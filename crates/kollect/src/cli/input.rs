@@ -13,6 +13,7 @@ use anyhow::Context;
 use kollect_engine::{
     collect::{Collector, Problem, Settings, Target},
     extract::Policy,
+    names,
     select::NamespaceDefaults,
     store::{StoreReader, store},
     tasks::Tasks,
@@ -186,19 +187,19 @@ impl Problems {
         self.with(|heard| {
             for (gvk, places) in std::mem::take(&mut heard.forbidden) {
                 if places.len() <= NAMED_PLACES {
-                    heard.lines.extend(places.into_iter().map(|(_, message)| format!("forbidden: {message}")));
+                    heard
+                        .lines
+                        .extend(places.into_iter().map(|(_, message)| format!("forbidden: {message}")));
                 } else {
-                    let names: Vec<&str> = places.iter().map(|(name, _)| &**name).take(NAMED_PLACES).collect();
-                    let (count, names) = (places.len(), names.join(", "));
-                    heard.lines.push(format!(
-                        "forbidden: list {gvk} in {count} namespaces, such as {names}; grant the verb list on it"
-                    ));
+                    let names = names::namespaces(places.iter().map(|(name, _)| name), places.len());
+                    heard.lines.push(format!("forbidden: list {gvk} in {names}; grant the verb list on it"));
                 }
             }
             heard.lines.sort();
             heard.lines.drain(..).for_each(|line| eprintln!("{line}"));
             for ((target, attribute), (count, example)) in std::mem::take(&mut heard.mismatches) {
-                let objects = if count == 1 { example } else { format!("{count} objects, such as {example}") };
+                let objects =
+                    if count == 1 { example } else { format!("{count} objects, such as {example}") };
                 eprintln!(
                     "warning: target {target}: {attribute} is null: not of the declared type in {objects}"
                 );

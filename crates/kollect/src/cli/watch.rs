@@ -12,10 +12,13 @@ use clap::ValueEnum;
 use kollect_engine::{
     collect::{Collector, Target, rest},
     coverage::{Coverage, Known, Place, State},
+    names,
     store::{Change, Changes, Sight, StoreReader},
     tasks::{TaskKind, Tasks},
+    watch::{BlindReason, Blindness},
 };
 use kollect_model::{
+    crd::shapes::Gvk,
     difference::{Difference, differences, shortened},
     row::{Row, RowKey, TargetId},
 };
@@ -263,6 +266,24 @@ impl<'a> Told<'a> {
     }
 }
 
+/// Why a kind cannot be seen in these places, which have one reason.
+fn blind_line(places: &[(&Place, &Known)]) -> Option<String> {
+    let (first, known) = places.first()?;
+    let State::Blind { blindness, .. } = &known.state else { return None };
+    let Blindness { reason, message } = blindness;
+    let what = match (places.len(), reason) {
+        (1, _) => message.clone(),
+        (all, BlindReason::Forbidden) => {
+            let resource = known.resource.as_deref().map_or_else(|| first.gvk.to_string(), str::to_owned);
+            let names = places.iter().filter_map(|(place, _)| place.namespace.as_deref());
+            let names = names::namespaces(names, all);
+            format!("list {resource} in {names}: forbidden; grant the verbs list and watch on it")
+        }
+        (all, _) => format!("{message}; and in {} more places", all - 1),
+    };
+    Some(format!("blind: {reason}: {what}; its rows stay as they are"))
+}
+
 /// What is known about the places that are watched; tells what has changed since it was last asked.
 #[derive(Default)]
 struct Places(BTreeMap<Place, Known>);
@@ -270,15 +291,14 @@ struct Places(BTreeMap<Place, Known>);
 impl Places {
     fn tell(&mut self, coverage: &Coverage) {
         let now = coverage.read();
+        let mut blind: BTreeMap<(&Gvk, BlindReason), Vec<(&Place, &Known)>> = BTreeMap::new();
         for (place, known) in &now {
             let before = self.0.get(place).map(|known| &known.state);
             match (&known.state, before) {
                 (State::Blind { .. }, Some(State::Blind { .. })) => {}
                 (State::Blind { blindness, .. }, _) => {
-                    eprintln!(
-                        "blind: {}: {}; its rows stay as they are",
-                        blindness.reason, blindness.message
-                    );
+                    let places = blind.entry((&place.gvk, blindness.reason)).or_default();
+                    places.push((place, known));
                 }
                 (State::Absent, Some(State::Blind { .. })) => {
                     eprintln!("gone: {} is not served any more and has no rows", place.gvk);
@@ -294,6 +314,7 @@ impl Places {
                 _ => {}
             }
         }
+        blind.values().filter_map(|places| blind_line(places)).for_each(|line| eprintln!("{line}"));
         for (place, known) in &self.0 {
             // Looked at in other places now, such as namespaces instead of the whole cluster.
             let moved = |(other, known): (&Place, &Known)| {
@@ -360,5 +381,31 @@ mod tests {
         assert_eq!(told["before"]["attributes"]["b"], 2);
         assert_eq!(told["after"]["attributes"]["b"], 3);
         assert_eq!(told["key"]["uid"], "u1");
+    }
+
+    #[test]
+    fn namespaces_of_one_reason_are_one_line() {
+        let places = |reason: BlindReason, count: usize| -> BTreeMap<Place, Known> {
+            let place = |number: usize| {
+                let gvk = Gvk { version: "v1".into(), kind: "Secret".into(), ..Gvk::default() };
+                let namespace = Some(format!("team-{number:02}").into());
+                let blindness = Blindness { reason, message: format!("no {number}") };
+                let state = State::Blind { since: std::time::SystemTime::UNIX_EPOCH, blindness };
+                let known = Known { state, resource: Some("secrets".into()), gaps: [].into(), repaired: 0 };
+                (Place { gvk, namespace, field_selector: None }, known)
+            };
+            (0..count).map(place).collect()
+        };
+        let line = |reason, count| blind_line(&places(reason, count).iter().collect::<Vec<_>>()).unwrap();
+        assert_eq!(line(BlindReason::Forbidden, 1), "blind: Forbidden: no 0; its rows stay as they are");
+        assert_eq!(
+            line(BlindReason::Forbidden, 37),
+            "blind: Forbidden: list secrets in 37 namespaces (team-00, team-01 and 35 more): forbidden; grant the verbs \
+             list and watch on it; its rows stay as they are"
+        );
+        assert_eq!(
+            line(BlindReason::Failed, 3),
+            "blind: Failed: no 0; and in 2 more places; its rows stay as they are"
+        );
     }
 }

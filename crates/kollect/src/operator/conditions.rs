@@ -33,7 +33,7 @@ impl<'a> Conditions<'a> {
             type_: type_.to_owned(),
             status,
             reason: reason.as_str().to_owned(),
-            message: message.chars().take(LONGEST_MESSAGE).collect(),
+            message: shortened(message),
             last_transition_time,
             observed_generation: self.generation,
         });
@@ -68,6 +68,14 @@ impl<'a> Conditions<'a> {
     }
 }
 
+/// A message that was cut says so.
+fn shortened(message: String) -> String {
+    if message.chars().count() <= LONGEST_MESSAGE {
+        return message;
+    }
+    message.chars().take(LONGEST_MESSAGE - 1).chain(['…']).collect()
+}
+
 /// Whether two lists of conditions say the same, whenever they began to.
 pub(crate) fn transitions<'a>(before: &'a [Condition], after: &'a [Condition]) -> Vec<&'a Condition> {
     let known = |condition: &&Condition| {
@@ -76,4 +84,17 @@ pub(crate) fn transitions<'a>(before: &'a [Condition], after: &'a [Condition]) -
         })
     };
     after.iter().filter(known).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_message_ends_with_a_sign_that_it_was_cut() {
+        assert_eq!(shortened("ä".repeat(LONGEST_MESSAGE)), "ä".repeat(LONGEST_MESSAGE));
+        let cut = shortened("ä".repeat(LONGEST_MESSAGE + 1));
+        assert!(cut.ends_with("ä…"));
+        assert_eq!(cut.chars().count(), LONGEST_MESSAGE);
+    }
 }

@@ -3,6 +3,7 @@
 //! Ready is False whenever Degraded is True. A condition that is not set is gone. Counts are what is
 //! true now; times move with what they describe.
 
+mod blind;
 mod places;
 mod reach;
 
@@ -13,18 +14,17 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 use kollect_engine::{
-    coverage::{Known, Place, State},
+    coverage::{Known, Place},
     select::{Namespaces, SelectedNamespaces},
     store::{Sight, StoreReader},
-    watch::BlindReason,
 };
 use kollect_model::{
     SpecError,
     crd::{
         inventory::{InventoryStatus, MAX_SINK_REFS, SinkExport},
         profile::ProfileStatus,
-        shapes::{Condition, Gvk},
-        target::{CoverageStatus, TargetStatus},
+        shapes::Condition,
+        target::TargetStatus,
     },
     row::TargetId,
     sink::ErrorClass,
@@ -35,6 +35,7 @@ use crate::{
     reason::Reason,
     world::{BoundSink, Fault, InventoryName, ResolvedInventory, ResolvedTarget},
 };
+use blind::{FORBIDDEN, Line, cut, sentence};
 
 /// What statuses are made from, besides the objects.
 pub(crate) struct View<'a> {
@@ -105,9 +106,7 @@ impl View<'_> {
         let rows: Option<i64> = count(self.rows.count(id));
         let (failures, failure) = self.rows.failures(id);
         let selected = self.selected(resolved);
-        let texts = |names: &[Arc<str>]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let (matched, effective) = (texts(&selected.asked), texts(&selected.allowed));
-        let coverage = self.coverage_of(resolved, &effective);
+        let coverage = self.coverage_of(resolved, &selected.allowed);
         self.judge_target(
             id,
             resolved,
@@ -128,10 +127,12 @@ impl View<'_> {
             } else {
                 before.collected_count_updated_at.clone()
             },
-            matched_namespaces: matched,
-            effective_namespaces: effective,
+            matched_namespaces: cut(&selected.asked),
+            matched_namespace_count: count(selected.asked.len()).filter(|_| collected),
+            effective_namespaces: cut(&selected.allowed),
+            effective_namespace_count: count(selected.allowed.len()).filter(|_| collected),
             active_resource_rules: count(rules),
-            coverage,
+            coverage: coverage.into_iter().map(|line| line.status).collect(),
         }
     }
 
@@ -141,7 +142,7 @@ impl View<'_> {
         resolved: &ResolvedTarget,
         rows: i64,
         (failures, failure): (usize, Option<&str>),
-        (selected, coverage): (&SelectedNamespaces, &[CoverageStatus]),
+        (selected, coverage): (&SelectedNamespaces, &[Line]),
         conditions: &mut Conditions<'_>,
     ) {
         if let Some(why) = &resolved.tenant_editable {
@@ -161,54 +162,38 @@ impl View<'_> {
         }
         let beyond = self.judge_reach(id, resolved, selected, conditions);
         let sights = self.rows.sights(std::slice::from_ref(id));
-        let blind: Vec<String> = coverage
-            .iter()
-            .filter_map(|place| {
-                let why = place.blind.as_deref()?;
-                let namespaces = match place.namespaces.as_slice() {
-                    [] => String::new(),
-                    names => format!(" in {}", names.join(", ")),
-                };
-                Some(format!("{}{namespaces}: {why}", place.gvk))
-            })
-            .collect();
-        let unseen = if coverage.iter().any(|place| place.blind.as_deref() == Some(FORBIDDEN)) {
-            Reason::ScopeForbidden
-        } else {
-            Reason::NotSeen
-        };
-        if !blind.is_empty() {
-            conditions.set("Blind", true, unseen, blind.join("; "));
+        let blind = sentence(coverage, "the target's selection");
+        let is_forbidden = |line: &Line| line.status.blind.as_deref() == Some(FORBIDDEN);
+        let unseen = if coverage.iter().any(is_forbidden) { Reason::ScopeForbidden } else { Reason::NotSeen };
+        if let Some(blind) = &blind {
+            conditions.set("Blind", true, unseen, blind.clone());
         }
         let pending = sights.is_empty() || sights.values().any(|sight| *sight == Sight::Pending);
         let undecided = !sights.is_empty() && sights.values().all(|sight| *sight == Sight::Partial);
-        let nothing_seen = !blind.is_empty() && coverage.iter().all(|place| place.blind.is_some());
+        let nothing_seen = coverage.iter().all(|line| line.status.blind.is_some());
         if pending {
             conditions.progressing(Reason::Listing, "the first list is running");
         } else if let Some(why) = beyond {
             conditions.degraded(Reason::BeyondReach, why, true);
-        } else if undecided && blind.is_empty() && self.namespaces.as_ref().is_some_and(|n| !n.complete) {
+        } else if undecided && blind.is_none() && self.namespaces.as_ref().is_some_and(|n| !n.complete) {
             conditions.set("Blind", true, Reason::ScopeForbidden, UNDECIDED);
             conditions.degraded(Reason::ScopeForbidden, UNDECIDED, false);
-        } else if nothing_seen {
-            let forbidden = coverage.iter().all(|place| place.blind.as_deref() == Some(FORBIDDEN));
+        } else if let Some(blind) = blind.as_ref().filter(|_| nothing_seen) {
+            let forbidden = coverage.iter().all(is_forbidden);
             let reason = if forbidden { Reason::ScopeForbidden } else { Reason::InformerRegistrationFailed };
-            conditions.degraded(reason, blind.join("; "), false);
+            conditions.degraded(reason, blind.clone(), false);
         } else if failures > 0 {
             let noun = if failures == 1 { "object cannot" } else { "objects cannot" };
             let why = failure.unwrap_or_default();
             conditions.degraded(Reason::ExtractionFailed, format!("{failures} {noun} be read: {why}"), false);
         } else {
             conditions.ready(Reason::Collecting, format!("collecting {rows} rows"));
-            if blind.is_empty() {
-                conditions.set(
-                    "Synced",
-                    true,
-                    Reason::Collecting,
-                    "everything that is selected has been seen",
-                );
-            } else {
-                conditions.set("Synced", false, unseen, blind.join("; "));
+            match blind {
+                None => {
+                    let seen = "everything that is selected has been seen";
+                    conditions.set("Synced", true, Reason::Collecting, seen);
+                }
+                Some(blind) => conditions.set("Synced", false, unseen, blind),
             }
         }
     }
@@ -219,46 +204,6 @@ impl View<'_> {
             return SelectedNamespaces::default();
         };
         target.selection.namespaces(namespaces)
-    }
-
-    /// For each kind of a target: since when it has been watched, or why not.
-    fn coverage_of(&self, resolved: &ResolvedTarget, namespaces: &[String]) -> Vec<CoverageStatus> {
-        let Some(target) = &resolved.target else { return Vec::new() };
-        let kinds = target.selection.kinds();
-        let concerns = |place: &Place| {
-            kinds.contains(&place.gvk)
-                && target.selection.asks(&place.gvk, place.field_selector.as_deref())
-                && place
-                    .namespace
-                    .as_ref()
-                    .is_none_or(|namespace| namespaces.iter().any(|name| **name == **namespace))
-        };
-        let mut lines: BTreeMap<(Gvk, Option<String>), CoverageStatus> = BTreeMap::new();
-        for (place, known) in self.coverage.iter().filter(|(place, _)| concerns(place)) {
-            let (since, blind) = match &known.state {
-                State::Synced { since, .. } => (time(*since), None),
-                State::Blind { since, blindness } => {
-                    let why = match blindness.reason {
-                        BlindReason::Forbidden => FORBIDDEN.to_owned(),
-                        reason => format!("{reason}: {}", blindness.message),
-                    };
-                    (time(*since), Some(why))
-                }
-                State::Absent => (None, None),
-                State::Waiting | State::Listing { .. } => continue,
-            };
-            let line = lines.entry((place.gvk.clone(), blind.clone())).or_insert_with(|| CoverageStatus {
-                gvk: place.gvk.clone(),
-                namespaces: Vec::new(),
-                since: since.clone(),
-                blind,
-            });
-            // Several field selectors may look at one namespace.
-            let name = place.namespace.as_deref().filter(|name| !line.namespaces.iter().any(|n| n == name));
-            line.namespaces.extend(name.map(ToOwned::to_owned));
-            line.since = line.since.clone().max(since);
-        }
-        lines.into_values().collect()
     }
 
     /// What an inventory holds and where it has been written.
@@ -348,7 +293,7 @@ impl View<'_> {
         let sights = self.rows.sights(&resolved.targets);
         let blind = kollect_engine::export::coverage(&sights, self.scope);
         if blind != "complete" && !sights.values().any(|sight| *sight == Sight::Pending) {
-            conditions.set("Blind", true, Reason::NotSeen, blind.clone());
+            conditions.set("Blind", true, Reason::NotSeen, self.unseen(&sights).unwrap_or(blind));
         }
         let faults: Vec<&Fault> =
             resolved.sinks.iter().filter_map(|sink| sink.plan.as_ref().as_ref().err()).flatten().collect();
@@ -490,9 +435,6 @@ const UNDECIDED: &str = "the selection depends on labels of namespaces, which ma
 pub(crate) fn stands(metadata: &ObjectMeta, observed: Option<i64>, conditions: &[Condition]) -> bool {
     observed == metadata.generation && observed.is_some() && !conditions.is_empty()
 }
-
-/// The word of the documentation for a place that may not be listed.
-const FORBIDDEN: &str = "skipped:forbidden";
 
 fn is_synced(export: &SinkExport) -> bool {
     use kollect_model::crd::shapes::ConditionStatus::True;

@@ -200,14 +200,20 @@ pub struct TargetStatus {
     /// When collectedCount last changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub collected_count_updated_at: Option<Time>,
-    /// Namespaces that the spec selects.
+    /// Namespaces that the spec selects, the first 100 of matchedNamespaceCount.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "set"))]
     pub matched_namespaces: Vec<String>,
-    /// Namespaces that remain after scopes.
+    /// How many namespaces the spec selects.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub matched_namespace_count: Option<i32>,
+    /// Namespaces that remain after scopes, the first 100 of effectiveNamespaceCount.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "set"))]
     pub effective_namespaces: Vec<String>,
+    /// How many namespaces remain after scopes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub effective_namespace_count: Option<i32>,
     /// Number of resource rules.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub active_resource_rules: Option<i32>,
@@ -223,10 +229,13 @@ pub struct TargetStatus {
 pub struct CoverageStatus {
     /// Kind.
     pub gvk: Gvk,
-    /// Namespaces concerned; empty: all that the target selects.
+    /// Namespaces concerned, the first 100 of namespaceCount; empty: all that the target selects.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "set"))]
     pub namespaces: Vec<String>,
+    /// How many namespaces are concerned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace_count: Option<i32>,
     /// Since when the state holds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,

@@ -82,12 +82,7 @@ fn namespaces_sentence(own: &str, beyond: &[Arc<str>], kept: &BeyondReach) -> Op
     if names.is_empty() {
         return None;
     }
-    let examples = names.iter().take(2).map(|name| &**name).collect::<Vec<_>>().join(", ");
-    let examples = match names.len() {
-        1 => format!("namespace {examples}"),
-        2 => format!("2 namespaces ({examples})"),
-        all => format!("{all} namespaces ({examples} and {} more)", all - 2),
-    };
+    let examples = kollect_engine::names::namespaces(&names, names.len());
     Some(format!(
         "nothing is collected from {examples}{rows}: a target of namespace {own} collects from its own; to let \
          it collect from others, name them in spec.allowedNamespaces of a KollectScope in namespace {own}"

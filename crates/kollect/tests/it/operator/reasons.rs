@@ -121,6 +121,31 @@ fn what_cannot_be_seen_is_said() {
     world.becomes("kollecttarget/some-services", "Synced", "False ScopeForbidden");
     world.becomes("kollecttarget/some-services", "Blind", "True ScopeForbidden");
     world.becomes("kollecttarget/some-services", "Ready", "True Collecting");
+    // What may not be done, where, and what to grant.
+    let told = |what: &str| {
+        let status = world.get(what)["status"].clone();
+        let conditions = status["conditions"].as_array().unwrap().iter();
+        let blind = conditions
+            .filter(|condition| condition["type"] == "Blind")
+            .map(|c| c["message"].as_str().unwrap());
+        (blind.collect::<String>(), status)
+    };
+    let (message, status) = told("kollecttarget/some-services");
+    let denied = format!(
+        "the operator may not list and watch services in namespace {own}: grant both verbs to its ServiceAccount \
+         there, or remove it from "
+    );
+    assert_eq!(message, format!("{denied}the target's selection"));
+    assert_eq!(
+        (&status["matchedNamespaceCount"], &status["effectiveNamespaceCount"]),
+        (&json!(1), &json!(1))
+    );
+    let lines = status["coverage"].as_array().unwrap();
+    assert!(lines.iter().all(|line| line["namespaceCount"] == 1), "{lines:?}");
+    eventually("the inventory says so too", || {
+        let (message, _) = told("kollectinventory/all");
+        message.contains(&format!("{denied}the selections of its targets")).then_some(()).ok_or(message)
+    });
 }
 
 #[test]

@@ -1,0 +1,230 @@
+//! What of the kinds of a target cannot be seen: the lines of `status.coverage`, and one sentence for each that
+//! says what may not be done, where, and what to grant.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use kollect_engine::{
+    coverage::{Known, Place, State},
+    names,
+    store::{Sight, Sights},
+    watch::BlindReason,
+};
+use kollect_model::crd::{shapes::Gvk, target::CoverageStatus};
+
+use super::{View, count, time};
+use crate::world::ResolvedTarget;
+
+/// The word of the documentation for a place that may not be listed.
+pub(super) const FORBIDDEN: &str = "skipped:forbidden";
+
+/// How many names a list of a status has; fields beside the lists count all.
+const MOST_NAMES: usize = 100;
+
+/// How many kinds a message is about; the others are counted.
+const NAMED_KINDS: usize = 2;
+
+/// The beginning of a list of names, for a status.
+pub(super) fn cut(names: &[Arc<str>]) -> Vec<String> {
+    names.iter().take(MOST_NAMES).map(ToString::to_string).collect()
+}
+
+/// Whether a kind can be seen, in some places.
+pub(super) struct Line {
+    pub(super) status: CoverageStatus,
+    /// What permissions call the kind.
+    resource: String,
+    /// All namespaces concerned; none: the whole cluster.
+    names: Vec<Arc<str>>,
+}
+
+impl View<'_> {
+    /// For each kind of a target: since when it has been watched, or why not.
+    pub(super) fn coverage_of(&self, resolved: &ResolvedTarget, namespaces: &[Arc<str>]) -> Vec<Line> {
+        let Some(target) = &resolved.target else { return Vec::new() };
+        let kinds = target.selection.kinds();
+        let namespaces: BTreeSet<&str> = namespaces.iter().map(|name| &**name).collect();
+        lines(&self.coverage, |place| {
+            kinds.contains(&place.gvk)
+                && target.selection.asks(&place.gvk, place.field_selector.as_deref())
+                && place.namespace.as_deref().is_none_or(|name| namespaces.contains(name))
+        })
+    }
+
+    /// What of an inventory cannot be seen, where the ledger says why.
+    pub(super) fn unseen(&self, sights: &Sights) -> Option<String> {
+        let mut kinds: BTreeMap<(&str, &str), Vec<&Sight>> = BTreeMap::new();
+        for ((_, group, kind), sight) in sights {
+            kinds.entry((group, kind)).or_default().push(sight.within_reach());
+        }
+        let lines = lines(&self.coverage, |place| {
+            let sights = kinds.get(&(&*place.gvk.group, &*place.gvk.kind));
+            sights.is_some_and(|sights| sights.iter().any(|sight| is_dark(sight, place.namespace.as_ref())))
+        });
+        sentence(&lines, "the selections of its targets")
+    }
+}
+
+/// The places that are concerned, by kind and by why they cannot be seen.
+fn lines(coverage: &BTreeMap<Place, Known>, concerns: impl Fn(&Place) -> bool) -> Vec<Line> {
+    let mut lines: BTreeMap<(Gvk, Option<BlindReason>), Line> = BTreeMap::new();
+    for (place, known) in coverage.iter().filter(|(place, _)| concerns(place)) {
+        let (since, reason, blind) = match &known.state {
+            State::Synced { since, .. } => (time(*since), None, None),
+            State::Blind { since, blindness } => {
+                let why = match blindness.reason {
+                    BlindReason::Forbidden => FORBIDDEN.to_owned(),
+                    reason => format!("{reason}: {}", blindness.message),
+                };
+                (time(*since), Some(blindness.reason), Some(why))
+            }
+            State::Absent => (None, None, None),
+            State::Waiting | State::Listing { .. } => continue,
+        };
+        let line = lines.entry((place.gvk.clone(), reason)).or_insert_with(|| Line {
+            resource: known.resource.as_deref().map_or_else(|| place.gvk.to_string(), str::to_owned),
+            status: CoverageStatus { gvk: place.gvk.clone(), blind, ..CoverageStatus::default() },
+            names: Vec::new(),
+        });
+        // Several field selectors may look at one namespace; places of a kind are in the order of namespaces.
+        line.names.extend(place.namespace.clone().filter(|name| line.names.last() != Some(name)));
+        line.status.since = line.status.since.clone().max(since);
+    }
+    let mut lines: Vec<Line> = lines.into_values().collect();
+    for Line { status, names, .. } in &mut lines {
+        status.namespaces = cut(names);
+        status.namespace_count = count(names.len()).filter(|_| !names.is_empty());
+    }
+    lines
+}
+
+fn is_dark(sight: &Sight, namespace: Option<&Arc<str>>) -> bool {
+    match (sight, namespace) {
+        (Sight::Everything | Sight::Pending, _) => false,
+        (Sight::AllBut(dark), Some(namespace)) => dark.contains(namespace),
+        (Sight::Within(seen), Some(namespace)) => !seen.contains(namespace),
+        (_, _) => true,
+    }
+}
+
+/// What cannot be seen; `None`: everything can. `selection` is what names the namespaces.
+pub(super) fn sentence(lines: &[Line], selection: &str) -> Option<String> {
+    let blind: Vec<String> = lines.iter().filter_map(|line| line.sentence(selection)).collect();
+    let named = blind.iter().take(NAMED_KINDS).cloned().collect::<Vec<_>>().join("; ");
+    match blind.len().saturating_sub(NAMED_KINDS) {
+        0 => Some(named).filter(|named| !named.is_empty()),
+        1 => Some(format!("{named}; and 1 more kind")),
+        more => Some(format!("{named}; and {more} more kinds")),
+    }
+}
+
+impl Line {
+    fn sentence(&self, selection: &str) -> Option<String> {
+        let (why, resource) = (self.status.blind.as_deref()?, &self.resource);
+        let places = match self.names.len() {
+            0 => "the whole cluster".to_owned(),
+            all => names::namespaces(&self.names, all),
+        };
+        if why != FORBIDDEN {
+            return Some(format!("{resource} cannot be seen in {places}: {why}"));
+        }
+        let grant = match self.names.len() {
+            0 => "grant both verbs to its ServiceAccount with a ClusterRole".to_owned(),
+            all => {
+                let them = if all == 1 { "it" } else { "them" };
+                format!("grant both verbs to its ServiceAccount there, or remove {them} from {selection}")
+            }
+        };
+        Some(format!("the operator may not list and watch {resource} in {places}: {grant}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::VecDeque, time::SystemTime};
+
+    use kollect_engine::watch::Blindness;
+
+    use super::*;
+
+    /// A ledger that says the same of a kind in so many namespaces; 0: of the whole cluster.
+    fn ledger(resource: &str, namespaces: usize, reason: Option<BlindReason>) -> BTreeMap<Place, Known> {
+        let gvk = Gvk { kind: resource.to_uppercase(), ..Gvk::default() };
+        let names: Vec<Option<Arc<str>>> = match namespaces {
+            0 => vec![None],
+            all => (0..all).map(|number| Some(format!("team-{number:03}").into())).collect(),
+        };
+        let since = SystemTime::UNIX_EPOCH;
+        let known = |namespace: Option<Arc<str>>| {
+            let message = format!("list {resource} in {}: no route", namespace.as_deref().unwrap_or("all"));
+            let state = match reason {
+                None => State::Synced { since, version: 1 },
+                Some(reason) => State::Blind { since, blindness: Blindness { reason, message } },
+            };
+            let known = Known { state, resource: Some(resource.into()), gaps: VecDeque::new(), repaired: 0 };
+            (Place { gvk: gvk.clone(), namespace, field_selector: None }, known)
+        };
+        names.into_iter().map(known).collect()
+    }
+
+    fn told(ledger: &BTreeMap<Place, Known>) -> String {
+        sentence(&lines(ledger, |_| true), "the target's selection").unwrap()
+    }
+
+    #[test]
+    fn a_message_says_what_may_not_be_done_where_and_what_to_grant() {
+        let forbidden = Some(BlindReason::Forbidden);
+        assert_eq!(sentence(&lines(&ledger("secrets", 0, None), |_| true), ""), None);
+        assert_eq!(
+            told(&ledger("secrets", 250, forbidden)),
+            "the operator may not list and watch secrets in 250 namespaces (team-000, team-001 and 248 more): grant \
+             both verbs to its ServiceAccount there, or remove them from the target's selection"
+        );
+        assert_eq!(
+            told(&ledger("secrets", 1, forbidden)),
+            "the operator may not list and watch secrets in namespace team-000: grant both verbs to its \
+             ServiceAccount there, or remove it from the target's selection"
+        );
+        assert_eq!(
+            told(&ledger("nodes", 0, forbidden)),
+            "the operator may not list and watch nodes in the whole cluster: grant both verbs to its \
+             ServiceAccount with a ClusterRole"
+        );
+        assert_eq!(
+            told(&ledger("deployments.apps", 3, Some(BlindReason::Failed))),
+            "deployments.apps cannot be seen in 3 namespaces (team-000, team-001 and 1 more): Failed: list \
+             deployments.apps in team-000: no route"
+        );
+    }
+
+    #[test]
+    fn a_namespace_that_several_field_selectors_look_at_is_named_once() {
+        let mut places = ledger("pods", 2, Some(BlindReason::Forbidden));
+        for (place, known) in places.clone() {
+            places.insert(Place { field_selector: Some("spec.nodeName=a".into()), ..place }, known);
+        }
+        let found = lines(&places, |_| true);
+        assert_eq!(
+            (found.len(), &found[0].status.namespaces),
+            (1, &vec!["team-000".into(), "team-001".into()])
+        );
+        assert_eq!(found[0].status.namespace_count, Some(2));
+    }
+
+    #[test]
+    fn lists_are_cut_and_counted_and_have_a_line_for_each_reason_only() {
+        let mut places = ledger("secrets", 250, Some(BlindReason::Failed));
+        let found = lines(&places, |_| true);
+        assert_eq!(found.len(), 1, "each namespace has a message of its own");
+        let status = &found[0].status;
+        assert_eq!((status.namespaces.len(), status.namespace_count), (100, Some(250)));
+        for resource in ["a", "b", "c"] {
+            places.extend(ledger(resource, 1, Some(BlindReason::Forbidden)));
+        }
+        let told = told(&places);
+        assert!(told.ends_with("; and 2 more kinds"), "{told}");
+        assert!(told.len() < 400, "{told}");
+    }
+}
