@@ -45,7 +45,7 @@ pub mod sqlite;
 mod tls;
 
 pub use backend::{Backend, FamilySpec, Out, Plan, SinkSettings};
-pub use dial::{Cidr, Network};
+pub use dial::{ApiServer, Cidr, Guard, Network, Refusal, ResolveError};
 pub use policy::{Files, Policy, real_path};
 pub use secrets::Secrets;
 

@@ -46,7 +46,7 @@ const PING: Duration = Duration::from_secs(15);
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Address {
     pub(super) host: String,
-    port: u16,
+    pub(super) port: u16,
     tls: bool,
 }
 
@@ -90,7 +90,8 @@ impl Address {
 
     /// Where it is now. Everything that is connected to comes from here.
     async fn resolve(&self, network: &Network) -> Result<Vec<SocketAddr>, SinkError> {
-        network.resolve(&self.host, self.port).await
+        let addresses = network.resolve(&self.host, self.port).await;
+        addresses.map_err(|error| error.into_sink_error(&self.host))
     }
 }
 

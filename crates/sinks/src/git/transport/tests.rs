@@ -15,7 +15,7 @@ use kollect_testbed::git::Repository as OnServer;
 use tempfile::TempDir;
 
 use super::*;
-use crate::{Network, Secrets};
+use crate::{ApiServer, Guard, Network, Secrets};
 
 mod file;
 mod http;
@@ -64,7 +64,7 @@ impl Settings {
 
 fn guarded() -> Policy {
     Policy {
-        network: Network::Guarded { allow_private: true, allowed: Vec::new() },
+        network: Network::Guarded(Guard { allow_private: true, ..Guard::default() }),
         files: crate::Files::Refused,
     }
 }

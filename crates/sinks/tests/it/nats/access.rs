@@ -2,7 +2,7 @@
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kollect_model::sink::{ErrorClass, SinkReason};
-use kollect_sinks::{Network, Policy, Secrets, plan};
+use kollect_sinks::{Guard, Network, Policy, Secrets, plan};
 use kollect_testbed::{Certificates, Nats};
 use serde_json::{Value, json};
 
@@ -181,7 +181,8 @@ async fn servers_that_the_operator_may_not_reach_are_refused() {
     let server = Nats::shared();
     let guarded = |allowed: &str| {
         let allowed = allowed.split(',').filter(|text| !text.is_empty()).map(|text| text.parse().unwrap());
-        let network = Network::Guarded { allow_private: true, allowed: allowed.collect() };
+        let guard = Guard { allow_private: true, allowed: allowed.collect(), ..Guard::default() };
+        let network = Network::Guarded(guard);
         Policy { network, ..Policy::default() }
     };
     let plan = plan(&spec(&server.url(), "checked", "rows", json!({}))).unwrap();
