@@ -83,21 +83,36 @@ impl Network {
 
     /// A connection to the first address of a host that answers.
     pub async fn connect(&self, host: &str, port: u16, limit: Duration) -> Result<TcpStream, SinkError> {
-        self.connect_with(host, port, limit, &lookup).await
+        self.connect_with(None, host, port, limit, &lookup).await
+    }
+
+    /// The same for a server that errors call `shown` instead of by its name.
+    pub async fn connect_as(
+        &self,
+        shown: Option<&str>,
+        host: &str,
+        port: u16,
+        limit: Duration,
+    ) -> Result<TcpStream, SinkError> {
+        self.connect_with(shown, host, port, limit, &lookup).await
     }
 
     async fn connect_with<F: Future<Output = Lookup>>(
         &self,
+        shown: Option<&str>,
         host: &str,
         port: u16,
         limit: Duration,
         lookup: &impl Fn(String, u16) -> F,
     ) -> Result<TcpStream, SinkError> {
-        let attempt = format!("connect to {host} port {port}");
+        let attempt = match shown {
+            Some(shown) => format!("connect to {shown}"),
+            None => format!("connect to {host} port {port}"),
+        };
         let connect = async {
             let mut last = None;
             let addresses = self.resolve_with(host, port, lookup).await;
-            for address in addresses.map_err(|error| error.into_sink_error(host))? {
+            for address in addresses.map_err(|error| error.into_sink_error(host, shown))? {
                 #[expect(clippy::disallowed_methods, reason = "this is where servers are dialled")]
                 let connected = TcpStream::connect(address).await;
                 match connected {
@@ -138,17 +153,19 @@ impl From<Refusal> for ResolveError {
 }
 
 impl ResolveError {
-    /// The error of a sink whose spec names the host.
-    pub(crate) fn into_sink_error(self, host: &str) -> SinkError {
+    /// The error of a sink that connects to a host, which is called `shown` instead if that is given.
+    pub(crate) fn into_sink_error(self, host: &str, shown: Option<&str>) -> SinkError {
+        let name = shown.unwrap_or(host);
         match self {
             Self::Refused(refusal) => {
-                SinkError::new(SinkReason::Forbidden, format!("connect to {host}: {refusal}"))
+                let why = if shown.is_some() { refusal.without_address() } else { refusal.to_string() };
+                SinkError::new(SinkReason::Forbidden, format!("connect to {name}: {why}"))
             }
             Self::Lookup(error) => {
-                SinkError::because(SinkReason::Unreachable, format!("resolve the host {host}"), error)
+                SinkError::because(SinkReason::Unreachable, format!("resolve the host {name}"), error)
             }
             Self::NoAddress => {
-                SinkError::new(SinkReason::Unreachable, format!("resolve the host {host}: no address"))
+                SinkError::new(SinkReason::Unreachable, format!("resolve the host {name}: no address"))
             }
             Self::ApiServer(error) => {
                 let attempt = "resolve the host of the API server, which sinks may not reach";

@@ -21,6 +21,8 @@ use kollect_model::{
 };
 
 mod backend;
+#[cfg(feature = "tls")]
+mod cause;
 mod columns;
 #[cfg(feature = "connection")]
 mod connection_task;

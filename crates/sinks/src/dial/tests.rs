@@ -26,7 +26,7 @@ fn check(network: &Network, host: &str) -> Result<(), String> {
 async fn checked(network: &Network, answer: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, SinkError> {
     let lookup = move |_, _| std::future::ready(Ok(answer.clone()));
     let resolved = network.resolve_with("db.example", 5432, &lookup).await;
-    resolved.map_err(|error| error.into_sink_error("db.example"))
+    resolved.map_err(|error| error.into_sink_error("db.example", None))
 }
 
 /// First and last addresses of closed ranges, and their neighbours outside.
@@ -375,13 +375,13 @@ async fn the_api_server_is_closed_at_its_port_only() {
             ..Guard::default()
         });
         for host in ["127.0.0.1", "127.1", "127.0.0.2", "::1", "::ffff:127.0.0.1", "db.example", known] {
-            let error = network.connect_with(host, api_port, limit, &lookup).await.unwrap_err();
+            let error = network.connect_with(None, host, api_port, limit, &lookup).await.unwrap_err();
             assert_eq!(error.reason, SinkReason::Forbidden, "{host}: {error}");
             assert!(error.to_string().contains("the API server at this port"), "{error}");
         }
         for host in ["127.0.0.1", "db.example", known] {
             network.check_server(host, other_port).unwrap();
-            network.connect_with(host, other_port, limit, &lookup).await.unwrap();
+            network.connect_with(None, host, other_port, limit, &lookup).await.unwrap();
             other.accept().await.unwrap();
         }
         assert!(network.check_server(known, api_port).is_err(), "its own name is refused at admission");
@@ -396,7 +396,7 @@ async fn the_api_server_is_closed_at_its_port_only() {
         let known = (host != "api.example").then(|| vec![SocketAddr::from(([127, 0, 0, 1], port))]);
         std::future::ready(known.ok_or_else(|| io::ErrorKind::NotFound.into()))
     };
-    let error = network.connect_with("db.example", other_port, limit, &lookup).await.unwrap_err();
+    let error = network.connect_with(None, "db.example", other_port, limit, &lookup).await.unwrap_err();
     assert_eq!(error.reason, SinkReason::Unreachable);
     assert!(error.to_string().contains("the API server"), "{error}");
     assert_not_dialled(api);
@@ -418,11 +418,11 @@ async fn a_name_is_asked_for_once_and_the_answer_is_dialled() {
         std::future::ready(Ok(vec![SocketAddr::from(([127, 0, 0, 2 - asked.get() % 2], port))]))
     };
     let limit = Duration::from_secs(10);
-    network.connect_with("db.example", port, limit, &lookup).await.unwrap();
+    network.connect_with(None, "db.example", port, limit, &lookup).await.unwrap();
     assert_eq!(asked.get(), 1);
     let (_, peer) = good.accept().await.unwrap();
     assert!(peer.ip().is_loopback());
-    let error = network.connect_with("db.example", port, limit, &lookup).await.unwrap_err();
+    let error = network.connect_with(None, "db.example", port, limit, &lookup).await.unwrap_err();
     assert_eq!((error.reason, asked.get()), (SinkReason::Forbidden, 2), "{error}");
     assert_not_dialled(closed);
 }

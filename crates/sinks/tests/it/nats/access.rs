@@ -69,7 +69,7 @@ async fn what_may_not_be_sent_is_forbidden() {
     let sink = open(&plan).await.unwrap();
     let error = write(&*sink, &inventory("", "all"), None, &added(&[row("u1", "{}")])).await.unwrap_err();
     assert_eq!((error.reason, error.class()), (SinkReason::Forbidden, ErrorClass::Forbidden), "{error}");
-    assert!(error.to_string().contains("access.default.team.all"), "{error}");
+    assert!(error.to_string().contains("does not permit to publish"), "{error}");
     assert!(!told(&error).contains("hunter"));
 }
 
