@@ -71,7 +71,7 @@ async fn operate(args: Args) -> anyhow::Result<()> {
     let source = connect(&args).await?;
     rules.network.deny_api_servers(api_servers(source.url(), |name| std::env::var(name).ok()));
     let own_namespace = Some(source.client().default_namespace().to_owned());
-    let rules = Arc::new(Rules { own_namespace, ..rules });
+    let rules = Arc::new(Rules { own_namespace, cluster_id: Some(source.id.clone()), ..rules });
     let tasks = Tasks::default();
     let _kinds = tasks.core(TaskKind::Discovery.into(), source.clone().follow_kinds());
     let settings =

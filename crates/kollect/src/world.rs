@@ -8,6 +8,7 @@ mod floors;
 mod inventories;
 mod network;
 mod secrets;
+mod shown;
 mod sinks;
 mod targets;
 
@@ -88,6 +89,8 @@ pub(crate) struct Rules {
     pub(crate) network: SinkNetwork,
     /// Where sinks may keep files.
     pub(crate) files: FileRoot,
+    /// Id of the cluster, for the digests of servers that statuses do not name; `None`: everything is named.
+    pub(crate) cluster_id: Option<String>,
 }
 
 /// What a KollectTarget reaches without a KollectScope that names it.

@@ -17,6 +17,7 @@ use std::{any::Any, collections::BTreeMap, sync::Arc};
 
 use kollect_model::{
     SpecError,
+    destination::Destination,
     sink::{Sink, SinkError, SinkSpec},
 };
 
@@ -112,6 +113,17 @@ pub fn destination_name(text: &str) -> String {
         // A question mark inside a password: nothing before it is safe to print.
         None if rest.contains('@') => format!("{scheme}://…"),
         None => format!("{scheme}://{address}"),
+    }
+}
+
+/// A destination as people may see it who may read statuses and not Secrets: a server that only a Secret names is
+/// replaced by a digest, which is made with the id of the cluster.
+pub fn shown_destination(destination: &Destination, cluster_id: &str) -> Destination {
+    let scheme = destination.server().split_once("://").map_or("", |(scheme, _)| scheme);
+    if BACKENDS.iter().any(|backend| backend.secret_server && backend.type_name == scheme) {
+        destination.with_secret_server(cluster_id)
+    } else {
+        destination.clone()
     }
 }
 

@@ -252,7 +252,7 @@ impl Args {
         }
     }
 
-    /// What the flags decide for all objects. Where the API server is shows when it is connected to.
+    /// What the flags decide for all objects. What the API server tells comes later: where it is, and the id of the cluster.
     pub(crate) fn rules(&self) -> anyhow::Result<Rules> {
         if self.tenant_mode && self.within().is_none() {
             bail!("--tenant-mode needs --watch-namespaces: a Role counts in its namespace only");
@@ -285,6 +285,7 @@ impl Args {
                 api_servers: Vec::new(),
             }),
             files,
+            cluster_id: None,
         })
     }
 

@@ -60,6 +60,7 @@ impl Backend for Config {
     const TYPE: &'static str = "postgres";
     const OUT: Option<Out> =
         Some(Out { schemes: &["postgres", "postgresql"], form: "postgres://USER@HOST/DATABASE" });
+    const SECRET_SERVER: bool = true;
     type Spec = KollectDatabaseSinkSpec;
     type Clients = Pools;
 
