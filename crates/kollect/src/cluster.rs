@@ -45,6 +45,7 @@ pub(crate) struct ClusterSource {
     shared: Arc<Shared>,
     /// What tells this cluster from all others.
     pub(crate) id: String,
+    url: http::Uri,
 }
 
 /// What all streams share.
@@ -123,6 +124,11 @@ impl ClusterSource {
         Self::with_config(config, &who, Timing::default(), identity).await
     }
 
+    /// Where the API server is.
+    pub(crate) fn url(&self) -> &http::Uri {
+        &self.url
+    }
+
     /// The client that all requests go through.
     pub(crate) fn client(&self) -> Client {
         self.shared.client.clone()
@@ -148,7 +154,8 @@ impl ClusterSource {
         timing: Timing,
         identity: Identity,
     ) -> anyhow::Result<Self> {
-        let server = config.cluster_url.to_string();
+        let url = config.cluster_url.clone();
+        let server = url.to_string();
         let unverified = config.accept_invalid_certs;
         let anonymous = identity::anonymous(&config);
         let client = Client::try_from(config).with_context(|| format!("set up the client of {who}"))?;
@@ -170,7 +177,7 @@ impl ClusterSource {
             seen: Mutex::default(),
             timing,
         };
-        Ok(Self { shared: Arc::new(shared), id })
+        Ok(Self { shared: Arc::new(shared), id, url })
     }
 
     /// Notices kinds that come and go, for as long as it is awaited.

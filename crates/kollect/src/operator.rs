@@ -48,7 +48,7 @@ use tracing::{debug, info, warn};
 use crate::{
     causes::{LastProblem, told_once},
     cluster::ClusterSource,
-    world::Rules,
+    world::{Rules, api_servers},
 };
 
 /// `kollect operator`
@@ -65,12 +65,13 @@ pub(crate) fn run(args: Args) -> ExitCode {
 }
 
 async fn operate(args: Args) -> anyhow::Result<()> {
-    let rules = args.rules()?;
+    let mut rules = args.rules()?;
     args.webhooks.check(args.tenant_mode)?;
     args.warn_about_retired_flags();
     let source = connect(&args).await?;
+    rules.network.deny_api_servers(api_servers(source.url(), |name| std::env::var(name).ok()));
     let own_namespace = Some(source.client().default_namespace().to_owned());
-    let rules = Arc::new(Rules { own_namespace, ..rules });
+    let rules = Arc::new(Rules { own_namespace, cluster_id: Some(source.id.clone()), ..rules });
     let tasks = Tasks::default();
     let _kinds = tasks.core(TaskKind::Discovery.into(), source.clone().follow_kinds());
     let settings =

@@ -6,7 +6,9 @@
 
 mod floors;
 mod inventories;
+mod network;
 mod secrets;
+mod shown;
 mod sinks;
 mod targets;
 
@@ -34,7 +36,7 @@ use kollect_model::{
     row::TargetId,
     sink::SinkSpec,
 };
-use kollect_sinks::{Files, Network};
+use kollect_sinks::Files;
 use kube::ResourceExt;
 
 use sinks::PlanAtOnce;
@@ -43,6 +45,7 @@ use crate::reason::Reason;
 
 pub(crate) use inventories::{BoundSink, ResolvedInventory, RowsWanted};
 pub(crate) use kollect_model::binding::{Family, InventoryName};
+pub(crate) use network::{AllowedCidr, NetworkFlags, SinkNetwork, api_servers};
 pub(crate) use secrets::{Contents, Secret, check_secret_type};
 pub(crate) use sinks::{PlanRequest, PlanSinks, SinkKey, SinkPlan, check_sink};
 pub(crate) use targets::ResolvedTarget;
@@ -83,9 +86,11 @@ pub(crate) struct Rules {
     /// Pairs of a sink's namespace and a Secret's namespace that may be combined. `None`: any pair.
     pub(crate) secret_namespaces: Option<BTreeSet<(String, String)>>,
     /// Where sinks may connect to.
-    pub(crate) network: Network,
+    pub(crate) network: SinkNetwork,
     /// Where sinks may keep files.
     pub(crate) files: FileRoot,
+    /// Id of the cluster, for the digests of servers that statuses do not name; `None`: everything is named.
+    pub(crate) cluster_id: Option<String>,
 }
 
 /// What a KollectTarget reaches without a KollectScope that names it.
@@ -142,7 +147,7 @@ impl Rules {
             FileRoot::Directory(root) => Files::Below(root.join(namespace)),
             FileRoot::Refused => Files::Refused,
         };
-        kollect_sinks::Policy { network: self.network.clone(), files }
+        kollect_sinks::Policy { network: self.network.of(namespace), files }
     }
 }
 

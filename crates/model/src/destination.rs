@@ -8,6 +8,12 @@ use std::{convert::Infallible, fmt, str::FromStr};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+/// What stands for a server that only a Secret names, before the digest.
+const SECRET: &str = "secret-";
+/// Of the digest: so many that two servers never share one.
+const SECRET_BYTES: usize = 16;
 
 /// A destination: what a sink connects to, and the names by which it finds the rows there.
 ///
@@ -17,6 +23,8 @@ use serde::{Deserialize, Serialize};
 /// | Git | `git:REPOSITORY BRANCH` |
 /// | PostgreSQL | `postgres://SERVERS/DATABASE "SCHEMA"."TABLE"` |
 /// | all others | `SERVER NAME NAME …`, without spaces in any of them |
+///
+/// In statuses of the operator a server that only a Secret names is `SCHEME://secret-DIGEST`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(from = "String", into = "String")]
 #[schemars(with = "String")]
@@ -46,10 +54,39 @@ impl Destination {
         names.try_into().ok()
     }
 
+    /// The same names at another server.
+    #[must_use]
+    pub fn with_server(&self, server: impl Into<String>) -> Self {
+        Self { server: server.into(), names: self.names.clone() }
+    }
+
+    /// The destination for people who may not know its server: host, port and database are replaced by a
+    /// digest, which is equal for equal servers in the cluster with this id, and in no other cluster. A
+    /// destination whose server is replaced already stays as it is.
+    #[must_use]
+    pub fn with_secret_server(&self, cluster_id: &str) -> Self {
+        let Some((scheme, server)) = self.server.split_once("://") else { return self.clone() };
+        if is_secret(server) {
+            return self.clone();
+        }
+        let digest = Sha256::digest(format!("{cluster_id}\0{}", self.server));
+        let number =
+            digest.iter().take(SECRET_BYTES).fold(0_u128, |number, byte| number << 8 | u128::from(*byte));
+        self.with_server(format!("{scheme}://{SECRET}{number:032x}"))
+    }
+
     /// The names there, if the server is `server`.
     pub fn names_at<const N: usize>(&self, server: &str) -> Option<[&str; N]> {
         if self.server == server { self.names() } else { None }
     }
+}
+
+/// Whether a server is replaced by its digest. Others have a port and a path.
+fn is_secret(server: &str) -> bool {
+    let digits = server.strip_prefix(SECRET);
+    digits.is_some_and(|digits| {
+        digits.len() == 2 * SECRET_BYTES && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
+    })
 }
 
 /// How the parts of a destination are put together.
@@ -176,6 +213,32 @@ mod tests {
             Destination::from("postgres://db:5432/shop a").names_at::<2>("postgres://db:5432/shop"),
             None
         );
+    }
+
+    #[test]
+    fn a_server_is_replaced_by_a_digest_once() {
+        let table = Destination::from("postgres://db:5432/shop \"a\".\"b\"");
+        let shown = table.with_secret_server("cluster");
+        let text = shown.to_string();
+        assert!(text.starts_with("postgres://secret-") && text.ends_with(" \"a\".\"b\""), "{text}");
+        assert!(!text.contains("db") && !text.contains("5432") && !text.contains("shop"), "{text}");
+        assert_eq!(Destination::from(&*text), shown);
+        assert_eq!(shown.with_secret_server("cluster"), shown);
+        assert_eq!(shown.with_server(table.server()), table);
+        let other_table =
+            Destination::from("postgres://db:5432/shop \"a\".\"c\"").with_secret_server("cluster");
+        assert_eq!(other_table.server(), shown.server());
+        for (text, cluster) in [
+            ("postgres://db:5432/shop \"a\".\"b\"", "another cluster"),
+            ("postgres://db:5433/shop \"a\".\"b\"", "cluster"),
+            ("postgres://db:5432/Shop \"a\".\"b\"", "cluster"),
+            // A host of this name is not a digest.
+            ("postgres://secret-0123:5432/shop \"a\".\"b\"", "cluster"),
+        ] {
+            let other = Destination::from(text).with_secret_server(cluster);
+            assert_ne!(other.server(), shown.server(), "{text}");
+            assert!(!other.to_string().contains("543"), "{other}");
+        }
     }
 
     /// Texts of other versions, of people, or cut off are printed as they were read.

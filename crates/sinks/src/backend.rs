@@ -24,6 +24,10 @@ pub trait Backend: Clone + fmt::Debug + PartialEq + Send + Sync + Sized + 'stati
     /// How a command line names its destinations; `None`: it cannot.
     const OUT: Option<Out> = None;
 
+    /// Whether only a Secret names the server of a destination: then statuses of the operator do not. The server
+    /// begins with `TYPE://`.
+    const SECRET_SERVER: bool = false;
+
     /// The spec of its family.
     type Spec: FamilySpec;
     /// What its open sinks share, such as pools of connections; `()`: nothing.
@@ -61,7 +65,7 @@ pub trait Backend: Clone + fmt::Debug + PartialEq + Send + Sync + Sized + 'stati
     fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>>;
 
     /// Where the rows are, without credentials and options: equal for two sinks that write one destination.
-    /// Statuses keep its text: never change the spelling of a backend.
+    /// Statuses keep its text, or a digest of it: never change the spelling of a backend.
     fn destination(&self, policy: &Policy) -> Destination;
 
     /// The same sink at a destination where it was before, if its access leads there too. [`Plan::at`] sees to
@@ -260,6 +264,7 @@ type PlanResult = Result<Plan, Vec<SpecError>>;
 pub(crate) struct Entry {
     pub(crate) type_name: &'static str,
     pub(crate) out: Option<Out>,
+    pub(crate) secret_server: bool,
     pub(crate) plan: fn(&SinkSpec) -> Option<PlanResult>,
     pub(crate) plan_out: fn(&str) -> Result<Plan, String>,
     pub(crate) advice: fn(&SinkSpec) -> Vec<String>,
@@ -271,6 +276,7 @@ impl Entry {
         Self {
             type_name: B::TYPE,
             out: B::OUT,
+            secret_server: B::SECRET_SERVER,
             plan: |spec| B::Spec::of(spec).map(|spec| B::plan(spec).map(Plan::of)),
             plan_out: |text| B::plan_out(text).map(Plan::of),
             advice: |spec| B::Spec::of(spec).map(B::advice).unwrap_or_default(),

@@ -5,35 +5,20 @@
 //! Names are resolved for every connection, and the connection goes to an address that was checked:
 //! a name that changes its meaning in between wins nothing.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    time::Duration,
-};
+use std::{io, net::SocketAddr, time::Duration};
 
 use kollect_model::sink::{SinkError, SinkReason};
 use tokio::{net::TcpStream, time::timeout};
 
 mod address;
 mod cidr;
+mod guard;
 #[cfg(test)]
 mod tests;
 
-use address::{Class, class, embedded, spelled};
+use address::spelled;
 pub use cidr::Cidr;
-
-/// Names of this machine.
-const LOCAL_NAMES: &[&str] =
-    &["localhost", "localhost.localdomain", "localhost6", "ip6-localhost", "ip6-loopback"];
-/// Names of metadata services: whoever reaches them has the credentials of the node.
-const METADATA_NAMES: &[&str] = &[
-    "metadata",
-    "metadata.google.internal",
-    "metadata.goog",
-    "metadata.azure.internal",
-    "instance-data",
-    "instance-data.ec2.internal",
-];
-const METADATA: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254));
+pub use guard::{ApiServer, Guard, Refusal};
 
 /// Where sinks may connect to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,72 +27,92 @@ pub enum Network {
     #[default]
     Open,
     /// Public addresses, and what the operator's flags open.
-    Guarded {
-        /// RFC 1918 and unique local addresses, by `--allow-private-sinks`.
-        allow_private: bool,
-        /// Ranges that are open whatever they are, by `--allow-sink-cidrs`.
-        allowed: Vec<Cidr>,
-    },
+    Guarded(Guard),
 }
 
+/// An answer of a resolver.
+type Lookup = io::Result<Vec<SocketAddr>>;
+
 impl Network {
-    /// Checks a host as far as that goes without asking anybody: names that stand for closed addresses,
-    /// and addresses in every spelling that resolvers take.
-    pub fn check_host(&self, host: &str) -> Result<(), String> {
-        let Self::Guarded { allowed, .. } = self else { return Ok(()) };
-        let name = plain(host);
-        if name.is_empty() || name.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/') {
-            return Err(format!("{host:?} is not the name of a host"));
+    /// Checks a server as far as that goes without asking a resolver.
+    pub fn check_server(&self, host: &str, port: u16) -> Result<(), Refusal> {
+        match self {
+            Self::Open => Ok(()),
+            Self::Guarded(guard) => guard.check_server(host, port),
         }
-        if let Some(address) = spelled(&name) {
-            return self.check_address(&name, address);
-        }
-        let opens = |addresses: &[IpAddr]| {
-            allowed.iter().any(|range| addresses.iter().any(|address| range.contains(*address)))
-        };
-        let is_local = LOCAL_NAMES.contains(&&*name) || name.ends_with(".localhost");
-        if is_local && !opens(&[Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]) {
-            return Err(format!(
-                "{name} is this machine, which sinks may not reach; the operator's flag \
-                 --allow-sink-cidrs=127.0.0.0/8,::1/128 opens it"
-            ));
-        }
-        if METADATA_NAMES.contains(&&*name) && !opens(&[METADATA]) {
-            return Err(format!(
-                "{name} is a metadata service, which sinks may not reach; the operator's flag \
-                 --allow-sink-cidrs={METADATA}/32 opens it"
-            ));
-        }
-        Ok(())
     }
 
     /// The addresses of a host, all of them checked: one that is closed refuses the whole answer.
-    pub async fn resolve(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, SinkError> {
-        self.check_host(host)
-            .map_err(|why| SinkError::new(SinkReason::Forbidden, format!("connect to {host}: {why}")))?;
-        let name = plain(host);
-        // What is an address for the check is the same address for the connection.
-        let guarded = matches!(self, Self::Guarded { .. });
-        let answer = match spelled(&name).filter(|_| guarded) {
-            Some(address) => vec![SocketAddr::new(address, port)],
-            None => {
-                #[expect(clippy::disallowed_methods, reason = "this is where names of servers are resolved")]
-                let found = tokio::net::lookup_host((unbracketed(host), port)).await;
-                let failed = |error| {
-                    SinkError::because(SinkReason::Unreachable, format!("resolve the host {host}"), error)
-                };
-                found.map_err(failed)?.collect()
-            }
+    pub async fn resolve(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, ResolveError> {
+        self.resolve_with(host, port, &lookup).await
+    }
+
+    async fn resolve_with<F: Future<Output = Lookup>>(
+        &self,
+        host: &str,
+        port: u16,
+        lookup: &impl Fn(String, u16) -> F,
+    ) -> Result<Vec<SocketAddr>, ResolveError> {
+        let found = |answer: Lookup| answer.map_err(ResolveError::Lookup);
+        let Self::Guarded(guard) = self else {
+            return some(found(lookup(unbracketed(host).to_owned(), port).await)?);
         };
-        self.checked(host, answer)
+        guard.check_server(host, port)?;
+        // What is an address for the check is the same address for the connection.
+        let answer = match spelled(&plain(host)) {
+            Some(address) => vec![SocketAddr::new(address, port)],
+            None => found(lookup(unbracketed(host).to_owned(), port).await)?,
+        };
+        let mut api_server = Vec::new();
+        for server in guard.api_servers.iter().filter(|server| server.port == port) {
+            match spelled(&plain(&server.host)) {
+                Some(address) => api_server.push(address),
+                // Its addresses may change while the operator runs.
+                None => {
+                    let answer = lookup(server.host.clone(), port).await;
+                    let answer = answer.map_err(ResolveError::ApiServer)?;
+                    api_server.extend(answer.iter().map(SocketAddr::ip));
+                }
+            }
+        }
+        for address in &answer {
+            guard.check_answer(host, *address, &api_server)?;
+        }
+        some(answer)
     }
 
     /// A connection to the first address of a host that answers.
     pub async fn connect(&self, host: &str, port: u16, limit: Duration) -> Result<TcpStream, SinkError> {
-        let attempt = format!("connect to {host} port {port}");
+        self.connect_with(None, host, port, limit, &lookup).await
+    }
+
+    /// The same for a server that errors call `shown` instead of by its name.
+    pub async fn connect_as(
+        &self,
+        shown: Option<&str>,
+        host: &str,
+        port: u16,
+        limit: Duration,
+    ) -> Result<TcpStream, SinkError> {
+        self.connect_with(shown, host, port, limit, &lookup).await
+    }
+
+    async fn connect_with<F: Future<Output = Lookup>>(
+        &self,
+        shown: Option<&str>,
+        host: &str,
+        port: u16,
+        limit: Duration,
+        lookup: &impl Fn(String, u16) -> F,
+    ) -> Result<TcpStream, SinkError> {
+        let attempt = match shown {
+            Some(shown) => format!("connect to {shown}"),
+            None => format!("connect to {host} port {port}"),
+        };
         let connect = async {
             let mut last = None;
-            for address in self.resolve(host, port).await? {
+            let addresses = self.resolve_with(host, port, lookup).await;
+            for address in addresses.map_err(|error| error.into_sink_error(host, shown))? {
                 #[expect(clippy::disallowed_methods, reason = "this is where servers are dialled")]
                 let connected = TcpStream::connect(address).await;
                 match connected {
@@ -118,7 +123,7 @@ impl Network {
                     Err(error) => last = Some(error),
                 }
             }
-            let last = last.unwrap_or_else(|| std::io::ErrorKind::AddrNotAvailable.into());
+            let last = last.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into());
             Err(SinkError::because(SinkReason::Unreachable, attempt.clone(), last))
         };
         timeout(limit, connect).await.unwrap_or_else(|_| {
@@ -126,50 +131,58 @@ impl Network {
             Err(SinkError::new(SinkReason::Unreachable, attempt))
         })
     }
+}
 
-    /// A resolver's answer, if it is good as a whole.
-    fn checked(&self, host: &str, answer: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, SinkError> {
-        for address in &answer {
-            self.check_address(host, address.ip())
-                .map_err(|why| SinkError::new(SinkReason::Forbidden, format!("connect to {host}: {why}")))?;
-        }
-        if answer.is_empty() {
-            return Err(SinkError::new(
-                SinkReason::Unreachable,
-                format!("resolve the host {host}: no address"),
-            ));
-        }
-        Ok(answer)
+/// Why a host has no address that may be connected to.
+#[derive(Debug)]
+pub enum ResolveError {
+    /// The server is closed.
+    Refused(Refusal),
+    /// The resolver does not know it.
+    Lookup(io::Error),
+    /// The resolver knows no address of it.
+    NoAddress,
+    /// Where the API server is cannot be told, so that it could be this server.
+    ApiServer(io::Error),
+}
+
+impl From<Refusal> for ResolveError {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
     }
+}
 
-    fn check_address(&self, host: &str, address: IpAddr) -> Result<(), String> {
-        let Self::Guarded { allow_private, allowed } = self else { return Ok(()) };
-        // Several families of IPv6 addresses lead to an IPv4 address: both ends count.
-        let inner = embedded(address);
-        let (class, what) = class(address);
-        let (class, what) =
-            inner.map(IpAddr::V4).map_or((class, what), |inner| address::class(inner).max((class, what)));
-        let opened = || {
-            allowed.iter().any(|range| {
-                range.contains(address) || inner.is_some_and(|inner| range.contains(inner.into()))
-            })
-        };
-        let advice = match class {
-            Class::Public => return Ok(()),
-            Class::Private if *allow_private || opened() => return Ok(()),
-            Class::Closed if opened() => return Ok(()),
-            Class::Private => "the operator's flag --allow-private-sinks opens private addresses".to_owned(),
-            Class::Closed => {
-                let one = inner.map_or(address, IpAddr::V4);
-                let bits = if one.is_ipv4() { 32 } else { 128 };
-                format!("the operator's flag --allow-sink-cidrs={one}/{bits} opens it")
+impl ResolveError {
+    /// The error of a sink that connects to a host, which is called `shown` instead if that is given.
+    pub(crate) fn into_sink_error(self, host: &str, shown: Option<&str>) -> SinkError {
+        let name = shown.unwrap_or(host);
+        match self {
+            Self::Refused(refusal) => {
+                let why = if shown.is_some() { refusal.without_address() } else { refusal.to_string() };
+                SinkError::new(SinkReason::Forbidden, format!("connect to {name}: {why}"))
             }
-            Class::Never => "nothing opens it".to_owned(),
-        };
-        let shown = address.to_string();
-        let place = if shown == host { shown } else { format!("{host} is {shown}, and that") };
-        Err(format!("{place} is {what}, which sinks may not reach; {advice}"))
+            Self::Lookup(error) => {
+                SinkError::because(SinkReason::Unreachable, format!("resolve the host {name}"), error)
+            }
+            Self::NoAddress => {
+                SinkError::new(SinkReason::Unreachable, format!("resolve the host {name}: no address"))
+            }
+            Self::ApiServer(error) => {
+                let attempt = "resolve the host of the API server, which sinks may not reach";
+                SinkError::because(SinkReason::Unreachable, attempt, error)
+            }
+        }
     }
+}
+
+fn some(answer: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, ResolveError> {
+    if answer.is_empty() { Err(ResolveError::NoAddress) } else { Ok(answer) }
+}
+
+async fn lookup(host: String, port: u16) -> Lookup {
+    #[expect(clippy::disallowed_methods, reason = "this is where names of servers are resolved")]
+    let found = tokio::net::lookup_host((host.as_str(), port)).await;
+    Ok(found?.collect())
 }
 
 /// A host as people compare them: without brackets, in lower case and without the dot of the root.

@@ -17,10 +17,13 @@ use std::{any::Any, collections::BTreeMap, sync::Arc};
 
 use kollect_model::{
     SpecError,
+    destination::Destination,
     sink::{Sink, SinkError, SinkSpec},
 };
 
 mod backend;
+#[cfg(feature = "tls")]
+mod cause;
 mod columns;
 #[cfg(feature = "connection")]
 mod connection_task;
@@ -45,7 +48,7 @@ pub mod sqlite;
 mod tls;
 
 pub use backend::{Backend, FamilySpec, Out, Plan, SinkSettings};
-pub use dial::{Cidr, Network};
+pub use dial::{ApiServer, Cidr, Guard, Network, Refusal, ResolveError};
 pub use policy::{Files, Policy, real_path};
 pub use secrets::Secrets;
 
@@ -110,6 +113,17 @@ pub fn destination_name(text: &str) -> String {
         // A question mark inside a password: nothing before it is safe to print.
         None if rest.contains('@') => format!("{scheme}://…"),
         None => format!("{scheme}://{address}"),
+    }
+}
+
+/// A destination as people may see it who may read statuses and not Secrets: a server that only a Secret names is
+/// replaced by a digest, which is made with the id of the cluster.
+pub fn shown_destination(destination: &Destination, cluster_id: &str) -> Destination {
+    let scheme = destination.server().split_once("://").map_or("", |(scheme, _)| scheme);
+    if BACKENDS.iter().any(|backend| backend.secret_server && backend.type_name == scheme) {
+        destination.with_secret_server(cluster_id)
+    } else {
+        destination.clone()
     }
 }
 

@@ -150,8 +150,8 @@ impl Backend for Config {
             .servers
             .iter()
             .filter_map(|server| {
-                let problem = policy.network.check_host(&server.host).err()?;
-                Some(SpecError::new("spec.nats.url", &server.host.as_str().into(), problem))
+                let refusal = policy.network.check_server(&server.host, server.port).err()?;
+                Some(SpecError::new("spec.nats.url", &server.host.as_str().into(), refusal.to_string()))
             })
             .collect();
         if errors.is_empty() { Ok(()) } else { Err(errors) }

@@ -48,6 +48,7 @@ const MANY_REFUSED: usize = 100;
 pub struct PostgresSink {
     tables: Tables,
     create: bool,
+    network: Network,
     pool: Arc<Pool>,
 }
 
@@ -63,8 +64,8 @@ impl PostgresSink {
             return Err(SinkError::new(SinkReason::Missing, why));
         };
         let pool = pools.of(Server { dsn, trust, identity, network: network.clone() });
-        let sink = Self { tables, create, pool };
-        let mut lease = sink.pool.lease(&sink.connecting()).await?;
+        let sink = Self { tables, create, network: network.clone(), pool };
+        let mut lease = sink.pool.lease(network, &sink.connecting()).await?;
         let outcome = timeout(ANSWER_LIMIT, tables::prepare(&mut lease.session.client, &sink.tables, create));
         let outcome = outcome.await;
         sink.settle("prepare", lease, outcome)?;
@@ -80,7 +81,7 @@ impl PostgresSink {
 
     /// A session with the statements for the table.
     async fn lease(&self) -> Result<(Lease, Arc<Statements>), SinkError> {
-        let mut lease = self.pool.lease(&self.connecting()).await?;
+        let mut lease = self.pool.lease(&self.network, &self.connecting()).await?;
         match timeout(ANSWER_LIMIT, lease.session.statements(&self.tables)).await {
             Ok(Ok(statements)) => Ok((lease, statements)),
             Ok(Err(failure)) => Err(self.failed("prepare", lease, failure)),

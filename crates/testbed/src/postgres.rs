@@ -110,6 +110,12 @@ impl Postgres {
         psql(&self.programs, &self.dsn(), sql, &["--no-align", "--tuples-only"])
     }
 
+    /// The same in another database.
+    pub fn psql_in(&self, database: &str, sql: &str) -> Result<String, Error> {
+        let dsn = format!("postgres://postgres@127.0.0.1:{}/{database}", self.port);
+        psql(&self.programs, &dsn, sql, &["--no-align", "--tuples-only"])
+    }
+
     /// Runs SQL and returns its rows as a table for people.
     pub fn table(&self, sql: &str) -> Result<String, Error> {
         psql(&self.programs, &self.dsn(), sql, &[])

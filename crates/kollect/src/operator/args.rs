@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 use anyhow::{Context, bail};
 use kollect_engine::{extract::Policy, select::NamespaceDefaults, tasks::Tasks};
 use kollect_model::crd::shapes::{GoDuration, is_namespace_name};
-use kollect_sinks::{Cidr, Network};
+use kollect_sinks::Cidr;
 use kube::Client;
 use tracing::warn;
 
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     cluster::Identity,
-    world::{FileRoot, Reach, Rules},
+    world::{AllowedCidr, FileRoot, NetworkFlags, Reach, Rules, SinkNetwork},
 };
 
 /// Arguments of `kollect operator`.
@@ -52,9 +52,13 @@ pub(crate) struct Args {
     /// Let sinks connect to private addresses (RFC 1918, unique local).
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
     allow_private_sinks: bool,
-    /// Let sinks connect to these address ranges, whatever they are.
+    /// Let sinks connect to these address ranges, whatever they are: CIDR for all sinks, NAMESPACE=CIDR for those
+    /// of a namespace.
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',')]
-    allow_sink_cidrs: Vec<Cidr>,
+    allow_sink_cidrs: Vec<AllowedCidr>,
+    /// Let no sink connect to these address ranges, whatever opens them.
+    #[arg(long, value_name = "CIDR,…", value_delimiter = ',')]
+    deny_sink_cidrs: Vec<Cidr>,
     /// Directory below which sinks may keep files, each namespace in its own; default: no files.
     #[arg(long, value_name = "DIR")]
     file_sink_root: Option<PathBuf>,
@@ -248,7 +252,7 @@ impl Args {
         }
     }
 
-    /// What the flags decide for all objects.
+    /// What the flags decide for all objects. What the API server tells comes later: where it is, and the id of the cluster.
     pub(crate) fn rules(&self) -> anyhow::Result<Rules> {
         if self.tenant_mode && self.within().is_none() {
             bail!("--tenant-mode needs --watch-namespaces: a Role counts in its namespace only");
@@ -274,11 +278,14 @@ impl Args {
             secret_extraction: Some(names(&self.allow_secret_extraction).into_iter().collect()),
             own_namespace: None,
             secret_namespaces: Some(self.allow_secret_namespaces.iter().cloned().collect()),
-            network: Network::Guarded {
+            network: SinkNetwork::Guarded(NetworkFlags {
                 allow_private: self.allow_private_sinks,
                 allowed: self.allow_sink_cidrs.clone(),
-            },
+                denied: self.deny_sink_cidrs.clone(),
+                api_servers: Vec::new(),
+            }),
             files,
+            cluster_id: None,
         })
     }
 

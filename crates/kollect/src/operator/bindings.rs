@@ -108,6 +108,7 @@ impl Bindings {
         let mut used = BTreeSet::new();
         for (name, inventory) in &resolved.inventories {
             let Some((metadata, exports)) = known.inventory(name) else { continue };
+            let exports = self.rules.shown_exports(exports);
             if metadata.deletion_timestamp.is_some() {
                 continue;
             }
@@ -239,7 +240,7 @@ impl Bindings {
         deliveries: &Deliveries,
     ) -> bool {
         let policy = self.rules.sink_policy(&sink.key.0);
-        let leads_there = |plan: &Plan| plan.at(&place.destination, &policy).is_some();
+        let leads_there = |plan: &Plan| self.rules.plan_at(plan, &place.destination, &policy).is_some();
         !deliveries.is_cleaning_place(&place.destination, &name.in_cluster(&place.cluster))
             && matches!(&*sink.plan, Ok(Some(plan)) if !leads_there(plan))
     }
@@ -259,7 +260,10 @@ impl Bindings {
             return Cleaning::Underway;
         }
         let plan = match &*sink.plan {
-            Ok(Some(plan)) => plan.at(&place.destination, &self.rules.sink_policy(&sink.key.0)),
+            Ok(Some(plan)) => {
+                let policy = self.rules.sink_policy(&sink.key.0);
+                self.rules.plan_at(plan, &place.destination, &policy)
+            }
             Err(faults) if faults.iter().any(|fault| fault.reason == Reason::SinkNotFound) => None,
             Ok(None) | Err(_) => return Cleaning::Waiting,
         };

@@ -115,7 +115,7 @@ pub(crate) struct Deleted<'a> {
     pub(crate) name: &'a InventoryName,
     pub(crate) metadata: &'a ObjectMeta,
     /// What it has written, and the sinks that did, as they are now.
-    pub(crate) written: Vec<(&'a SinkExport, Option<BoundSink>)>,
+    pub(crate) written: Vec<(SinkExport, Option<BoundSink>)>,
     /// How long it waits for sinks that cannot be cleaned.
     pub(crate) patience: Duration,
 }

@@ -19,7 +19,7 @@ use kollect_engine::{
     tasks::Tasks,
     watch::WatchSource,
 };
-use kollect_model::row::TargetId;
+use kollect_model::{crd::inventory::SinkExport, row::TargetId};
 use kollect_sinks::Sinks;
 use kube::Client;
 use tokio::{
@@ -306,8 +306,9 @@ impl Operator {
             if metadata.deletion_timestamp.is_some() {
                 // What never could be written, because its name is another's, is not there.
                 let exports = if name.is_reserved() { &[][..] } else { exports };
-                let sink = |export| left_sink(world, &self.rules, resolved, name, export);
-                let written = exports.iter().map(|export| (export, sink(export))).collect();
+                let exports = self.rules.shown_exports(exports);
+                let sink = |export: &SinkExport| left_sink(world, &self.rules, resolved, name, export);
+                let written = exports.iter().map(|export| (export.clone(), sink(export))).collect();
                 let deleted = Deleted { kind, name, metadata, written, patience: self.cleanup_timeout };
                 steps.extend(deleted.finish(&mut self.bindings, &self.board, deliveries));
             } else if !inventory.sinks.is_empty() && !name.is_reserved() {

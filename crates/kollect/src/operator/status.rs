@@ -33,7 +33,7 @@ use kollect_model::{
 use super::{bindings::binding_name, conditions::Conditions, progress::Board};
 use crate::{
     reason::Reason,
-    world::{BoundSink, Fault, InventoryName, ResolvedInventory, ResolvedTarget},
+    world::{BoundSink, Fault, InventoryName, ResolvedInventory, ResolvedTarget, Rules},
 };
 use blind::{FORBIDDEN, Line, cut, sentence};
 
@@ -43,6 +43,7 @@ pub(crate) struct View<'a> {
     pub(crate) coverage: BTreeMap<Place, Known>,
     pub(crate) namespaces: Option<Arc<Namespaces>>,
     pub(crate) board: &'a Board,
+    pub(crate) rules: &'a Rules,
     /// All that the operator looks at.
     pub(crate) scope: &'a Sight,
     pub(crate) now: Timestamp,

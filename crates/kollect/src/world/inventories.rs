@@ -306,10 +306,10 @@ impl World {
     }
 }
 
-/// Where a sink of a namespace leads.
+/// Where a sink of a namespace leads, as statuses show it.
 fn place(plan: &SinkPlan, namespace: &str, cluster: &str, rules: &Rules) -> Option<ExportPlace> {
     let destination = plan.as_ref().ok()?.as_ref()?.destination(&rules.sink_policy(namespace));
-    Some(ExportPlace { destination, cluster: cluster.to_owned() })
+    Some(ExportPlace { destination: rules.shown(&destination), cluster: cluster.to_owned() })
 }
 
 impl Asked<'_> {

@@ -11,6 +11,7 @@ mod leaving;
 mod logs;
 mod metrics;
 mod namespaces;
+mod network;
 mod preview;
 mod reach;
 mod reasons;
@@ -104,7 +105,11 @@ impl World {
             .args(["operator", "--kubeconfig"])
             .arg(self.kubeconfig.as_deref().unwrap_or(self.plane.kubeconfig()))
             .args(["--watch-namespaces", &self.watched])
-            .args(["--allow-sink-cidrs", "127.0.0.0/8,::1/128"])
+            .args(if args.contains(&"--allow-sink-cidrs") {
+                &[][..]
+            } else {
+                &["--allow-sink-cidrs", "127.0.0.0/8,::1/128"]
+            })
             .args(["--health-probe-bind-address", "127.0.0.1:0"])
             .args(if args.contains(&"--log-level") { &[][..] } else { &["--log-level", "kollect=debug"] })
             .arg("--validating-webhooks-enabled=false")

@@ -329,7 +329,8 @@ pub struct SinkExport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ExportPlace {
-    /// Server and table, file, directory or subject, without credentials.
+    /// Server and table, file, directory or subject, without credentials. A server that only a Secret names is a
+    /// digest of its address.
     pub destination: Destination,
     /// Name of the cluster in the rows.
     #[serde(default, skip_serializing_if = "String::is_empty")]

@@ -1,12 +1,32 @@
 //! Every range from both sides, every spelling, and the resolver of this machine as the judge.
 
-use std::{net::ToSocketAddrs as _, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr, ToSocketAddrs as _},
+    time::Duration,
+};
 
-use super::*;
+use super::{
+    address::{Class, class},
+    *,
+};
+
+fn ranges(texts: &[&str]) -> Vec<Cidr> {
+    texts.iter().map(|range| range.parse().unwrap()).collect()
+}
 
 fn guarded(allow_private: bool, allowed: &[&str]) -> Network {
-    let allowed = allowed.iter().map(|range| range.parse().unwrap()).collect();
-    Network::Guarded { allow_private, allowed }
+    Network::Guarded(Guard { allow_private, allowed: ranges(allowed), ..Guard::default() })
+}
+
+fn check(network: &Network, host: &str) -> Result<(), String> {
+    network.check_server(host, 5432).map_err(|refusal| refusal.to_string())
+}
+
+/// Checks the answer of a resolver.
+async fn checked(network: &Network, answer: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, SinkError> {
+    let lookup = move |_, _| std::future::ready(Ok(answer.clone()));
+    let resolved = network.resolve_with("db.example", 5432, &lookup).await;
+    resolved.map_err(|error| error.into_sink_error("db.example", None))
 }
 
 /// First and last addresses of closed ranges, and their neighbours outside.
@@ -75,26 +95,26 @@ fn each_range_is_closed_from_its_first_to_its_last_address() {
     let everything = guarded(false, &["0.0.0.0/0", "::/0"]);
     for (inside, outside) in CLOSED {
         for network in [&strict, &private] {
-            let problem = network.check_host(inside).unwrap_err();
-            assert!(problem.contains("--allow-sink-cidrs="), "{inside}: {problem}");
-            assert_eq!(network.check_host(outside), Ok(()), "{outside}");
+            let problem = check(network, inside).unwrap_err();
+            assert!(problem.contains("--allow-sink-cidrs "), "{inside}: {problem}");
+            assert_eq!(check(network, outside), Ok(()), "{outside}");
         }
-        assert_eq!(everything.check_host(inside), Ok(()), "{inside}");
-        assert_eq!(Network::Open.check_host(inside), Ok(()));
+        assert_eq!(check(&everything, inside), Ok(()), "{inside}");
+        assert_eq!(check(&Network::Open, inside), Ok(()));
     }
     for (inside, outside) in PRIVATE {
-        let problem = strict.check_host(inside).unwrap_err();
+        let problem = check(&strict, inside).unwrap_err();
         assert!(problem.contains("--allow-private-sinks"), "{inside}: {problem}");
         for network in [&private, &everything] {
-            assert_eq!(network.check_host(inside), Ok(()), "{inside}");
+            assert_eq!(check(network, inside), Ok(()), "{inside}");
         }
-        assert_eq!(strict.check_host(outside), Ok(()), "{outside}");
+        assert_eq!(check(&strict, outside), Ok(()), "{outside}");
     }
     for address in NEVER {
         for network in [&strict, &private, &everything] {
-            assert!(network.check_host(address).is_err(), "{address}");
+            assert!(check(network, address).is_err(), "{address}");
         }
-        assert_eq!(Network::Open.check_host(address), Ok(()));
+        assert_eq!(check(&Network::Open, address), Ok(()));
     }
 }
 
@@ -104,15 +124,15 @@ fn a_range_opens_its_addresses_and_no_others() {
     for host in
         ["127.0.0.1", "127.1", "::ffff:127.0.0.1", "fd12::1", "169.254.169.254", "localhost", "metadata"]
     {
-        assert_eq!(network.check_host(host), Ok(()), "{host}");
+        assert_eq!(check(&network, host), Ok(()), "{host}");
     }
     for host in ["127.0.0.2", "169.254.169.253", "fd13::1", "::1", "10.0.0.1"] {
-        assert!(network.check_host(host).is_err(), "{host}");
+        assert!(check(&network, host).is_err(), "{host}");
     }
     // Advice that is followed helps.
-    let problem = guarded(true, &[]).check_host("64:ff9b::127.0.0.5").unwrap_err();
-    let range = problem.split_once("--allow-sink-cidrs=").unwrap().1.split_once(' ').unwrap().0;
-    assert_eq!(guarded(false, &[range]).check_host("64:ff9b::127.0.0.5"), Ok(()));
+    let problem = check(&guarded(true, &[]), "64:ff9b::127.0.0.5").unwrap_err();
+    let range = problem.split_once("--allow-sink-cidrs ").unwrap().1.split_once(' ').unwrap().0;
+    assert_eq!(check(&guarded(false, &[range]), "64:ff9b::127.0.0.5"), Ok(()));
 }
 
 #[test]
@@ -129,14 +149,14 @@ fn names_of_this_machine_and_of_metadata_services_are_closed() {
         "instance-data",
         "instance-data.ec2.internal",
     ] {
-        let problem = network.check_host(host).unwrap_err();
-        assert!(problem.contains("--allow-sink-cidrs="), "{host}: {problem}");
+        let problem = check(&network, host).unwrap_err();
+        assert!(problem.contains("--allow-sink-cidrs "), "{host}: {problem}");
     }
     for host in ["", ".", "a b", "a\0b", "/var/run/postgresql", "[]"] {
-        assert!(network.check_host(host).unwrap_err().contains("is not the name of a host"), "{host:?}");
+        assert!(check(&network, host).unwrap_err().contains("is not the name of a host"), "{host:?}");
     }
     for host in ["db.example", "mylocalhost", "localhost.example", "metadata.example", "8.8.8.8.example"] {
-        assert_eq!(network.check_host(host), Ok(()), "{host}");
+        assert_eq!(check(&network, host), Ok(()), "{host}");
     }
 }
 
@@ -165,10 +185,10 @@ fn addresses_are_recognised_in_every_spelling() {
         "00",
         "0x",
     ] {
-        assert!(network.check_host(host).is_err(), "{host}");
+        assert!(check(&network, host).is_err(), "{host}");
     }
     for host in ["8.8.8.8", "134744072", "256.1", "4294967296", "1.2.3.4.5", "08.1", "+127.1", "1..1"] {
-        assert_eq!(network.check_host(host), Ok(()), "{host}: public, or a name like any other");
+        assert_eq!(check(&network, host), Ok(()), "{host}: public, or a name like any other");
     }
 }
 
@@ -206,7 +226,7 @@ fn the_resolver_knows_no_spelling_that_the_check_does_not() {
         let resolved: Vec<IpAddr> = (text.as_str(), 1).to_socket_addrs().unwrap().map(|a| a.ip()).collect();
         assert_eq!(resolved, [IpAddr::from(Ipv4Addr::from_bits(u32::try_from(address).unwrap()))], "{text}");
         let bad = class(resolved[0]).0 != Class::Public;
-        assert_eq!(network.check_host(&text).is_err(), bad, "{text} is {resolved:?}");
+        assert_eq!(check(&network, &text).is_err(), bad, "{text} is {resolved:?}");
         refused += usize::from(bad);
     }
     assert!(refused > 1_000, "{refused}");
@@ -220,12 +240,12 @@ async fn nothing_that_is_refused_at_admission_is_dialled() {
     let hosts = ["127.0.0.1", "127.1", "2130706433", "localhost", "::ffff:127.0.0.1", "[::ffff:7f00:1]"];
     for host in hosts {
         let network = guarded(true, &[]);
-        assert!(network.check_host(host).is_err());
+        assert!(check(&network, host).is_err());
         let error = network.connect(host, port, limit).await.unwrap_err();
         assert_eq!(error.reason, SinkReason::Forbidden);
         let text = error.to_string();
         assert!(
-            text.starts_with(&format!("connect to {host}: ")) && text.contains("--allow-sink-cidrs="),
+            text.starts_with(&format!("connect to {host}: ")) && text.contains("--allow-sink-cidrs "),
             "{text}"
         );
         for network in [Network::Open, guarded(false, &["127.0.0.0/8", "::1"])] {
@@ -236,15 +256,15 @@ async fn nothing_that_is_refused_at_admission_is_dialled() {
     }
 }
 
-#[test]
-fn one_bad_address_refuses_the_whole_answer() {
+#[tokio::test]
+async fn one_bad_address_refuses_the_whole_answer() {
     let network = guarded(false, &[]);
     let answer =
         |texts: &[&str]| texts.iter().map(|text| SocketAddr::new(text.parse().unwrap(), 5432)).collect();
     let good: Vec<SocketAddr> = answer(&["8.8.8.8", "2606:4700::1"]);
-    assert_eq!(network.checked("db.example", good.clone()).unwrap(), good);
+    assert_eq!(checked(&network, good.clone()).await.unwrap(), good);
     for bad in ["127.0.0.1", "169.254.169.254", "10.0.0.1", "224.0.0.1", "0.0.0.0", "::", "ff02::1", "::1"] {
-        let error = network.checked("db.example", answer(&["8.8.8.8", bad])).unwrap_err();
+        let error = checked(&network, answer(&["8.8.8.8", bad])).await.unwrap_err();
         assert_eq!(error.reason, SinkReason::Forbidden);
         let text = error.to_string();
         assert!(
@@ -252,14 +272,14 @@ fn one_bad_address_refuses_the_whole_answer() {
             "{text}"
         );
     }
-    assert_eq!(network.checked("db.example", Vec::new()).unwrap_err().reason, SinkReason::Unreachable);
+    assert_eq!(checked(&network, Vec::new()).await.unwrap_err().reason, SinkReason::Unreachable);
 }
 
 #[tokio::test]
 async fn a_host_that_nobody_knows_is_unreachable() {
     for network in [Network::Open, guarded(false, &[])] {
         let error = network.resolve("no.such.host.invalid", 1).await.unwrap_err();
-        assert_eq!(error.reason, SinkReason::Unreachable);
+        assert!(matches!(error, ResolveError::Lookup(_)), "{error:?}");
     }
 }
 
@@ -270,4 +290,149 @@ async fn a_port_that_nobody_listens_on_is_unreachable() {
     drop(listener);
     let error = Network::Open.connect("127.0.0.1", port, Duration::from_secs(10)).await.unwrap_err();
     assert_eq!(error.reason, SinkReason::Unreachable, "{error}");
+}
+
+#[test]
+fn refusals_name_the_flag_and_what_to_write() {
+    let guard = Guard { namespace: "team-a".into(), ..Guard::default() };
+    let network = Network::Guarded(guard.clone());
+    for (host, text, without_address) in [
+        (
+            "127.0.0.1",
+            "127.0.0.1 is a loopback address, which sinks may not reach; the operator's flag \
+             --allow-sink-cidrs team-a=127.0.0.1/32 opens it",
+            "the server is a loopback address, which sinks may not reach; the operator's flag \
+             --allow-sink-cidrs team-a=CIDR opens it",
+        ),
+        (
+            "localhost",
+            "localhost is this machine, which sinks may not reach; the operator's flag \
+             --allow-sink-cidrs team-a=127.0.0.0/8,team-a=::1/128 opens it",
+            "the server is this machine, which sinks may not reach; the operator's flag \
+             --allow-sink-cidrs team-a=CIDR opens it",
+        ),
+        (
+            "10.1.2.3",
+            "10.1.2.3 is a private address, which sinks may not reach; the operator's flag \
+             --allow-private-sinks opens private addresses, and --allow-sink-cidrs team-a=10.1.2.3/32 this one",
+            "the server is a private address, which sinks may not reach; the operator's flag \
+             --allow-private-sinks opens private addresses, and --allow-sink-cidrs team-a=CIDR this one",
+        ),
+    ] {
+        let refusal = network.check_server(host, 5432).unwrap_err();
+        assert_eq!(refusal.to_string(), text);
+        assert_eq!(refusal.without_address(), without_address);
+    }
+    let denied = Network::Guarded(Guard { denied: ranges(&["8.8.0.0/16"]), ..guard });
+    let refusal = denied.check_server("8.8.8.8", 5432).unwrap_err();
+    let flag = "is denied to sinks by the operator's flag --deny-sink-cidrs";
+    assert_eq!(refusal.to_string(), format!("8.8.8.8 {flag}; it is in 8.8.0.0/16"));
+    assert_eq!(refusal.without_address(), format!("the server {flag}"));
+}
+
+#[tokio::test]
+async fn what_is_denied_is_closed_whatever_opens_it() {
+    let guard = Guard {
+        allow_private: true,
+        allowed: ranges(&["127.0.0.0/8", "10.1.0.0/16"]),
+        denied: ranges(&["127.0.0.0/8", "10.1.2.0/24", "8.8.8.8"]),
+        ..Guard::default()
+    };
+    let network = Network::Guarded(guard);
+    for host in
+        ["127.0.0.1", "127.1", "localhost", "10.1.2.3", "::ffff:10.1.2.3", "64:ff9b::10.1.2.3", "8.8.8.8"]
+    {
+        assert!(check(&network, host).is_err(), "{host}");
+    }
+    for host in ["10.1.3.1", "10.2.2.3", "8.8.4.4"] {
+        assert_eq!(check(&network, host), Ok(()), "{host}");
+    }
+    let answer = vec![SocketAddr::from(([8, 8, 4, 4], 5432)), SocketAddr::from(([8, 8, 8, 8], 5432))];
+    let error = checked(&network, answer).await.unwrap_err();
+    assert_eq!(error.reason, SinkReason::Forbidden);
+    assert!(error.to_string().contains("--deny-sink-cidrs"), "{error}");
+}
+
+/// Nothing waits to be accepted.
+fn assert_not_dialled(listener: tokio::net::TcpListener) {
+    let waiting = listener.into_std().unwrap().accept();
+    assert_eq!(waiting.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+}
+
+/// Two listeners on loopback stand for the API server and for another server of the same host.
+#[tokio::test]
+async fn the_api_server_is_closed_at_its_port_only() {
+    let api = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let other = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let (api_port, other_port) = (api.local_addr().unwrap().port(), other.local_addr().unwrap().port());
+    let limit = Duration::from_secs(10);
+    // A resolver for which every name is this machine.
+    let lookup = |_, port| std::future::ready(Ok(vec![SocketAddr::from(([127, 0, 0, 1], port))]));
+    for known in ["127.0.0.1", "localhost", "Kubernetes.Default.svc."] {
+        let network = Network::Guarded(Guard {
+            allowed: ranges(&["127.0.0.0/8", "::1/128"]),
+            api_servers: vec![ApiServer { host: known.into(), port: api_port }],
+            ..Guard::default()
+        });
+        for host in ["127.0.0.1", "127.1", "127.0.0.2", "::1", "::ffff:127.0.0.1", "db.example", known] {
+            let error = network.connect_with(None, host, api_port, limit, &lookup).await.unwrap_err();
+            assert_eq!(error.reason, SinkReason::Forbidden, "{host}: {error}");
+            assert!(error.to_string().contains("the API server at this port"), "{error}");
+        }
+        for host in ["127.0.0.1", "db.example", known] {
+            network.check_server(host, other_port).unwrap();
+            network.connect_with(None, host, other_port, limit, &lookup).await.unwrap();
+            other.accept().await.unwrap();
+        }
+        assert!(network.check_server(known, api_port).is_err(), "its own name is refused at admission");
+    }
+    // Where it is cannot be told: then it could be anywhere.
+    let network = Network::Guarded(Guard {
+        allowed: ranges(&["127.0.0.0/8"]),
+        api_servers: vec![ApiServer { host: "api.example".into(), port: other_port }],
+        ..Guard::default()
+    });
+    let lookup = |host: String, port| {
+        let known = (host != "api.example").then(|| vec![SocketAddr::from(([127, 0, 0, 1], port))]);
+        std::future::ready(known.ok_or_else(|| io::ErrorKind::NotFound.into()))
+    };
+    let error = network.connect_with(None, "db.example", other_port, limit, &lookup).await.unwrap_err();
+    assert_eq!(error.reason, SinkReason::Unreachable);
+    assert!(error.to_string().contains("the API server"), "{error}");
+    assert_not_dialled(api);
+    assert_not_dialled(other);
+}
+
+/// A name that changes its meaning between two questions is asked for once, and the answer is dialled.
+#[tokio::test]
+async fn a_name_is_asked_for_once_and_the_answer_is_dialled() {
+    use std::cell::Cell;
+    let good = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let port = good.local_addr().unwrap().port();
+    let closed = tokio::net::TcpListener::bind(("127.0.0.2", port)).await.unwrap();
+    let network = guarded(false, &["127.0.0.1/32"]);
+    let asked = Cell::new(0_u8);
+    let lookup = |_, port| {
+        // Good, then closed, then good again.
+        asked.set(asked.get() + 1);
+        std::future::ready(Ok(vec![SocketAddr::from(([127, 0, 0, 2 - asked.get() % 2], port))]))
+    };
+    let limit = Duration::from_secs(10);
+    network.connect_with(None, "db.example", port, limit, &lookup).await.unwrap();
+    assert_eq!(asked.get(), 1);
+    let (_, peer) = good.accept().await.unwrap();
+    assert!(peer.ip().is_loopback());
+    let error = network.connect_with(None, "db.example", port, limit, &lookup).await.unwrap_err();
+    assert_eq!((error.reason, asked.get()), (SinkReason::Forbidden, 2), "{error}");
+    assert_not_dialled(closed);
+}
+
+#[test]
+fn guards_that_admit_the_same_are_equal_in_all_namespaces() {
+    let of = |namespace: &str, allowed: &[&str]| {
+        let guard = Guard { namespace: namespace.into(), allowed: ranges(allowed), ..Guard::default() };
+        Network::Guarded(guard)
+    };
+    assert_eq!(of("a", &["127.0.0.1"]), of("b", &["127.0.0.1"]));
+    assert_ne!(of("a", &["127.0.0.1"]), of("b", &[]));
 }

@@ -25,7 +25,7 @@ use crate::layout::{
     Settings, baseline, chunks,
     draft::{Change, Draft},
     foreign::{self, Foreign},
-    manifest::{Hash, Manifest},
+    manifest::{Hash, Manifest, unreadable},
     paths,
 };
 
@@ -165,7 +165,7 @@ fn held(files: &Files<'_>, books: &str) -> Result<(Option<Oid>, Option<Manifest>
             "read {books}, which says which files are ours: somebody has changed it; take it from an older \
              commit, or remove it together with our files"
         );
-        SinkError::because(SinkReason::Incompatible, attempt, error)
+        SinkError::because(SinkReason::Incompatible, attempt, unreadable(&error))
     })?;
     Ok((Some(directory.id()), manifest))
 }

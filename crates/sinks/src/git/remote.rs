@@ -137,8 +137,14 @@ impl RemoteConfig {
     /// Refuses places that the program may not use, as far as their names tell.
     pub(super) fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
         let checked = match &self.address {
-            Address::Http(url) => policy.network.check_host(url.host_str().unwrap_or_default()),
-            Address::Ssh { host, .. } => policy.network.check_host(host),
+            Address::Http(url) => {
+                let port = url.port_or_known_default().unwrap_or_default();
+                let checked = policy.network.check_server(url.host_str().unwrap_or_default(), port);
+                checked.map_err(|refusal| refusal.to_string())
+            }
+            Address::Ssh { host, port, .. } => {
+                policy.network.check_server(host, *port).map_err(|refusal| refusal.to_string())
+            }
             Address::File(path) => policy.files.check(path),
         };
         checked.map_err(|problem| vec![SpecError::new(ENDPOINT, &self.address.to_string().into(), problem)])

@@ -23,7 +23,7 @@ use super::{
     claims,
     draft::{Change, Draft},
     foreign::{self, Foreign},
-    manifest::{Hash, Manifest},
+    manifest::{Hash, Manifest, unreadable},
     paths,
 };
 
@@ -58,7 +58,7 @@ impl<B: Blobs> Keeper<B> {
         Manifest::read(&bytes).map(Some).map_err(|error| {
             let attempt =
                 format!("read {path} in {}, which says which files are ours", self.blobs.describe());
-            SinkError::because(SinkReason::Incompatible, attempt, error)
+            SinkError::because(SinkReason::Incompatible, attempt, unreadable(&error))
         })
     }
 

@@ -231,3 +231,26 @@ fn write_line(bytes: &mut Vec<u8>, key: &RowKey, line: &Line) -> serde_json::Res
     bytes.push(b'\n');
     Ok(())
 }
+
+/// Why a manifest cannot be read: where, and without quoting it, because it may come from any server.
+pub(crate) fn unreadable(error: &serde_json::Error) -> String {
+    let what = match error.classify() {
+        serde_json::error::Category::Data => "it has other fields than expected",
+        _ => "it is not JSON",
+    };
+    format!("{what} (line {}, column {})", error.line(), error.column())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_read_is_not_quoted() {
+        const MARKER: &str = "what-the-server-said";
+        for text in [format!("\"{MARKER}\""), MARKER.to_owned(), format!("{{\"shape\":\"{MARKER}\"}}")] {
+            let words = unreadable(&Manifest::read(text.as_bytes()).unwrap_err());
+            assert!(!words.contains(MARKER) && words.contains("line 1"), "{words}");
+        }
+    }
+}

@@ -46,7 +46,7 @@ const PING: Duration = Duration::from_secs(15);
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Address {
     pub(super) host: String,
-    port: u16,
+    pub(super) port: u16,
     tls: bool,
 }
 
@@ -90,7 +90,8 @@ impl Address {
 
     /// Where it is now. Everything that is connected to comes from here.
     async fn resolve(&self, network: &Network) -> Result<Vec<SocketAddr>, SinkError> {
-        network.resolve(&self.host, self.port).await
+        let addresses = network.resolve(&self.host, self.port).await;
+        addresses.map_err(|error| error.into_sink_error(&self.host, None))
     }
 }
 
@@ -98,7 +99,7 @@ impl Address {
 #[derive(Clone, Debug)]
 enum Trouble {
     Lost,
-    Forbidden(String),
+    Forbidden(&'static str),
 }
 
 /// An open connection.
@@ -163,14 +164,13 @@ impl Connection {
                 let found = match event {
                     Event::Disconnected | Event::Closed => Trouble::Lost,
                     Event::ServerError(ServerError::AuthorizationViolation) => {
-                        Trouble::Forbidden("the server has revoked the authorization".into())
+                        Trouble::Forbidden("the server has revoked the authorization")
                     }
                     // Said once and to nobody in particular: whoever waits for an answer gets none.
-                    Event::ServerError(ServerError::Other(text))
-                        if text.to_ascii_lowercase().contains("permissions violation") =>
-                    {
-                        Trouble::Forbidden(text)
-                    }
+                    Event::ServerError(ServerError::Other(text)) => match not_permitted(&text) {
+                        Some(why) => Trouble::Forbidden(why),
+                        None => return,
+                    },
                     _ => return,
                 };
                 // Why we may not is worth more than that the connection ended then.
@@ -248,6 +248,21 @@ impl Connection {
     ) -> Result<PublishAck, Failure> {
         self.attentive(async { Ok(self.jetstream.send_publish(subject, message).await?.await?) }).await
     }
+}
+
+/// What the server does not permit, if that is what it says.
+fn not_permitted(text: &str) -> Option<&'static str> {
+    let text = text.to_ascii_lowercase();
+    let (_, what) = text.split_once("permissions violation")?;
+    Some(match what {
+        _ if what.starts_with(" for publish") => {
+            "the server does not permit to publish; grant the subjects of the sink and $JS.API.>"
+        }
+        _ if what.starts_with(" for subscription") => {
+            "the server does not permit to subscribe; grant _INBOX.>"
+        }
+        _ => "the server does not permit this",
+    })
 }
 
 fn options(config: &Config, server: &Address, attempt: &str) -> Result<ConnectOptions, SinkError> {

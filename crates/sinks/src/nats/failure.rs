@@ -11,11 +11,13 @@ use async_nats::{
 };
 use kollect_model::sink::{SinkError, SinkReason};
 
+use crate::cause::{cause, tls_error};
+
 /// A failure in the middle of the work: of the server, or found by the sink itself.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The server refused, and said why.
-    Said { status: usize, code: u64, text: String },
+    /// The server refused, and said why by a status and a code.
+    Said { status: usize, code: u64 },
     /// Nobody listens: the stream is gone, or JetStream is.
     NobodyListens,
     /// No answer in time.
@@ -23,12 +25,12 @@ pub(super) enum Failure {
     /// The connection is lost, and is not taken up again.
     Lost,
     /// The server does not let us.
-    Forbidden(String),
+    Forbidden(&'static str),
     /// Somebody has written to the subject meanwhile.
     Overtaken,
     /// Larger than the server takes.
     TooLarge,
-    /// Everything else.
+    /// Everything else, in our words.
     Other(String),
     /// Said already.
     Sink(SinkError),
@@ -50,7 +52,7 @@ impl From<&jetstream::Error> for Failure {
         if code == TOO_LARGE {
             return Self::TooLarge;
         }
-        Self::Said { status: error.code(), code, text: error.to_string() }
+        Self::Said { status: error.code(), code }
     }
 }
 
@@ -59,7 +61,7 @@ impl From<&RequestError> for Failure {
         match error.kind() {
             RequestErrorKind::NoResponders => Self::NobodyListens,
             RequestErrorKind::TimedOut => Self::Late,
-            _ => Self::Other(with_causes(error)),
+            _ => Self::unexpected(error),
         }
     }
 }
@@ -74,24 +76,35 @@ impl From<PublishError> for Failure {
             PublishErrorKind::MaxPayloadExceeded => Self::TooLarge,
             _ => match error.source().and_then(|cause| cause.downcast_ref::<jetstream::Error>()) {
                 Some(said) => said.into(),
-                None => Self::Other(with_causes(&error)),
+                None => Self::unexpected(&error),
             },
         }
     }
 }
 
 impl Failure {
+    /// An error of the client library that has no case of its own. Its text may quote what the server sent.
+    pub(super) fn unexpected(error: &(dyn std::error::Error + 'static)) -> Self {
+        let what = "the answer is not that of JetStream";
+        Self::Other(
+            cause(error).map_or_else(|| what.to_owned(), |cause| format!("the request failed: {cause}")),
+        )
+    }
+
     /// The error of a sink.
     pub(super) fn into_error(self, attempt: &str) -> SinkError {
         let error = |reason, why: &str| SinkError::new(reason, format!("{attempt}: {why}"));
         match self {
             Self::Sink(known) => known,
-            Self::Said { status, code, text } => error(reason(status, code), &text),
+            Self::Said { status, code } => {
+                let why = format!("{} (JetStream error {code}, status {status})", words(status, code));
+                error(reason(status, code), &why)
+            }
             // Somebody has removed the stream or the subject from it: the next open brings it back.
             Self::NobodyListens => error(SinkReason::WriteFailed, "no stream of the server takes it"),
             Self::Late => error(SinkReason::Unreachable, "no answer in time"),
             Self::Lost => error(SinkReason::Unreachable, "the connection is lost"),
-            Self::Forbidden(text) => error(SinkReason::Forbidden, &text),
+            Self::Forbidden(why) => error(SinkReason::Forbidden, why),
             Self::Overtaken => error(SinkReason::WriteFailed, "somebody else has written there meanwhile"),
             Self::TooLarge => error(SinkReason::Refused, "the message is larger than the server takes"),
             Self::Other(text) => error(SinkReason::WriteFailed, &text),
@@ -120,7 +133,7 @@ fn reason(status: usize, code: u64) -> SinkReason {
 
 /// Why no connection came about.
 pub(super) fn of_connecting(attempt: &str, error: &ConnectError) -> SinkError {
-    let reason = match (error.kind(), tls(error)) {
+    let reason = match (error.kind(), tls_error(error)) {
         (ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication, _) => {
             SinkReason::Forbidden
         }
@@ -129,36 +142,42 @@ pub(super) fn of_connecting(attempt: &str, error: &ConnectError) -> SinkError {
         (_, Some(_)) | (ConnectErrorKind::Tls | ConnectErrorKind::ServerParse, _) => SinkReason::Incompatible,
         _ => SinkReason::Unreachable,
     };
-    SinkError::new(reason, format!("{attempt}: {}", with_causes(error)))
+    let what = match error.kind() {
+        ConnectErrorKind::ServerParse => "the answer is not that of a NATS server",
+        ConnectErrorKind::Dns => "the name has no address",
+        ConnectErrorKind::Authentication => "the server asks for credentials that the Secret does not hold",
+        ConnectErrorKind::AuthorizationViolation => "the server does not accept the credentials",
+        ConnectErrorKind::TimedOut => "no answer in time",
+        ConnectErrorKind::Tls => "no TLS",
+        ConnectErrorKind::Io | ConnectErrorKind::MaxReconnects => "no connection",
+    };
+    let why = cause(error).map_or_else(|| what.to_owned(), |cause| format!("{what}: {cause}"));
+    SinkError::new(reason, format!("{attempt}: {why}"))
 }
 
-fn tls(error: &ConnectError) -> Option<&rustls::Error> {
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        if let Some(tls) = error.downcast_ref::<rustls::Error>() {
-            return Some(tls);
-        }
-        let io = error.downcast_ref::<std::io::Error>().and_then(|io| io.get_ref());
-        if let Some(tls) = io.and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-            return Some(tls);
-        }
-        cause = error.source();
+/// What an answer of JetStream means.
+fn words(status: usize, code: u64) -> &'static str {
+    match code {
+        STREAM_NOT_FOUND => "the stream does not exist",
+        STREAM_EXISTS => "a stream of this name exists",
+        TOO_LARGE => "the message is larger than the stream takes",
+        10005 | 10008 | 10009 => "the servers of the cluster do not agree now",
+        10035 | 10039 | 10076 => "JetStream is not enabled on this server or for this account",
+        10023 | 10028 | 10047 | 10077 => "the server has no room left for this",
+        10026 => "the stream has as many consumers as it may have",
+        10052 => "the server does not take these settings of the stream",
+        10060 => "the stream that takes the subject is another one",
+        10065 => "the subjects overlap with those of another stream; name another subject or stream",
+        10071 => "there is a newer message on the subject",
+        10109 => "the stream is sealed",
+        10166 => "the stream does not let messages expire",
+        _ => match status {
+            401 | 403 => "the server does not permit this",
+            404 => "the server does not have what was asked for",
+            503 => "the server is not ready",
+            _ => "the server refused",
+        },
     }
-    None
-}
-
-/// The error and its causes on one line. The crate's own texts repeat some causes.
-pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let said = error.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]
@@ -178,6 +197,24 @@ mod tests {
             (400, 10047, SinkReason::WriteFailed),
         ] {
             assert_eq!(reason(status, code), expected, "{status} {code}");
+        }
+    }
+
+    #[test]
+    fn what_the_server_says_is_not_repeated() {
+        const MARKER: &str = "what-the-server-said";
+        let text = format!(r#"{{"code":400,"err_code":10065,"description":"{MARKER}"}}"#);
+        let said: jetstream::Error = serde_json::from_str(&text).unwrap();
+        let error = Failure::from(&said).into_error("prepare stream a");
+        assert_eq!(
+            error.to_string(),
+            "prepare stream a: the subjects overlap with those of another stream; name another subject or stream \
+             (JetStream error 10065, status 400)"
+        );
+        let broken = serde_json::from_str::<u8>(&format!("\"{MARKER}\"")).unwrap_err();
+        for error in [Failure::unexpected(&broken), Failure::unexpected(&std::io::Error::other(MARKER))] {
+            let error = error.into_error("read");
+            assert!(!format!("{error} {error:?}").contains(MARKER), "{error:?}");
         }
     }
 }

@@ -21,7 +21,7 @@ use tokio::time::timeout;
 
 use super::{
     connect::{ANSWER_LIMIT, Connection},
-    failure::{Failure, with_causes},
+    failure::Failure,
     message::{self, Held},
     subjects::{Subjects, place},
 };
@@ -46,6 +46,8 @@ pub(super) struct Position {
     pub(super) sequence: u64,
     pub(super) held: Held,
 }
+
+const LOST: &str = "messages were lost on the way";
 
 /// Everything that the stream holds of an inventory.
 pub(super) async fn all(
@@ -97,11 +99,11 @@ async fn fetch(
             consumer.fetch().max_messages(FETCH).messages().await.map_err(|error| said(&error))?;
         let mut pending = 0;
         while let Some(message) = timeout(ANSWER_LIMIT, batch.next()).await.map_err(|_| Failure::Late)? {
-            let message = message.map_err(|error| Failure::Other(error.to_string()))?;
-            let info = message.info().map_err(|error| Failure::Other(error.to_string()))?;
+            let message = message.map_err(|_| Failure::Other(LOST.into()))?;
+            let info = message.info().map_err(|_| Failure::Other(LOST.into()))?;
             delivered += 1;
             if info.consumer_sequence != delivered {
-                return Err(Failure::Other("messages were lost on the way".into()));
+                return Err(Failure::Other(LOST.into()));
             }
             pending = info.pending;
             let sequence = info.stream_sequence;
@@ -189,5 +191,5 @@ fn said(error: &(dyn std::error::Error + 'static)) -> Failure {
         }
         cause = error.source();
     }
-    Failure::Other(with_causes(error))
+    Failure::unexpected(error)
 }

@@ -71,7 +71,7 @@ impl Stream {
                 return Ok(stream);
             }
             if !config.create {
-                return Err(stream.lacks_subject(&held, &attempt));
+                return Err(stream.lacks_subject(&attempt));
             }
             let completed = stream.with_subject(held);
             let answer = connection.ask(format!("STREAM.UPDATE.{name}"), &completed).await;
@@ -88,7 +88,7 @@ impl Stream {
         let info = info.map_err(|failure| self.unusable(failure, &attempt))?;
         let held = info.get("config").cloned().unwrap_or_default();
         self.judge(&held, &attempt)?;
-        if self.is_taken_by(&held) { Ok(()) } else { Err(self.lacks_subject(&held, &attempt)) }
+        if self.is_taken_by(&held) { Ok(()) } else { Err(self.lacks_subject(&attempt)) }
     }
 
     /// What a stream of our own looks like.
@@ -121,10 +121,11 @@ impl Stream {
         let refuse = |why: String| Err(SinkError::new(SinkReason::Incompatible, format!("{attempt}: {why}")));
         let retention = held.get("retention").and_then(Value::as_str).unwrap_or("limits");
         if retention != "limits" {
-            return refuse(format!(
-                "its retention is {retention}, which removes what has been read; name another stream in \
+            return refuse(
+                "its retention is not limits, and others remove what has been read; name another stream in \
                  spec.nats.stream"
-            ));
+                    .into(),
+            );
         }
         if held.get("no_ack").and_then(Value::as_bool) == Some(true) {
             return refuse(format!("it does not acknowledge; run: nats stream edit {name} --ack"));
@@ -164,13 +165,11 @@ impl Stream {
         held
     }
 
-    fn lacks_subject(&self, held: &Value, attempt: &str) -> SinkError {
+    fn lacks_subject(&self, attempt: &str) -> SinkError {
         let Self { name, subjects, .. } = self;
-        let known = held.get("subjects").and_then(Value::as_array).cloned().unwrap_or_default();
-        let all: Vec<&str> = known.iter().filter_map(Value::as_str).chain([subjects.as_str()]).collect();
         let why = format!(
-            "{attempt}: it does not take {subjects}; run: nats stream edit {name} --subjects='{}'",
-            all.join(",")
+            "{attempt}: it does not take {subjects}; add that to its subjects: nats stream edit {name} \
+             --subjects='SUBJECT,…,{subjects}'"
         );
         SinkError::new(SinkReason::Incompatible, why)
     }

@@ -6,7 +6,7 @@ use kollect_model::{
     SpecError,
     crd::sinks::{KollectDatabaseSinkSpec, Preview, ProvisioningMode, TablePreview},
     destination::Destination,
-    sink::{Sink, SinkError},
+    sink::{Sink, SinkError, SinkReason},
 };
 use tokio_postgres::config::Host;
 
@@ -60,6 +60,7 @@ impl Backend for Config {
     const TYPE: &'static str = "postgres";
     const OUT: Option<Out> =
         Some(Out { schemes: &["postgres", "postgresql"], form: "postgres://USER@HOST/DATABASE" });
+    const SECRET_SERVER: bool = true;
     type Spec = KollectDatabaseSinkSpec;
     type Clients = Pools;
 
@@ -167,6 +168,12 @@ impl Backend for Config {
     }
 
     async fn open(&self, policy: &Policy, pools: &Pools) -> Result<Box<dyn Sink>, SinkError> {
+        // Every sink is checked, also one that finds an open session.
+        self.check(policy).map_err(|errors| {
+            let problems: Vec<&str> = errors.iter().map(|error| error.problem.as_str()).collect();
+            let attempt = format!("connect to PostgreSQL for table {}", self.tables);
+            SinkError::new(SinkReason::Forbidden, format!("{attempt}: {}", problems.join("; ")))
+        })?;
         Ok(Box::new(PostgresSink::open(self.clone(), &policy.network, pools).await?))
     }
 }
@@ -189,14 +196,20 @@ fn identity(secrets: &Secrets) -> Result<Option<Identity>, String> {
 
 impl Dsn {
     fn check(&self, network: &Network) -> Result<(), String> {
-        for host in self.driver.get_hosts() {
+        let check = |host: &str, index| {
+            let checked = network.check_server(host, port(&self.driver, index));
+            // The address is part of a secret.
+            checked.map_err(|refusal| refusal.without_address())
+        };
+        for (index, host) in self.driver.get_hosts().iter().enumerate() {
             match host {
-                Host::Tcp(host) => network.check_host(host)?,
+                Host::Tcp(host) => check(host, index)?,
                 Host::Unix(_) if *network == Network::Open => {}
                 Host::Unix(_) => return Err(NO_SOCKETS.into()),
             }
         }
-        self.driver.get_hostaddrs().iter().try_for_each(|address| network.check_host(&address.to_string()))
+        let mut addresses = self.driver.get_hostaddrs().iter().enumerate();
+        addresses.try_for_each(|(index, address)| check(&address.to_string(), index))
     }
 
     /// Servers and database, with what the driver would fill in.
@@ -230,6 +243,7 @@ pub(super) fn port(driver: &tokio_postgres::Config, index: usize) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Guard;
 
     fn place(url: &str) -> String {
         Config::plan_out(url).unwrap().destination(&Policy::default()).to_string()
@@ -265,12 +279,9 @@ mod tests {
 
     #[test]
     fn closed_hosts_are_refused_before_anybody_connects() {
-        let guarded = Policy {
-            network: Network::Guarded { allow_private: false, allowed: Vec::new() },
-            ..Policy::default()
-        };
+        let guarded = Policy { network: Network::Guarded(Guard::default()), ..Policy::default() };
         for (url, part) in [
-            ("postgres://localhost/x", "this machine"),
+            ("postgres://localhost/x", "the server is this machine"),
             ("postgres://db.example,127.1/x", "loopback"),
             ("postgres://db.example/x?hostaddr=10.0.0.1", "--allow-private-sinks"),
             ("postgres://%2Fvar%2Frun/x", "Unix sockets"),

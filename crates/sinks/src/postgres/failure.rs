@@ -6,6 +6,7 @@ use kollect_model::sink::{SinkError, SinkReason};
 use tokio_postgres::error::DbError;
 
 use super::tls::TlsError;
+use crate::cause::cause;
 
 /// A failure in the middle of the work: of the database, or found by the sink itself.
 pub(super) enum Failure {
@@ -25,11 +26,12 @@ impl From<SinkError> for Failure {
     }
 }
 
-/// What the server said, without its details: they quote whole rows.
+/// What the server said, in our words: its own may be those of any server that a sink is pointed at, and its
+/// details quote whole rows.
 #[derive(Debug, thiserror::Error)]
-#[error("{message} (SQLSTATE {code})")]
+#[error("{} (SQLSTATE {code})", words(code))]
 struct Said {
-    message: String,
+    /// Five digits and letters.
     code: String,
 }
 
@@ -45,15 +47,12 @@ impl Failure {
                 SinkReason::Missing if may_create && said.code().code() == "42P01" => SinkReason::WriteFailed,
                 reason => reason,
             };
-            return SinkError::because(reason, attempt, quote(said));
+            return SinkError::because(reason, attempt, Said::new(said));
         }
         let reason = match tls(&error) {
             _ if is_refused_identity(&error) => SinkReason::Forbidden,
             Some(TlsError::Certificate(_) | TlsError::Name) => SinkReason::Incompatible,
-            // The driver has no other way to say so.
-            None if error.source().is_some_and(|why| why.to_string() == "server does not support TLS") => {
-                SinkReason::Incompatible
-            }
+            None if refuses_tls(&error) => SinkReason::Incompatible,
             Some(TlsError::Handshake(_)) | None => SinkReason::Unreachable,
         };
         // Wrong or missing passwords are found by the driver before the server can say so.
@@ -64,7 +63,7 @@ impl Failure {
         } else {
             reason
         };
-        SinkError::because(reason, attempt, error)
+        SinkError::because(reason, attempt, in_our_words(&error))
     }
 
     /// Whether the session is as good as before. What a session remembers, such as rights and plans, may be
@@ -89,8 +88,40 @@ impl Failure {
     }
 }
 
-fn quote(said: &DbError) -> Said {
-    Said { message: said.message().to_owned(), code: said.code().code().to_owned() }
+impl Said {
+    fn new(said: &DbError) -> Self {
+        let code = said.code().code();
+        let is_code = code.len() == 5 && code.bytes().all(|c| c.is_ascii_digit() || c.is_ascii_uppercase());
+        Self { code: if is_code { code.to_owned() } else { "unknown".to_owned() } }
+    }
+}
+
+/// What an error of the driver means. Its causes may quote what the server sent.
+fn in_our_words(error: &tokio_postgres::Error) -> String {
+    let cause = cause(error);
+    let what = match error.to_string().as_str() {
+        "error connecting to server" => "no connection",
+        "error communicating with the server" if cause.is_some() => "the connection broke",
+        "error communicating with the server" => {
+            "the connection broke, or the answer is not that of a PostgreSQL server"
+        }
+        "connection closed" => "the connection was closed",
+        "timeout waiting for server" => "no answer in time",
+        "error performing TLS handshake" if refuses_tls(error) => "the server does not support TLS",
+        "error performing TLS handshake" => "no TLS",
+        "authentication error" => "the server does not accept the user and password of the Secret",
+        "invalid configuration" => "the connection string lacks what the server asks for, such as a password",
+        "error parsing response from server" | "unexpected message from server" => {
+            "the answer is not that of a PostgreSQL server"
+        }
+        _ => "the answer is not what was asked for",
+    };
+    cause.map_or_else(|| what.to_owned(), |cause| format!("{what}: {cause}"))
+}
+
+/// The driver has no other way to say so.
+fn refuses_tls(error: &tokio_postgres::Error) -> bool {
+    error.source().is_some_and(|why| why.to_string() == "server does not support TLS")
 }
 
 fn tls(error: &tokio_postgres::Error) -> Option<&TlsError> {
@@ -122,6 +153,49 @@ fn is_refused_identity(error: &tokio_postgres::Error) -> bool {
         cause = error.source();
     }
     false
+}
+
+/// What a SQLSTATE means.
+fn words(code: &str) -> &'static str {
+    match code {
+        "28P01" => "the server does not accept the password",
+        "28000" => "the server does not let this user in from here",
+        "3D000" => "there is no such database",
+        "3F000" => "there is no such schema",
+        "42P01" => "there is no such table",
+        "42703" => "there is no such column",
+        "42501" => "the user lacks a permission",
+        "25006" => "the server is read-only",
+        "53100" => "the disk of the server is full",
+        "53200" => "the server is out of memory",
+        "53300" => "the server has too many connections",
+        "53400" => "a limit of the server is reached",
+        "57P01" | "57P02" => "the server is shutting down",
+        "57P03" => "the server does not take connections now",
+        "57014" => "the server ended the statement, most often because it took too long",
+        "40001" | "40P01" => "another transaction was in the way",
+        "55P03" => "another transaction holds a lock",
+        "22001" => "a value is too long for its column",
+        "22P05" => "the table cannot store a character",
+        "23502" => "a column must have a value",
+        "23503" => "a row must be named by another table",
+        "23505" => "a row with this key exists",
+        "23514" => "a rule of the table refuses a row",
+        "0A000" => "the server does not support this",
+        "2BP01" => "other objects of the database depend on this",
+        _ => match code.get(..2) {
+            Some("08") => "the connection failed",
+            Some("22") => "the table cannot store a value",
+            Some("23") => "a rule of the table refuses a row",
+            Some("28") => "the server does not let this user in",
+            Some("42") => "the database is not as expected",
+            Some("53") => "the server lacks a resource",
+            Some("54") => "a value is too large for the server",
+            Some("57") => "the server was told to stop this",
+            Some("58" | "XX") => "the server failed",
+            _ => "the server refused",
+        },
+    }
 }
 
 /// The reason behind a SQLSTATE.

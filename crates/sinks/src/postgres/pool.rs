@@ -20,7 +20,7 @@ use super::{
     ANSWER_LIMIT,
     session::{Server, Session},
 };
-use crate::connection_task;
+use crate::{Network, connection_task};
 
 /// Sessions of one server. Few writers keep a server as busy as many.
 const SESSIONS: usize = 4;
@@ -77,8 +77,13 @@ impl Pool {
         })
     }
 
-    /// A session for one operation: one that is open, else a new one, else the first that comes free.
-    pub(super) async fn lease(self: &Arc<Self>, attempt: &str) -> Result<Lease, SinkError> {
+    /// A session for one operation: one that is open, else a new one, else the first that comes free. `network`
+    /// equals that of the server, and names the namespace of this sink in refusals.
+    pub(super) async fn lease(
+        self: &Arc<Self>,
+        network: &Network,
+        attempt: &str,
+    ) -> Result<Lease, SinkError> {
         let Ok(Ok(seat)) = timeout(ANSWER_LIMIT, self.seats.clone().acquire_owned()).await else {
             let attempt = format!("{attempt}: all {SESSIONS} sessions are in use by other inventories");
             return Err(SinkError::new(SinkReason::Busy, attempt));
@@ -92,7 +97,7 @@ impl Pool {
         };
         let session = match reused {
             Some((_, session)) => session,
-            None => Session::open(&self.server, attempt).await?,
+            None => Session::open(&self.server, network, attempt).await?,
         };
         Ok(Lease { session: session.taken(seat), pool: self.clone() })
     }

@@ -15,7 +15,7 @@ use super::{
     tables::Tables,
     tls, write,
 };
-use crate::{Network, columns::baseline_columns, connection_task, tls::Trust};
+use crate::{Network, ResolveError, columns::baseline_columns, connection_task, tls::Trust};
 
 /// For the request that ends a statement nobody waits for.
 const CANCEL_LIMIT: Duration = Duration::from_secs(5);
@@ -76,8 +76,8 @@ impl Drop for Session {
 
 impl Session {
     /// Connects, within a time that a person would wait.
-    pub(super) async fn open(server: &Server, attempt: &str) -> Result<Self, SinkError> {
-        timeout(CONNECT_LIMIT, connect(server, attempt)).await.unwrap_or_else(|_| {
+    pub(super) async fn open(server: &Server, network: &Network, attempt: &str) -> Result<Self, SinkError> {
+        timeout(CONNECT_LIMIT, connect(server, network, attempt)).await.unwrap_or_else(|_| {
             Err(SinkError::new(SinkReason::Unreachable, format!("{attempt}: no answer within 10 s")))
         })
     }
@@ -145,13 +145,13 @@ impl Statements {
     }
 }
 
-async fn connect(server: &Server, attempt: &str) -> Result<Session, SinkError> {
-    let Server { dsn, network, .. } = server;
+async fn connect(server: &Server, network: &Network, attempt: &str) -> Result<Session, SinkError> {
+    let dsn = &server.dsn;
     let misconfigured = |problem| SinkError::new(SinkReason::Incompatible, format!("{attempt}: {problem}"));
     let (mode, connector) = security(server).map_err(misconfigured)?;
     let mut driver = match network {
         Network::Open => dsn.driver.clone(),
-        Network::Guarded { .. } => checked(&dsn.driver, network, attempt).await?,
+        Network::Guarded(_) => checked(&dsn.driver, network, attempt).await?,
     };
     driver.ssl_mode(mode).connect_timeout(CONNECT_LIMIT);
     if driver.get_application_name().is_none() {
@@ -212,12 +212,14 @@ async fn checked(given: &Driver, network: &Network, attempt: &str) -> Result<Dri
             Some(Host::Unix(_)) => return Err(forbidden(NO_SOCKETS)),
             None => None,
         };
+        let port = port(given, index);
         if let Some(name) = name {
-            network.check_host(name).map_err(|why| forbidden(&why))?;
+            let checked = network.check_server(name, port);
+            checked.map_err(|refusal| forbidden(&refusal.without_address()))?;
         }
         let target =
             addresses.get(index).map(ToString::to_string).or_else(|| name.cloned()).unwrap_or_default();
-        match network.resolve(&target, port(given, index)).await {
+        match network.resolve(&target, port).await {
             Ok(found) => {
                 for address in found {
                     driver.hostaddr(address.ip()).port(address.port());
@@ -227,8 +229,8 @@ async fn checked(given: &Driver, network: &Network, attempt: &str) -> Result<Dri
                 }
             }
             // Members of a cluster come and go; one that answers will do.
-            Err(error) if error.reason == SinkReason::Unreachable => {}
-            Err(error) => return Err(forbidden(&error.to_string())),
+            Err(ResolveError::Lookup(_) | ResolveError::NoAddress | ResolveError::ApiServer(_)) => {}
+            Err(ResolveError::Refused(refusal)) => return Err(forbidden(&refusal.without_address())),
         }
     }
     if driver.get_hostaddrs().is_empty() {

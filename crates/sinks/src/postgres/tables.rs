@@ -270,9 +270,8 @@ impl Relation {
                 Some(found) if found == type_name(column) => {}
                 // As good as text.
                 Some("character varying") if type_name(column) == TEXT => {}
-                Some(found) => {
-                    let wanted = type_name(column);
-                    return foreign(format!("column {} is of type {found}, not {wanted}", column.name));
+                Some(_) => {
+                    return foreign(format!("column {} is not of type {}", column.name, type_name(column)));
                 }
             }
         }

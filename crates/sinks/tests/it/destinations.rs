@@ -90,6 +90,26 @@ fn stored_texts_never_change() {
     }
 }
 
+/// These texts are stored in statuses: another digest would look like another place.
+#[test]
+fn servers_that_only_a_secret_names_are_shown_as_digests() {
+    let cluster_id = "7f0b7bd2-7a4a-4b6f-9a05-0d3c6c1c9f0e";
+    for (text, shown) in [
+        (
+            "postgres://db.example:5432/shop \"public\".\"inventory\"",
+            "postgres://secret-2174d4f57fb45e12d9fede6dc13014bb \"public\".\"inventory\"",
+        ),
+        ("nats://a.example:4222 stream subject", "nats://a.example:4222 stream subject"),
+        ("git:https://git.example/x main", "git:https://git.example/x main"),
+        ("sqlite:/data/team-a/x.db", "sqlite:/data/team-a/x.db"),
+        ("dir:/data/team-a", "dir:/data/team-a"),
+    ] {
+        let destination = kollect_sinks::shown_destination(&text.into(), cluster_id);
+        assert_eq!(destination.to_string(), shown);
+        assert_eq!(kollect_sinks::shown_destination(&destination, cluster_id), destination);
+    }
+}
+
 #[test]
 fn a_plan_leads_to_destinations_that_its_access_reaches_and_to_no_others() {
     let policy = Policy::default();

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![expect(clippy::disallowed_methods, reason = "tests start tasks and threads and dial servers as they like")]
 
+mod answers;
 mod available;
 mod conformance;
 mod delivery;

@@ -104,7 +104,7 @@ async fn existing_never_creates() {
     for mode in ["existing", "ensure"] {
         let error = refused(&planned(&server.dsn(), "existing", mode)).await;
         assert_eq!((error.reason, error.class()), (SinkReason::Incompatible, ErrorClass::Terminal));
-        assert!(error.to_string().contains("column payload is of type text"), "{error}");
+        assert!(error.to_string().contains("column payload is not of type jsonb"), "{error}");
     }
 }
 

@@ -7,7 +7,7 @@ use kollect_model::{
     SpecError,
     sink::{ErrorClass, SinkError, SinkReason},
 };
-use kollect_sinks::{Files, Network, Plan, Policy, Secrets, open, plan, plan_out};
+use kollect_sinks::{Files, Guard, Network, Plan, Policy, Secrets, open, plan, plan_out};
 use kollect_testbed::Postgres;
 use serde_json::json;
 
@@ -18,7 +18,8 @@ use crate::{
 
 fn guarded(allowed: &[&str]) -> Policy {
     let allowed = allowed.iter().map(|range| range.parse().unwrap()).collect();
-    Policy { network: Network::Guarded { allow_private: true, allowed }, files: Files::Refused }
+    let guard = Guard { namespace: "team-a".into(), allow_private: true, allowed, ..Guard::default() };
+    Policy { network: Network::Guarded(guard), files: Files::Refused }
 }
 
 async fn refused(plan: &Plan, policy: &Policy) -> SinkError {
@@ -44,9 +45,11 @@ async fn the_operator_connects_to_checked_addresses_only() {
         assert_eq!(errors[0].field, "spec.postgres.databaseRef");
         let error = refused(&plan, &guarded(&[])).await;
         assert_eq!((error.reason, error.class()), (SinkReason::Forbidden, ErrorClass::Forbidden));
-        assert!(error.to_string().contains("--allow-sink-cidrs="), "{error}");
+        assert!(error.to_string().contains("--allow-sink-cidrs team-a=CIDR"), "{error}");
+        let names = host.split([',', ':']).filter(|name| name.len() > 3);
         for text in [told(&error), errors[0].to_string()] {
-            assert!(!text.contains("hunter2"), "{text}");
+            let secret = names.clone().chain(["hunter2", "127.0.0.1"]).find(|name| text.contains(name));
+            assert_eq!(secret, None, "the address is a secret: {text}");
         }
     }
     let sockets = planned("host=/var/run/postgresql dbname=x", "checked", "ensure");

@@ -7,7 +7,7 @@ use kollect_model::{
     batch::Batch,
     sink::{Sink, SinkReason},
 };
-use kollect_sinks::{Plan, Policy, SinkSettings, Sinks};
+use kollect_sinks::{Guard, Network, Plan, Policy, SinkSettings, Sinks};
 use kollect_testbed::Postgres;
 
 use crate::{
@@ -186,6 +186,28 @@ async fn a_changed_password_is_another_server() {
     drop(before);
     until("the sessions of the old password are closed", || sessions(server, "rotated") == 1).await;
     after.check().await.unwrap();
+}
+
+/// Namespaces share sessions where they may reach the same servers. An open session opens no address.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_session_is_for_those_who_may_connect_themselves() {
+    let server = schema("reach");
+    let of = |namespace: &str, allowed: &[&str]| {
+        let allowed = allowed.iter().map(|range| range.parse().unwrap()).collect();
+        let guard = Guard { namespace: namespace.into(), allowed, ..Guard::default() };
+        Policy { network: Network::Guarded(guard), ..Policy::default() }
+    };
+    let (sinks, plan) = (Sinks::default(), named(server, "reach"));
+    let loopback = ["127.0.0.0/8", "::1/128"];
+    let first = sinks.open(&plan, &of("team-a", &loopback)).await.unwrap();
+    let second = sinks.open(&plan, &of("team-b", &loopback)).await.unwrap();
+    assert_eq!(sessions(server, "reach"), 1);
+    let Err(error) = sinks.open(&plan, &of("team-c", &[])).await else {
+        unreachable!("an open session must not open for those who may not connect");
+    };
+    assert_eq!(error.reason, SinkReason::Forbidden);
+    assert!(error.to_string().contains("--allow-sink-cidrs team-c=CIDR"), "{error}");
+    drop((first, second));
 }
 
 #[tokio::test(flavor = "multi_thread")]

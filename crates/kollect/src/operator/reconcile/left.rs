@@ -27,11 +27,12 @@ impl Operator {
         let Some(deliveries) = &mut self.deliveries else { return steps };
         for (name, inventory) in &resolved.inventories {
             let Some((metadata, exports)) = known.inventory(name) else { continue };
+            let exports = self.rules.shown_exports(exports);
             if metadata.deletion_timestamp.is_some() || !inventory.faults.is_empty() {
                 continue;
             }
             let mut behind = Vec::new();
-            for export in exports {
+            for export in &*exports {
                 let binding = binding_name(name, &export.name);
                 if let Some(sink) = inventory.sinks.iter().find(|sink| sink.name == export.name) {
                     // The new place is filled first.

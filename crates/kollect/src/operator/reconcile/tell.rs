@@ -34,6 +34,7 @@ impl Operator {
             coverage: self.collector.coverage().read(),
             namespaces: self.collector.namespaces().borrow().clone(),
             board: &self.board,
+            rules: &self.rules,
             scope: self.bindings.scope(),
             now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
         };
@@ -110,12 +111,13 @@ fn inventories(
         let key = (name.namespace.clone().unwrap_or_default(), name.name.clone());
         if let Some(inventory) = name.namespace.as_ref().and_then(|_| known.inventories().get(&key)) {
             let before = inventory.status.clone().unwrap_or_default();
-            let after = view.inventory(&inventory.metadata, &before, name, outcome);
+            let after = view.inventory(&inventory.metadata, &view.rules.shown_status(&before), name, outcome);
             let told = Desired::new("KollectInventory", &key, &inventory.metadata, &before, &after);
             desired.extend(hurry_if_moved(told, &before, &after));
         } else if let Some(inventory) = known.cluster_inventories().get(&key) {
             let before = inventory.status.clone().unwrap_or_default();
-            let own = view.inventory(&inventory.metadata, &before.inventory, name, outcome);
+            let shown = view.rules.shown_status(&before.inventory);
+            let own = view.inventory(&inventory.metadata, &shown, name, outcome);
             let choice = outcome.rows.among(view.namespaces.as_deref());
             let namespace_shards =
                 choice.map(|choice| shards.of(name, view.rows, &outcome.targets, choice)).unwrap_or_default();

@@ -9,20 +9,19 @@ use asks::{Answer, World, create, object, profile, update};
 use http::StatusCode;
 use kollect_engine::watch::BlindReason;
 use kollect_model::crd;
-use kollect_sinks::Network;
 use serde_json::{Value, json};
 
 use super::path;
 use crate::{
     schema,
-    world::{FileRoot, Rules},
+    world::{FileRoot, NetworkFlags, Rules, SinkNetwork},
 };
 
 /// Rules of an operator without flags.
 fn strict() -> Rules {
     Rules {
         secret_namespaces: Some([].into()),
-        network: Network::Guarded { allow_private: false, allowed: Vec::new() },
+        network: SinkNetwork::Guarded(NetworkFlags::default()),
         files: FileRoot::Refused,
         ..Rules::default()
     }

@@ -134,10 +134,8 @@ fn one_repository_has_one_name_and_closed_places_are_refused() {
     let place = |text: &str| plan(text).unwrap().place(&Policy::default());
     assert_eq!(place("https://git.example/x.git"), place("https://me@GIT.EXAMPLE:443/x/"));
     assert_ne!(place("https://git.example/x"), place("https://git.example/x#branch=b"));
-    let guarded = Policy {
-        network: crate::Network::Guarded { allow_private: false, allowed: Vec::new() },
-        files: crate::Files::Refused,
-    };
+    let guarded =
+        Policy { network: crate::Network::Guarded(crate::Guard::default()), files: crate::Files::Refused };
     for (text, part) in [
         ("https://127.0.0.1/x", "loopback"),
         ("http://2130706433/x", "loopback"),

@@ -1,12 +1,11 @@
-//! What went wrong on the way, from words of servers and silence to the closed set of reasons.
+//! What went wrong on the way, from words of servers and silence to the closed set of reasons. Words of a server
+//! decide, and are not shown.
 
 use std::{error::Error, io};
 
 use kollect_model::sink::{SinkError, SinkReason};
-use rustls::CertificateError;
 
-/// More of a server's words would hide the message around them.
-const WORDS: usize = 600;
+use crate::cause::{cause, tls_error};
 
 /// A failure in the middle of a conversation.
 #[derive(Debug)]
@@ -17,8 +16,8 @@ pub(super) enum Failure {
     Ended,
     /// What the server says is not Git's protocol, or not one that we know.
     Malformed(&'static str),
-    /// The server refused, in its words.
-    Said(String),
+    /// The server refused. What it said is not shown: it may be any server that a sink is pointed at.
+    Said(Said),
     /// The server refused by its answer's status.
     Refused(SinkReason, String),
     /// What arrived could not be stored here.
@@ -45,14 +44,12 @@ impl Failure {
         let said = |reason, why: &str| SinkError::new(reason, format!("{attempt}: {why}"));
         match self {
             Self::Sink(known) => known,
-            Self::Io(error) => of_connection(attempt, error),
+            Self::Io(error) => of_connection(attempt, &error),
             Self::Ended => {
                 said(SinkReason::Unreachable, "the server ended the conversation in the middle of it")
             }
             Self::Malformed(why) => said(SinkReason::Incompatible, why),
-            Self::Said(words) => {
-                said(of_words(&words), &format!("the server says: {}", spoken(words.as_bytes())))
-            }
+            Self::Said(said_so) => said(said_so.reason(), said_so.words()),
             Self::Refused(reason, why) => said(reason, &why),
             Self::Unstored(error) => {
                 SinkError::because(SinkReason::WriteFailed, format!("{attempt}: store what arrives"), error)
@@ -62,86 +59,75 @@ impl Failure {
 }
 
 /// Why a connection did not come about, or broke.
-pub(super) fn of_connection(attempt: &str, error: impl Error + Send + Sync + 'static) -> SinkError {
-    let Some(tls) = tls(&error) else {
-        return SinkError::because(SinkReason::Unreachable, attempt, error);
-    };
-    let (reason, why) = match tls {
+pub(super) fn of_connection(attempt: &str, error: &(dyn Error + 'static)) -> SinkError {
+    let reason = match tls_error(error) {
         // Alerts come from the server: it does not like our certificate, or misses one.
-        rustls::Error::AlertReceived(_) => {
-            (SinkReason::Forbidden, "the server refused our TLS, most often for the client certificate")
-        }
-        rustls::Error::InvalidCertificate(problem) => (
-            SinkReason::Incompatible,
-            match problem {
-                CertificateError::UnknownIssuer => {
-                    "the certificate of the server is signed by nobody that is trusted; put the certificate of \
-                     its authority into spec.tls.caBundle or spec.tls.caSecretRef"
-                }
-                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
-                    "the certificate of the server names other hosts; use one of these in spec.endpoint"
-                }
-                CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-                    "the certificate of the server has expired"
-                }
-                _ => "the certificate of the server cannot be trusted",
-            },
-        ),
-        rustls::Error::InvalidMessage(_) => {
-            (SinkReason::Incompatible, "the server does not speak TLS at this port")
-        }
-        _ => (SinkReason::Incompatible, "no TLS with the server"),
+        Some(rustls::Error::AlertReceived(_)) => SinkReason::Forbidden,
+        Some(_) => SinkReason::Incompatible,
+        None => SinkReason::Unreachable,
     };
-    let why = format!("{attempt}: {why} ({tls})");
-    SinkError::new(reason, why)
+    let why = cause(error).unwrap_or_else(|| "the connection broke, or the answer is not Git's".to_owned());
+    SinkError::new(reason, format!("{attempt}: {why}"))
 }
 
-fn tls<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if let Some(tls) = error.downcast_ref() {
-            return Some(tls);
+/// What a refusal of a server means, by words that servers are known to use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Said {
+    /// The branch has moved between two requests.
+    NotOurRef,
+    NotFound,
+    Denied,
+    Other,
+}
+
+impl Said {
+    pub(super) fn of(words: &[u8]) -> Self {
+        let words = String::from_utf8_lossy(words).to_ascii_lowercase();
+        let has = |parts: &[&str]| parts.iter().any(|part| words.contains(part));
+        if has(&["not our ref"]) {
+            Self::NotOurRef
+        } else if has(&[
+            "not found",
+            "not appear to be a git repository",
+            "could not be found",
+            "does not exist",
+        ]) {
+            Self::NotFound
+        } else if has(&[
+            "denied",
+            "permission",
+            "not allowed",
+            "forbidden",
+            "unauthorized",
+            "read-only",
+            "archived",
+        ]) {
+            Self::Denied
+        } else {
+            Self::Other
         }
-        let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        if let Some(tls) = inner.and_then(|inner| tls(inner)) {
-            return Some(tls);
+    }
+
+    /// Trying again is the mildest answer to unknown words.
+    fn reason(self) -> SinkReason {
+        match self {
+            Self::NotOurRef => SinkReason::Busy,
+            Self::NotFound => SinkReason::Missing,
+            Self::Denied => SinkReason::Forbidden,
+            Self::Other => SinkReason::WriteFailed,
         }
-        cause = error.source();
     }
-    None
-}
 
-/// The reason behind words that servers are known to use. Trying again is the mildest answer to others.
-fn of_words(words: &str) -> SinkReason {
-    let words = words.to_ascii_lowercase();
-    let has = |parts: &[&str]| parts.iter().any(|part| words.contains(part));
-    if has(&["not our ref"]) {
-        // The branch has moved between two requests.
-        SinkReason::Busy
-    } else if has(&["not found", "not appear to be a git repository", "could not be found", "does not exist"])
-    {
-        SinkReason::Missing
-    } else if has(&[
-        "denied",
-        "permission",
-        "not allowed",
-        "forbidden",
-        "unauthorized",
-        "read-only",
-        "archived",
-    ]) {
-        SinkReason::Forbidden
-    } else {
-        SinkReason::WriteFailed
+    fn words(self) -> &'static str {
+        match self {
+            Self::NotOurRef => "the branch has moved meanwhile",
+            Self::NotFound => {
+                "the server says that there is no such repository, or none for these credentials"
+            }
+            Self::Denied => "the server does not permit this",
+            Self::Other => "the server refused, for a reason that is not known",
+        }
     }
-}
-
-/// Words of a server on one line, without what a terminal would act on.
-pub(super) fn spoken(words: &[u8]) -> String {
-    let text = String::from_utf8_lossy(words);
-    let clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    let line = clean.split_whitespace().collect::<Vec<_>>().join(" ");
-    if line.chars().count() <= WORDS { line } else { line.chars().take(WORDS).chain("…".chars()).collect() }
 }
 
 #[cfg(test)]
@@ -159,13 +145,9 @@ mod tests {
             ("upload-pack: not our ref 1234", SinkReason::Busy),
             ("out of memory", SinkReason::WriteFailed),
         ] {
-            assert_eq!(of_words(words), expected, "{words}");
+            let error = Failure::Said(Said::of(words.as_bytes())).into_error("fetch");
+            assert_eq!(error.reason, expected, "{words}");
+            assert!(!error.to_string().contains(words), "{error}");
         }
-    }
-
-    #[test]
-    fn words_become_one_short_line() {
-        assert_eq!(spoken(b"a\x1b[31m\r\n  b\n"), "a [31m b");
-        assert_eq!(spoken("ä".repeat(5000).as_bytes()).chars().count(), WORDS + 1);
     }
 }

@@ -33,7 +33,7 @@ use tokio_rustls::TlsConnector;
 use url::{Position, Url};
 
 use super::{
-    failure::{Failure, of_connection, spoken},
+    failure::{Failure, of_connection},
     protocol::{AGENT, Answer, Chunks, Conversation, PIECE, Request, Server, Service},
     stream::{Attentive, SILENCE_LIMIT},
 };
@@ -41,8 +41,8 @@ use crate::{Network, connection_task, git::remote::RemoteConfig};
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 const REDIRECTS: u32 = 5;
-/// Of a server's words for people.
-const WORDS_LIMIT: usize = 8 << 10;
+/// What a server is called that another one redirects to.
+const ELSEWHERE: &str = "the server that it redirects to";
 /// For whoever cannot change every sink.
 const FORCE_BASIC_AUTH: &str = "KOLLECT_GIT_FORCE_BASIC_AUTH";
 
@@ -94,7 +94,7 @@ impl Server for Http {
                 talk.follow(&response, &question)?;
                 continue;
             }
-            let response = talk.good(response).await?;
+            let response = talk.good(response)?;
             let expected = format!("application/x-{}-advertisement", service.program());
             let found = response.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
             // Without what may follow, such as a character set.
@@ -127,7 +127,7 @@ impl Conversation for Talk<'_> {
     ) -> Result<Answer, Failure> {
         advertisement.end().await;
         let response = self.exchange(Method::POST, service.program(), Some(service), request).await?;
-        let response = self.good(response).await?;
+        let response = self.good(response)?;
         Ok(Answer::new(response.into_body()))
     }
 }
@@ -199,11 +199,13 @@ impl Talk<'_> {
     async fn connect(&self) -> Result<SendRequest<Pieces>, Failure> {
         let host = self.base.host_str().unwrap_or_default();
         let port = self.base.port_or_known_default().unwrap_or_default();
-        let stream = self.http.network.connect(host, port, CONNECT_LIMIT).await?;
+        // Where a server redirects to is its answer.
+        let shown = self.is_elsewhere().then_some(ELSEWHERE);
+        let stream = self.http.network.connect_as(shown, host, port, CONNECT_LIMIT).await?;
         let stream = Attentive::new(stream, SILENCE_LIMIT);
         match (&self.http.tls, self.base.scheme()) {
             (Some(tls), "https") => {
-                let stream = encrypted(tls.clone(), host, port, stream).await?;
+                let stream = encrypted(tls.clone(), host, port, shown, stream).await?;
                 handshake(TokioIo::new(stream)).await
             }
             (None, "https") => Err(Failure::Malformed(
@@ -213,9 +215,14 @@ impl Talk<'_> {
         }
     }
 
+    /// Whether a redirect has led to another server.
+    fn is_elsewhere(&self) -> bool {
+        self.base.origin() != self.http.url.origin()
+    }
+
     /// User and password, for their own server only.
     fn authorization(&self) -> Option<&HeaderValue> {
-        self.http.authorization.as_ref().filter(|_| self.base.origin() == self.http.url.origin())
+        self.http.authorization.as_ref().filter(|_| !self.is_elsewhere())
     }
 
     /// Goes where the server says, if that is the same repository elsewhere.
@@ -246,12 +253,12 @@ impl Talk<'_> {
     }
 
     /// The response, or what is wrong by its status.
-    async fn good(&self, response: Response<Incoming>) -> Result<Response<Incoming>, Failure> {
+    fn good(&self, response: Response<Incoming>) -> Result<Response<Incoming>, Failure> {
         let status = response.status();
         if status == StatusCode::OK {
             return Ok(response);
         }
-        let elsewhere = self.base.origin() != self.http.url.origin();
+        let elsewhere = self.is_elsewhere();
         let (reason, why) = match status {
             StatusCode::UNAUTHORIZED if elsewhere => (
                 SinkReason::Forbidden,
@@ -282,44 +289,27 @@ impl Talk<'_> {
             _ if status.is_server_error() => (SinkReason::Unreachable, "the server failed"),
             _ => (SinkReason::Incompatible, "the server answers something unexpected"),
         };
-        let place = if elsewhere { format!("{}: ", self.base) } else { String::new() };
-        let mut text = format!("{place}{why} (HTTP {})", status.as_u16());
-        let words = words(response).await;
-        if !words.is_empty() {
-            text = format!("{text}; it says: {words}");
-        }
-        Err(Failure::Refused(reason, text))
+        let place = if elsewhere { "after a redirect: " } else { "" };
+        Err(Failure::Refused(reason, format!("{place}{why} (HTTP {})", status.as_u16())))
     }
-}
-
-/// What the server says to people, if that is text.
-async fn words(response: Response<Incoming>) -> String {
-    let kind = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
-    if !kind.is_some_and(|kind| kind.starts_with("text/plain")) {
-        return String::new();
-    }
-    let mut body = response.into_body();
-    let mut text = Vec::new();
-    while text.len() < WORDS_LIMIT
-        && let Ok(Some(chunk)) = body.next().await
-    {
-        text.extend_from_slice(&chunk);
-    }
-    spoken(&text)
 }
 
 async fn encrypted(
     tls: Arc<ClientConfig>,
     host: &str,
     port: u16,
+    shown: Option<&str>,
     stream: Attentive<TcpStream>,
 ) -> Result<tokio_rustls::client::TlsStream<Attentive<TcpStream>>, Failure> {
-    let attempt = format!("connect to {host} port {port} with TLS");
+    let attempt = match shown {
+        Some(shown) => format!("connect to {shown} with TLS"),
+        None => format!("connect to {host} port {port} with TLS"),
+    };
     let plain = host.trim_start_matches('[').trim_end_matches(']');
     let name = ServerName::try_from(plain.to_owned())
         .map_err(|_| Failure::Malformed("the host is not a name that a certificate can have"))?;
     match timeout(CONNECT_LIMIT, TlsConnector::from(tls).connect(name, stream)).await {
-        Ok(connected) => connected.map_err(|error| of_connection(&attempt, error).into()),
+        Ok(connected) => connected.map_err(|error| of_connection(&attempt, &error).into()),
         Err(_) => {
             Err(SinkError::new(SinkReason::Unreachable, format!("{attempt}: no answer in time")).into())
         }

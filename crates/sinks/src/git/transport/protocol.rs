@@ -12,7 +12,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::{
     Advertised, Rejected,
-    failure::{Failure, spoken},
+    failure::{Failure, Said},
 };
 
 /// Of all names and lines of an advertisement.
@@ -186,6 +186,7 @@ impl Answer {
                 Ok(Line::Data(data)) => match data.first() {
                     Some(1) if report.len() + data.len() > REPORT_LIMIT => return Err(TOO_LONG),
                     Some(1) => report.extend_from_slice(&data[1..]),
+                    // Words for people, of a hook for instance.
                     Some(2) if words.len() + data.len() <= WORDS_LIMIT => words.extend_from_slice(&data[1..]),
                     Some(2) => {}
                     Some(3) => return Err(refusal(&data)),
@@ -200,9 +201,7 @@ impl Answer {
             let text = String::from_utf8_lossy(&line).into_owned();
             match text.split_once(' ') {
                 Some(("unpack", "ok")) => {}
-                Some(("unpack", why)) => {
-                    return Err(Failure::Said(format!("{why} {}", spoken(&words))));
-                }
+                Some(("unpack", why)) => return Err(Failure::Said(Said::of(why.as_bytes()))),
                 Some(("ok", name)) if name == reference => outcome = Some(Ok(())),
                 Some(("ng", rest)) => {
                     let (name, why) = rest.split_once(' ').unwrap_or((rest, "refused"));
@@ -247,7 +246,7 @@ impl Answer {
             Some(length @ 4..=LINE_LIMIT) => {
                 let data = self.take(length - 4).await?;
                 match data.strip_prefix(b"ERR ") {
-                    Some(words) => Err(Failure::Said(spoken(words))),
+                    Some(words) => Err(Failure::Said(Said::of(words))),
                     None => Ok(Line::Data(data)),
                 }
             }
@@ -275,7 +274,7 @@ const TOO_LONG: Failure = Failure::Malformed("the answer is longer than any that
 
 /// The server has stopped, and says why.
 fn refusal(data: &[u8]) -> Failure {
-    Failure::Said(spoken(data.get(1..).unwrap_or_default()))
+    Failure::Said(Said::of(data.get(1..).unwrap_or_default()))
 }
 
 /// Nothing follows.
@@ -357,15 +356,12 @@ fn write_line(to: &mut Vec<u8>, line: &str) {
     to.extend_from_slice(format!("{:04x}{line}", line.len() + 4).as_bytes());
 }
 
-/// Why a ref has not moved. Hooks explain themselves beside the report.
+/// Why a ref has not moved, by reasons that servers are known to give. What they say, and what a hook says beside the
+/// report, decides and is not repeated.
 fn rejection(why: &str, words: &[u8]) -> Rejected {
-    let words = spoken(words);
-    let text = if words.is_empty() {
-        spoken(why.as_bytes())
-    } else {
-        format!("{}: {words}", spoken(why.as_bytes()))
-    };
     let lower = why.to_ascii_lowercase();
+    let explained = format!("{lower} {}", String::from_utf8_lossy(words).to_ascii_lowercase());
+    let has = |parts: &[&str]| parts.iter().any(|part| explained.contains(part));
     let quicker = [
         "non-fast-forward",
         "fetch first",
@@ -379,10 +375,18 @@ fn rejection(why: &str, words: &[u8]) -> Rejected {
         "but expected",
     ];
     if quicker.iter().any(|known| lower.contains(known)) {
-        Rejected::NonFastForward(text)
-    } else {
-        Rejected::Refused(text)
+        return Rejected::NonFastForward("the ref has moved meanwhile".into());
     }
+    let words = if has(&["protected"]) {
+        "the branch is protected"
+    } else if lower.contains("hook declined") {
+        "a hook of the server declined it"
+    } else if has(&["prohibited", "denied", "permission", "not allowed", "forbidden", "deny updating"]) {
+        "the server does not permit it"
+    } else {
+        "the server refused the ref"
+    };
+    Rejected::Refused(words.into())
 }
 
 /// Writes a pack where blocking hurts nobody.

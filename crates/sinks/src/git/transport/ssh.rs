@@ -17,7 +17,7 @@ use russh::{
 use tokio::time::timeout;
 
 use super::{
-    failure::{Failure, spoken},
+    failure::{Failure, Said, of_connection},
     known_hosts::KnownHosts,
     protocol::{Answer, Chunks, Conversation, PIECE, Request, Server, Service},
     stream::{Attentive, SILENCE_LIMIT},
@@ -134,7 +134,7 @@ impl Server for Ssh {
             channel.exec(true, format!("{} '{path}'", service.program())).await?;
             Ok::<_, russh::Error>(channel.split())
         };
-        let (read, write) = opened.await.map_err(|error| Failure::Io(io::Error::other(error)))?;
+        let (read, write) = opened.await.map_err(broken)?;
         let listened = Arc::new(());
         let sending = Sending { write, listened: Arc::downgrade(&listened) };
         let receiving = Receiving { read, handle, words: Vec::new(), _listened: listened };
@@ -195,20 +195,20 @@ impl Chunks for Receiving {
                 }
                 Some(ChannelMsg::ExitStatus { exit_status }) => good = exit_status == 0,
                 Some(ChannelMsg::Failure) => {
-                    return Err(Failure::Said("permission denied: no program may be run".into()));
+                    // No program may be run.
+                    return Err(Failure::Said(Said::Denied));
                 }
                 Some(ChannelMsg::Close) => break,
                 Some(_) => {}
                 None => {
                     if let Ok(Err(Trouble::Ssh(error))) = timeout(LAST_WORDS_LIMIT, &mut self.handle).await {
-                        return Err(Failure::Io(io::Error::other(error)));
+                        return Err(broken(error));
                     }
                     break;
                 }
             }
         }
-        let words = spoken(&self.words);
-        if good || words.is_empty() { Ok(None) } else { Err(Failure::Said(words)) }
+        if good || self.words.is_empty() { Ok(None) } else { Err(Failure::Said(Said::of(&self.words))) }
     }
 }
 
@@ -239,14 +239,33 @@ impl Trouble {
         match self {
             Self::WrongHost(why) => SinkError::new(SinkReason::Incompatible, format!("{attempt}: {why}")),
             Self::Late => SinkError::new(SinkReason::Unreachable, format!("{attempt}: no answer in time")),
-            Self::Ssh(
-                error @ (russh::Error::NoCommonAlgo { .. }
-                | russh::Error::Version
-                | russh::Error::KexInit
-                | russh::Error::WrongServerSig),
-            ) => SinkError::because(SinkReason::Incompatible, attempt, error),
-            Self::Ssh(error) => SinkError::because(SinkReason::Unreachable, attempt, error),
+            Self::Ssh(russh::Error::NoCommonAlgo { kind, .. }) => {
+                let why = format!("{attempt}: the server and we have no algorithm in common ({kind:?})");
+                SinkError::new(SinkReason::Incompatible, why)
+            }
+            Self::Ssh(russh::Error::Version | russh::Error::KexInit) => {
+                let why = format!("{attempt}: the answer is not that of an SSH server");
+                SinkError::new(SinkReason::Incompatible, why)
+            }
+            Self::Ssh(russh::Error::WrongServerSig) => {
+                let why = format!("{attempt}: the server does not have the key that it shows");
+                SinkError::new(SinkReason::Incompatible, why)
+            }
+            Self::Ssh(russh::Error::IO(error)) => of_connection(attempt, &error),
+            // Other errors of the library may quote what the server sent.
+            Self::Ssh(_) => {
+                let why = format!("{attempt}: the server ended the connection");
+                SinkError::new(SinkReason::Unreachable, why)
+            }
         }
+    }
+}
+
+/// An error in the middle of a connection. Its text may quote what the server sent, its cause does not.
+fn broken(error: russh::Error) -> Failure {
+    match error {
+        russh::Error::IO(error) => Failure::Io(error),
+        error => Failure::Io(io::Error::other(error)),
     }
 }
 

@@ -69,7 +69,7 @@ async fn a_part_of_the_history_can_be_fetched() {
 }
 
 #[tokio::test]
-async fn the_words_of_hooks_arrive() {
+async fn a_hook_that_declines_is_told_from_a_quicker_push() {
     let server = GitHttp::shared().create("hooks").unwrap();
     rejections(&settings().remote(&GitHttp::shared().url("hooks")), &server).await;
 }
@@ -163,7 +163,7 @@ async fn a_redirect_takes_no_credentials_to_another_host() {
     let (url, served) = script(vec![status("302 Found", &location)]).await;
     let forced = Settings { force_basic_auth: true, ..settings() };
     let outcome = forced.remote(&url).refs().await;
-    assert_error(outcome, SinkReason::Forbidden, &["redirects to another one", &other]);
+    assert_error(outcome, SinkReason::Forbidden, &["after a redirect", "redirects to another one"]);
     assert!(served.await.unwrap()[0].contains("authorization: basic "));
     let asked = at_other.await.unwrap();
     assert!(
@@ -191,20 +191,27 @@ async fn a_redirect_to_the_repository_elsewhere_is_followed() {
 
 #[tokio::test]
 async fn redirects_that_lead_nowhere_are_refused() {
+    let policy = |api_servers: Vec<ApiServer>, denied: &[&str]| Policy {
+        network: Network::Guarded(Guard {
+            allowed: vec!["127.0.0.1/32".parse().unwrap(), "127.0.0.2/32".parse().unwrap()],
+            denied: denied.iter().map(|range| range.parse().unwrap()).collect(),
+            api_servers,
+            ..Guard::default()
+        }),
+        files: crate::Files::Refused,
+    };
+    let api_server = ApiServer { host: "127.0.0.1".into(), port: 9 };
+    let at = |host: &str| format!("http://{host}/x.git/info/refs?service=git-upload-pack");
     for (location, policy, reason, part) in [
-        ("/login", Policy::default(), SinkReason::Incompatible, "page to log in"),
+        ("/login".into(), Policy::default(), SinkReason::Incompatible, "page to log in"),
+        (at("127.0.0.3:9"), policy(Vec::new(), &[]), SinkReason::Forbidden, "loopback"),
         (
-            "http://127.0.0.2:9/x.git/info/refs?service=git-upload-pack",
-            Policy {
-                network: Network::Guarded {
-                    allow_private: false,
-                    allowed: vec!["127.0.0.1/32".parse().unwrap()],
-                },
-                files: crate::Files::Refused,
-            },
+            at("127.0.0.2:9"),
+            policy(Vec::new(), &["127.0.0.2/32"]),
             SinkReason::Forbidden,
-            "loopback",
+            "--deny-sink-cidrs",
         ),
+        (at("127.0.0.1:9"), policy(vec![api_server], &[]), SinkReason::Forbidden, "the API server"),
     ] {
         let (url, _served) = script(vec![status("302 Found", &format!("Location: {location}\r\n"))]).await;
         let outcome = Settings { policy, ..settings() }.remote(&url).refs().await;

@@ -31,7 +31,7 @@ async fn a_part_of_the_history_can_be_fetched() {
 }
 
 #[tokio::test]
-async fn the_words_of_hooks_arrive() {
+async fn a_hook_that_declines_is_told_from_a_quicker_push() {
     let server = GitSsh::shared().create("hooks").unwrap();
     rejections(&settings().remote(&GitSsh::shared().url("hooks")), &server).await;
 }
@@ -105,7 +105,7 @@ async fn hosts_must_be_known() {
 async fn what_is_not_there_is_missing() {
     let ssh = GitSsh::shared();
     let remote = settings().remote(&ssh.url("nothing"));
-    assert_error(remote.refs().await, SinkReason::Missing, &["does not appear to be a git repository"]);
+    assert_error(remote.refs().await, SinkReason::Missing, &["there is no such repository"]);
     let quoted = settings().remote(&ssh.url("it's;%20touch%20$HOME/x"));
     assert_error(quoted.refs().await, SinkReason::Missing, &["it's; touch $HOME/x"]);
 }
@@ -127,4 +127,31 @@ async fn a_server_that_does_not_speak_ssh_is_noticed() {
     let outcome = settings().remote(&format!("ssh://localhost:{port}/x")).refs().await;
     assert_error(outcome, SinkReason::Unreachable, &["with SSH", &port.to_string()]);
     served.await.unwrap();
+}
+
+/// Servers that are none, or that end the conversation with a text.
+#[tokio::test]
+async fn what_the_server_says_is_not_repeated() {
+    use tokio::io::AsyncWriteExt as _;
+    const MARKER: &str = "what-the-server-said";
+    for greeting in [
+        format!("HTTP/1.1 400 {MARKER}\r\n"),
+        format!("SSH-1.5-{MARKER}\r\n"),
+        format!("SSH-2.0-{MARKER}\r\n{MARKER}{MARKER}"),
+        format!("{MARKER}\r\n"),
+    ] {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let served = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.write_all(greeting.as_bytes()).await.unwrap();
+            stream.shutdown().await.unwrap();
+        });
+        let key = &GitSsh::shared().keys()[0];
+        let remote = with(key, format!("[127.0.0.1]:{port} {OTHER}"))
+            .remote(&format!("ssh://git@127.0.0.1:{port}/x.git"));
+        let error = remote.refs().await.unwrap_err();
+        assert!(!said(&error).contains(MARKER) && !format!("{error:?}").contains(MARKER), "{error:?}");
+        served.await.unwrap();
+    }
 }

@@ -1,0 +1,230 @@
+//! What the operator's flags open and deny for the sinks of one namespace, and how a refusal is said.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
+
+use super::{
+    Cidr,
+    address::{self, Class, embedded, spelled},
+    plain,
+};
+
+/// Names of this machine.
+const LOCAL_NAMES: &[&str] =
+    &["localhost", "localhost.localdomain", "localhost6", "ip6-localhost", "ip6-loopback"];
+/// Names of metadata services: whoever reaches them has the credentials of the node.
+const METADATA_NAMES: &[&str] = &[
+    "metadata",
+    "metadata.google.internal",
+    "metadata.goog",
+    "metadata.azure.internal",
+    "instance-data",
+    "instance-data.ec2.internal",
+];
+const METADATA: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254));
+
+/// What sinks of one namespace may connect to: public addresses, and what the operator's flags open.
+#[derive(Clone, Debug, Default)]
+pub struct Guard {
+    /// The namespace of the sinks. It is named in advice and decides nothing.
+    pub namespace: String,
+    /// RFC 1918 and unique local addresses, by `--allow-private-sinks`.
+    pub allow_private: bool,
+    /// Ranges that are open whatever they are, by `--allow-sink-cidrs`: those of all namespaces and those of
+    /// this one.
+    pub allowed: Vec<Cidr>,
+    /// Ranges that stay closed whatever opens them, by `--deny-sink-cidrs`.
+    pub denied: Vec<Cidr>,
+    /// Where the API server is: always closed, at this port only.
+    pub api_servers: Vec<ApiServer>,
+}
+
+/// Guards that admit the same servers are equal, also those of two namespaces: their sinks may share
+/// connections.
+impl PartialEq for Guard {
+    fn eq(&self, other: &Self) -> bool {
+        let rules = |guard: &Self| {
+            let Self { namespace: _, allow_private, allowed, denied, api_servers } = guard.clone();
+            (allow_private, allowed, denied, api_servers)
+        };
+        rules(self) == rules(other)
+    }
+}
+
+impl Eq for Guard {}
+
+/// A name or an address of the API server, and its port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiServer {
+    /// A name or an address, without brackets.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+}
+
+/// Why sinks may not connect to a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The server, with its address if that has been looked up.
+    server: String,
+    /// What the server is.
+    what: String,
+    /// What opens it; empty: nothing to do.
+    advice: String,
+    /// The same advice without the address.
+    general_advice: String,
+}
+
+impl Refusal {
+    fn new(server: impl Into<String>, what: impl Into<String>, advice: impl Into<String>) -> Self {
+        let advice = advice.into();
+        Self { server: server.into(), what: what.into(), general_advice: advice.clone(), advice }
+    }
+
+    /// The refusal for people who may not know the address.
+    pub fn without_address(&self) -> String {
+        sentence("the server", &self.what, &self.general_advice)
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&sentence(&self.server, &self.what, &self.advice))
+    }
+}
+
+fn sentence(server: &str, what: &str, advice: &str) -> String {
+    if advice.is_empty() { format!("{server} {what}") } else { format!("{server} {what}; {advice}") }
+}
+
+impl Guard {
+    /// Checks a server as far as that goes without asking a resolver: names that stand for closed addresses,
+    /// and addresses in every spelling that resolvers take.
+    pub(super) fn check_server(&self, host: &str, port: u16) -> Result<(), Refusal> {
+        let name = plain(host);
+        if name.is_empty() || name.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/') {
+            return Err(Refusal::new(format!("{host:?}"), "is not the name of a host", ""));
+        }
+        if let Some(address) = spelled(&name) {
+            self.check_address(&name, address)?;
+        }
+        let is_api_server = |server: &ApiServer| {
+            let same = match (spelled(&plain(&server.host)), spelled(&name)) {
+                (Some(server), Some(address)) => is_same_host(server, address),
+                _ => plain(&server.host) == name,
+            };
+            same && server.port == port
+        };
+        if self.api_servers.iter().any(is_api_server) {
+            return Err(api_server_refusal(&name));
+        }
+        let closes = |addresses: &[IpAddr]| !addresses.iter().any(|address| self.opens(*address, None));
+        let is_local = LOCAL_NAMES.contains(&&*name) || name.ends_with(".localhost");
+        if is_local && closes(&[Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]) {
+            let flag = self.flag(&["127.0.0.0/8", "::1/128"]);
+            return Err(Refusal {
+                general_advice: self.general_advice(),
+                ..Refusal::new(name, "is this machine, which sinks may not reach", opens_it(&flag))
+            });
+        }
+        if METADATA_NAMES.contains(&&*name) && closes(&[METADATA]) {
+            let flag = self.flag(&[&format!("{METADATA}/32")]);
+            return Err(Refusal {
+                general_advice: self.general_advice(),
+                ..Refusal::new(name, "is a metadata service, which sinks may not reach", opens_it(&flag))
+            });
+        }
+        Ok(())
+    }
+
+    /// Checks an address that a host has. `api_server` are the addresses of the API server at this port.
+    pub(super) fn check_answer(
+        &self,
+        host: &str,
+        address: SocketAddr,
+        api_server: &[IpAddr],
+    ) -> Result<(), Refusal> {
+        self.check_address(host, address.ip())?;
+        if api_server.iter().any(|known| is_same_host(*known, address.ip())) {
+            return Err(api_server_refusal(host));
+        }
+        Ok(())
+    }
+
+    fn check_address(&self, host: &str, address: IpAddr) -> Result<(), Refusal> {
+        let shown = address.to_string();
+        let server = if shown == host { shown } else { format!("{host} is {shown}, and that") };
+        // Several families of IPv6 addresses lead to an IPv4 address: both ends count.
+        let inner = embedded(address);
+        if let Some(range) = self.denied.iter().find(|range| covers(range, address, inner)) {
+            return Err(Refusal {
+                general_advice: String::new(),
+                ..Refusal::new(
+                    server,
+                    "is denied to sinks by the operator's flag --deny-sink-cidrs",
+                    format!("it is in {range}"),
+                )
+            });
+        }
+        let (class, what) = address::class(address);
+        let (class, what) =
+            inner.map(IpAddr::V4).map_or((class, what), |inner| address::class(inner).max((class, what)));
+        let one = inner.map_or(address, IpAddr::V4);
+        let one = format!("{one}/{}", if one.is_ipv4() { 32 } else { 128 });
+        let private = "the operator's flag --allow-private-sinks opens private addresses";
+        let (advice, general_advice) = match class {
+            Class::Public => return Ok(()),
+            Class::Private if self.allow_private => return Ok(()),
+            Class::Private | Class::Closed if self.opens(address, inner) => return Ok(()),
+            Class::Private => (
+                format!("{private}, and {} this one", self.flag(&[&one])),
+                format!("{private}, and {} this one", self.flag(&["CIDR"])),
+            ),
+            Class::Closed => (opens_it(&self.flag(&[&one])), self.general_advice()),
+            Class::Never => ("nothing opens it".to_owned(), "nothing opens it".to_owned()),
+        };
+        let what = format!("is {what}, which sinks may not reach");
+        Err(Refusal { server, what, advice, general_advice })
+    }
+
+    /// Whether a range opens an address and none denies it.
+    fn opens(&self, address: IpAddr, inner: Option<Ipv4Addr>) -> bool {
+        let any = |ranges: &[Cidr]| ranges.iter().any(|range| covers(range, address, inner));
+        any(&self.allowed) && !any(&self.denied)
+    }
+
+    /// The flag that opens these ranges for the namespace.
+    fn flag(&self, ranges: &[&str]) -> String {
+        let entry = |range: &&str| match self.namespace.as_str() {
+            "" => (*range).to_owned(),
+            namespace => format!("{namespace}={range}"),
+        };
+        let entries: Vec<String> = ranges.iter().map(entry).collect();
+        format!("--allow-sink-cidrs {}", entries.join(","))
+    }
+
+    fn general_advice(&self) -> String {
+        opens_it(&self.flag(&["CIDR"]))
+    }
+}
+
+fn opens_it(flag: &str) -> String {
+    format!("the operator's flag {flag} opens it")
+}
+
+fn covers(range: &Cidr, address: IpAddr, inner: Option<Ipv4Addr>) -> bool {
+    range.contains(address) || inner.is_some_and(|inner| range.contains(inner.into()))
+}
+
+fn api_server_refusal(host: &str) -> Refusal {
+    Refusal::new(host, "is the API server at this port, which sinks may never reach", "")
+}
+
+/// Whether two addresses lead to one machine. All loopback addresses do.
+fn is_same_host(a: IpAddr, b: IpAddr) -> bool {
+    let plain = |address: IpAddr| embedded(address).map_or(address, IpAddr::V4);
+    let (a, b) = (plain(a), plain(b));
+    a == b || a.is_loopback() && b.is_loopback()
+}
