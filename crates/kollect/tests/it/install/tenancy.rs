@@ -203,6 +203,8 @@ impl Team {
         self.apply(world, "KollectDatabaseSink", "foreign", &json!({}), &foreign);
         let token = postgres(json!({ "name": "token" }));
         self.apply(world, "KollectDatabaseSink", "token", &json!({}), &token);
+        let api_server = json!({ "type": "git", "endpoint": format!("{}/x.git", world.plane.url()) });
+        self.apply(world, "KollectSnapshotSink", "api-server", &json!({}), &api_server);
         self.apply(
             world,
             "KollectInventory",
@@ -261,6 +263,7 @@ fn law_9_law_10_a_team_gets_nothing_of_its_neighbours_whatever_it_writes() {
         "kollectdatabasesink/token",
         &["SecretResolveFailed", "kubernetes.io/service-account-token", "make a Secret of type Opaque"],
     );
+    world.tells("kollectsnapshotsink/api-server", &["InvalidSpec", "is the API server"]);
     assert!(world.told("kollecttarget/all").iter().all(|line| !line.starts_with("ScopeClipped")));
 
     // The team can see nothing of the others in what the operator wrote about it.
