@@ -22,8 +22,10 @@ async fn server(greeting: Vec<u8>, answer: Vec<u8>) -> u16 {
             tokio::spawn(async move {
                 stream.write_all(&greeting).await.ok();
                 let mut request = [0; 4096];
-                // The beginning of a request is enough.
-                stream.readable().await.ok();
+                // An answer that comes before the request is not an answer.
+                if !stream.read(&mut request).await.is_ok_and(|read| read > 0) {
+                    return;
+                }
                 stream.write_all(&answer).await.ok();
                 stream.shutdown().await.ok();
                 // Until the client has gone: a closed connection could overtake the answer.
