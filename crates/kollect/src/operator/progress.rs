@@ -96,11 +96,16 @@ impl Board {
         self.lock().get(name).map(read)
     }
 
-    /// Rows of a target that are beyond its reach, in the sink that holds most of them.
-    pub(crate) fn beyond_reach(&self, target: &TargetId) -> BeyondReach {
-        let bindings = self.lock();
-        let held = bindings.values().filter_map(|progress| progress.beyond.get(target));
-        held.max_by_key(|beyond| beyond.rows).cloned().unwrap_or_default()
+    /// Rows that are beyond the reach of their target, by target, in the sink that holds most of them.
+    pub(crate) fn beyond_reach(&self) -> BTreeMap<TargetId, BeyondReach> {
+        let mut most: BTreeMap<TargetId, BeyondReach> = BTreeMap::new();
+        for (target, beyond) in self.lock().values().flat_map(|progress| &progress.beyond) {
+            let known = most.entry(target.clone()).or_default();
+            if known.rows < beyond.rows {
+                known.clone_from(beyond);
+            }
+        }
+        most
     }
 
     /// Forgets bindings that nobody asks for any more.

@@ -15,6 +15,7 @@ use k8s_openapi::{
 };
 use kollect_engine::{
     coverage::{Known, Place},
+    export::BeyondReach,
     select::{Namespaces, SelectedNamespaces},
     store::{Sight, StoreReader},
 };
@@ -43,6 +44,8 @@ pub(crate) struct View<'a> {
     pub(crate) coverage: BTreeMap<Place, Known>,
     pub(crate) namespaces: Option<Arc<Namespaces>>,
     pub(crate) board: &'a Board,
+    /// Rows of sinks that are beyond the reach of their target.
+    pub(crate) beyond: BTreeMap<TargetId, BeyondReach>,
     pub(crate) rules: &'a Rules,
     /// All that the operator looks at.
     pub(crate) scope: &'a Sight,

@@ -9,7 +9,7 @@ use kollect_engine::{
 };
 use kollect_model::{
     SpecError,
-    crd::{shapes::Gvk, target::ResourceRule},
+    crd::{scope::ScopeCeiling, shapes::Gvk, target::ResourceRule},
     row::TargetId,
 };
 use kube::ResourceExt;
@@ -227,12 +227,9 @@ impl Asked<'_> {
     }
 
     fn denying_scope(&self, namespace: &str) -> String {
-        let denies = |(_, ceiling): &&(String, _)| {
-            let ceiling: &&kollect_model::crd::scope::ScopeCeiling = ceiling;
-            ceiling.allows_namespace(namespace, None) == Some(false)
-        };
-        let scope = self.ceilings.scopes.iter().find(denies).map_or("a scope", |(who, _)| who.as_str());
-        format!("{scope} does not allow this namespace")
+        let denies = |ceiling: &ScopeCeiling| ceiling.allows_namespace(namespace, None) == Some(false);
+        let scope = self.ceilings.scopes.iter().find(|(_, ceiling)| denies(ceiling));
+        format!("{} does not allow this namespace", scope.map_or("a scope", |(who, _)| who))
     }
 }
 

@@ -213,6 +213,18 @@ impl World {
         })
     }
 
+    /// The message of a condition, once it is there.
+    fn message(&self, what: &str, type_: &str) -> String {
+        let mut message = String::new();
+        eventually(&format!("{what} {type_}"), || {
+            let conditions = self.get(what)["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            let found = conditions.iter().find(|condition| condition["type"] == type_);
+            message = found.ok_or("not yet")?["message"].to_string();
+            Ok(())
+        });
+        message
+    }
+
     fn becomes(&self, what: &str, type_: &str, expected: &str) {
         eventually(&format!("{what} {type_} {expected}"), || {
             let found = self.condition(what, type_);

@@ -27,7 +27,7 @@ impl View<'_> {
     ) -> Option<String> {
         let own = id.namespace.as_deref().unwrap_or_default();
         let kinds = self.kinds_beyond(id);
-        let kept = self.board.beyond_reach(id);
+        let kept = self.beyond.get(id).cloned().unwrap_or_default();
         // What is named and beyond the reach is among the namespaces below, if it exists.
         let is_beyond = |fault: &&Fault| fault.reason == Reason::BeyondReach;
         let named: Vec<&Fault> = resolved.clipped.iter().filter(is_beyond).collect();

@@ -25,18 +25,6 @@ impl World {
         self.kollect("KollectScope", "limits", spec);
     }
 
-    /// The message of a condition, once it is there.
-    fn message(&self, what: &str, type_: &str) -> String {
-        let mut message = String::new();
-        eventually(&format!("{what} {type_}"), || {
-            let conditions = self.get(what)["status"]["conditions"].as_array().cloned().unwrap_or_default();
-            let found = conditions.iter().find(|condition| condition["type"] == type_);
-            message = found.ok_or("not yet")?["message"].to_string();
-            Ok(())
-        });
-        message
-    }
-
     fn says(&self, type_: &str, words: &[&str]) {
         eventually(&format!("{type_} says {words:?}"), || {
             let message = self.message("kollecttarget/maps", type_);
