@@ -44,6 +44,11 @@ async fn create(client: &Client, namespace: &str, kind: &str, name: &str, spec: 
     post(client, &format!("{KOLLECT}/namespaces/{namespace}/{plural}"), &object).await
 }
 
+/// Lets the targets of a namespace collect from all others.
+pub(crate) async fn allow_all_namespaces(client: &Client, namespace: &str) -> Result<()> {
+    create(client, namespace, "KollectScope", "all", &json!({ "allowedNamespaces": ["*"] })).await
+}
+
 pub(crate) async fn create_namespace(client: &Client, name: &str) -> Result<()> {
     post(client, "/api/v1/namespaces", &json!({ "metadata": { "name": name } })).await
 }

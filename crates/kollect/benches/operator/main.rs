@@ -135,6 +135,7 @@ async fn many_rows(table: &mut Table, count: usize) -> Result<()> {
     let told = |done: usize, seconds: f64| tell(format_args!("{done} Deployments after {seconds:.0} s"));
     objects::create(&bench.client, count, told).await?;
     definitions::create_namespace(&bench.client, HOME).await?;
+    definitions::allow_all_namespaces(&bench.client, HOME).await?;
     let manifests = Manifests::deployments(&[])?;
     let path = manifests.path().to_str().context("a strange directory")?;
     bench.plane.kubectl(&["apply", "-n", HOME, "-f", path])?;
