@@ -43,7 +43,7 @@ const fn with_default(column: Column) -> Column {
     Column { default: Some("''"), ..column }
 }
 
-/// All of them; those of the [`KEY`] first.
+/// All of them, in the order of tables that exist.
 pub(crate) const COLUMNS: [Column; 17] = [
     with_default(column("cluster", Value::Inventory(|inventory| &inventory.cluster), "")),
     column("inventory_namespace", Value::Inventory(InventoryId::stored_namespace), ""),
@@ -69,8 +69,12 @@ pub(crate) const COLUMNS: [Column; 17] = [
     column("exported_at", Value::Now, ""),
 ];
 
-/// What tells rows apart.
-pub(crate) const KEY: [&str; 5] =
+/// What tells rows apart. One object may be served in two groups, with one UID.
+pub(crate) const KEY: [&str; 7] =
+    [OLD_KEY[0], OLD_KEY[1], OLD_KEY[2], OLD_KEY[3], OLD_KEY[4], COLUMNS[6].name, COLUMNS[8].name];
+
+/// The key of tables that older versions made.
+pub(crate) const OLD_KEY: [&str; 5] =
     [COLUMNS[0].name, COLUMNS[1].name, COLUMNS[2].name, COLUMNS[3].name, COLUMNS[4].name];
 
 /// The names of all columns, as a list in SQL.
@@ -80,7 +84,9 @@ pub(crate) fn names() -> String {
 
 /// What an upsert does to a row that is there: everything is replaced, but for the key and the first time.
 pub(crate) fn replacements() -> String {
-    let replaced = COLUMNS.into_iter().skip(KEY.len()).filter(|column| !matches!(column.value, Value::Since));
+    let replaced = COLUMNS
+        .into_iter()
+        .filter(|column| !KEY.contains(&column.name) && !matches!(column.value, Value::Since));
     let each = replaced.map(|Column { name, .. }| format!("{name} = excluded.{name}"));
     each.collect::<Vec<_>>().join(", ")
 }
@@ -131,13 +137,19 @@ mod tests {
         );
         assert_eq!(
             replacements(),
-            "target_namespace = excluded.target_namespace, api_group = excluded.api_group, \
-             api_version = excluded.api_version, kind = excluded.kind, namespace = excluded.namespace, \
-             name = excluded.name, resource_namespace = excluded.resource_namespace, \
-             payload = excluded.payload, row_digest = excluded.row_digest, changed_at = excluded.changed_at, \
+            "target_namespace = excluded.target_namespace, api_version = excluded.api_version, \
+             namespace = excluded.namespace, name = excluded.name, \
+             resource_namespace = excluded.resource_namespace, payload = excluded.payload, row_digest = excluded.row_digest, changed_at = excluded.changed_at, \
              exported_at = excluded.exported_at"
         );
-        assert_eq!(KEY.join(", "), "cluster, inventory_namespace, inventory_name, target_name, source_uid");
+        assert_eq!(
+            KEY.join(", "),
+            "cluster, inventory_namespace, inventory_name, target_name, source_uid, api_group, kind"
+        );
+        assert_eq!(
+            OLD_KEY.join(", "),
+            "cluster, inventory_namespace, inventory_name, target_name, source_uid"
+        );
     }
 
     #[test]

@@ -36,6 +36,8 @@ mod git;
 pub mod layout;
 #[cfg(feature = "nats")]
 pub mod nats;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod old_key;
 mod policy;
 #[cfg(feature = "postgres")]
 pub mod postgres;

@@ -5,12 +5,19 @@
 //! belongs to and who may write it. The address is in a Secret and appears in no message: what fails is
 //! named by its table.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use futures::TryStreamExt as _;
 use kollect_model::{
-    batch::{Baseline, Batch, InventoryId, Receipt},
+    batch::{Baseline, Batch, InventoryId, Receipt, Refusal},
     claim::{Claim, Claimant, Holder, Writer},
     row::{RowKey, TargetId},
     sink::{Sink, SinkError, SinkReason},
@@ -25,6 +32,7 @@ mod config;
 mod dsn;
 mod failure;
 mod pool;
+mod relation;
 mod session;
 mod tables;
 mod tls;
@@ -36,6 +44,7 @@ pub use pool::Pools;
 use pool::{Lease, Pool};
 use session::{Server, Statements};
 use tables::Tables;
+use write::Applied;
 
 /// From the first packet to a session that can be used.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
@@ -50,6 +59,8 @@ pub struct PostgresSink {
     create: bool,
     network: Network,
     pool: Arc<Pool>,
+    /// Whether the warning about the key of the table has been given.
+    warned: AtomicBool,
 }
 
 impl PostgresSink {
@@ -64,7 +75,8 @@ impl PostgresSink {
             return Err(SinkError::new(SinkReason::Missing, why));
         };
         let pool = pools.of(Server { dsn, trust, identity, network: network.clone() });
-        let sink = Self { tables, create, network: network.clone(), pool };
+        let warned = AtomicBool::new(false);
+        let sink = Self { tables, create, network: network.clone(), pool, warned };
         let mut lease = sink.pool.lease(network, &sink.connecting()).await?;
         let outcome = timeout(ANSWER_LIMIT, tables::prepare(&mut lease.session.client, &sink.tables, create));
         let outcome = outcome.await;
@@ -119,19 +131,21 @@ impl PostgresSink {
         SinkError::new(SinkReason::Unreachable, format!("{attempt} table {}: no answer", self.tables))
     }
 
-    /// One transaction: the claim is checked, the delta applied, the export noted.
+    /// One transaction: the claim is checked, the delta applied, the export noted. Answers the rows for which the
+    /// key of the table has no room.
     async fn write_all(
         &self,
         client: &mut Client,
         statements: &Statements,
         batch: &Batch<'_>,
-    ) -> Result<(), Failure> {
+    ) -> Result<Vec<Refusal>, Failure> {
         let tables = &self.tables;
         let transaction = client.transaction().await?;
         if check_claim(&transaction, tables, statements, batch.inventory, batch.claim).await? {
             remove_parts(&transaction, tables, batch.inventory).await?;
         }
-        let grown = write::apply(&transaction, tables, statements, batch.inventory, batch.delta).await?;
+        let Applied { grown, refused } =
+            write::apply(&transaction, tables, statements, batch.inventory, batch.delta).await?;
         let InventoryId { cluster, name, .. } = batch.inventory;
         let namespace = batch.inventory.stored_namespace();
         transaction
@@ -148,7 +162,14 @@ impl PostgresSink {
                 ],
             )
             .await?;
-        Ok(transaction.commit().await?)
+        transaction.commit().await?;
+        Ok(refused)
+    }
+
+    /// What is said about the key of the table, with the first write.
+    fn warning(&self, statements: &Statements) -> Option<String> {
+        let warning = statements.warning.as_ref()?;
+        (!self.warned.swap(true, Ordering::Relaxed)).then(|| warning.clone())
     }
 
     /// Writes what the server takes, and names what it does not.
@@ -164,12 +185,16 @@ impl PostgresSink {
             let batch = Batch { delta: &delta, ..*batch };
             match self.write_all(client, statements, &batch).await {
                 Err(error) if error.is_about_values() && refused.len() < MANY_REFUSED => {
-                    match write::name_refused(client, &statements.upsert, &batch).await {
+                    match write::name_refused(client, statements, &batch).await {
                         Some(named) => refused.push(named),
                         None => return Err(error),
                     }
                 }
-                outcome => return outcome.map(|()| Receipt { refused, ..Receipt::default() }),
+                outcome => {
+                    refused.extend(outcome?);
+                    let warnings = self.warning(statements).into_iter().collect();
+                    return Ok(Receipt { refused, warnings, ..Receipt::default() });
+                }
             }
         }
     }

@@ -5,15 +5,19 @@
 //! may write it. Readers are never blocked: the file has a write-ahead log.
 
 use std::{
+    collections::HashSet,
     fs,
     path::Path,
-    sync::{Arc, LazyLock, Mutex, PoisonError},
+    sync::{
+        Arc, LazyLock, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use async_trait::async_trait;
 use kollect_model::{
     SpecError,
-    batch::{Baseline, Batch, InventoryId, Receipt},
+    batch::{Baseline, Batch, Delta, InventoryId, Receipt, Refusal},
     claim::{Claim, Claimant, Holder, Writer},
     crd::sinks::{KollectDatabaseSinkSpec, Preview, ProvisioningMode, TablePreview},
     destination::Destination,
@@ -25,6 +29,7 @@ use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction, params, pa
 use crate::{
     Backend, Files, Out, Policy, SinkSettings,
     columns::{self, COLUMNS, Held, KEY, Value},
+    old_key::{self, HeldKinds, Key},
     preview::provisioned,
 };
 
@@ -35,12 +40,14 @@ mod connect;
 
 use connect::{connect, schema};
 
-/// Its parameters are the values of all columns, in their order.
+/// Its parameters are the values of all columns, in their order. Under the old key too, no row replaces one of
+/// another group or kind.
 static UPSERT: LazyLock<String> = LazyLock::new(|| {
     let parameters: Vec<String> = (1..=COLUMNS.len()).map(|number| format!("?{number}")).collect();
     format!(
         "INSERT INTO inventory ({}) VALUES ({})
-         ON CONFLICT DO UPDATE SET {} WHERE inventory.row_digest IS NOT excluded.row_digest",
+         ON CONFLICT DO UPDATE SET {} WHERE inventory.row_digest IS NOT excluded.row_digest
+             AND inventory.api_group = excluded.api_group AND inventory.kind = excluded.kind",
         columns::names(),
         parameters.join(", "),
         columns::replacements(),
@@ -129,6 +136,8 @@ impl Backend for Config {
 pub struct SqliteSink {
     path: Arc<Path>,
     connection: Arc<Mutex<Connection>>,
+    /// Whether the warning about the key of the table has been given.
+    warned: AtomicBool,
 }
 
 impl SqliteSink {
@@ -155,7 +164,14 @@ impl SqliteSink {
             Ok((path, connection))
         })
         .await?;
-        Ok(Self { path: path.into(), connection: Arc::new(Mutex::new(connection)) })
+        let connection = Arc::new(Mutex::new(connection));
+        Ok(Self { path: path.into(), connection, warned: AtomicBool::new(false) })
+    }
+
+    fn old_key_warning(&self) -> String {
+        let what_helps = "open the file once with provisioning.mode: ensure, which keeps it as it is while the \
+                          table inventory has columns of others or other tables refer to it";
+        old_key::warning(&format!("table inventory of {}", self.path.display()), what_helps)
     }
 
     /// Runs on a thread that may block: SQLite has no other way.
@@ -242,36 +258,32 @@ impl Sink for SqliteSink {
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
         let (inventory, claim, delta) = (batch.inventory.clone(), batch.claim.clone(), batch.delta.clone());
         let (revision, coverage) = (i64::try_from(batch.revision).ok(), batch.coverage.to_owned());
-        self.with("write", move |connection| {
-            // Taking the write lock first keeps others from claiming between check and write.
-            let transaction =
-                connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-            check_claim(&transaction, &inventory, &claim)?;
-            let now: String =
-                transaction
-                    .query_row("SELECT strftime('%Y-%m-%dT%H:%M:%fZ', 'now')", [], |row| row.get(0))?;
-            // Removals first: a row that moved to another API group keeps its place in the table.
-            for gone in &delta.removed {
-                remove(&transaction, &inventory, &gone.key)?;
-            }
-            for row in delta.rows() {
-                upsert(&transaction, &inventory, row, &now)?;
-            }
-            let count = |rows: usize| i64::try_from(rows).unwrap_or(i64::MAX);
-            let written = count(delta.added.len()) - count(delta.removed.len());
-            transaction.prepare_cached(NOTE_EXPORT)?.execute(params![
-                inventory.cluster,
-                inventory.stored_namespace(),
-                inventory.name,
-                now,
-                written,
-                revision,
-                coverage
-            ])?;
-            transaction.commit()?;
-            Ok(Receipt::default())
-        })
-        .await
+        let (key, refused) = self
+            .with("write", move |connection| {
+                // Taking the write lock first keeps others from claiming between check and write.
+                let transaction =
+                    connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+                check_claim(&transaction, &inventory, &claim)?;
+                let now: String =
+                    transaction
+                        .query_row("SELECT strftime('%Y-%m-%dT%H:%M:%fZ', 'now')", [], |row| row.get(0))?;
+                let Applied { key, grown, refused } = apply(&transaction, &inventory, &delta, &now)?;
+                transaction.prepare_cached(NOTE_EXPORT)?.execute(params![
+                    inventory.cluster,
+                    inventory.stored_namespace(),
+                    inventory.name,
+                    now,
+                    grown,
+                    revision,
+                    coverage
+                ])?;
+                transaction.commit()?;
+                Ok((key, refused))
+            })
+            .await?;
+        let warned = key == Key::Current || self.warned.swap(true, Ordering::Relaxed);
+        let warnings = if warned { Vec::new() } else { vec![self.old_key_warning()] };
+        Ok(Receipt { refused, warnings, ..Receipt::default() })
     }
 
     async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
@@ -369,6 +381,63 @@ fn check_claim(
     Ok(Holder::admits(holder(transaction, inventory)?.as_ref(), inventory, claim)?)
 }
 
+/// What came of a delta.
+struct Applied {
+    /// The key of the table.
+    key: Key,
+    /// By how many rows the table has grown.
+    grown: i64,
+    /// Rows for which the key of the table has no room.
+    refused: Vec<Refusal>,
+}
+
+/// Writes what differs.
+fn apply(
+    transaction: &Transaction<'_>,
+    inventory: &InventoryId,
+    delta: &Delta,
+    now: &str,
+) -> Result<Applied, WriteError> {
+    // Removals first: under the old key a row that moved to another API group takes the place of itself.
+    let mut removed = 0;
+    for gone in &delta.removed {
+        removed += remove(transaction, inventory, &gone.key)?;
+    }
+    let rows: Vec<&Row> = delta.rows().map(AsRef::as_ref).collect();
+    let key = connect::key(transaction)?;
+    let (rows, refused) = match key {
+        Key::Current => (rows, Vec::new()),
+        Key::Old => old_key::fit(inventory, &rows, &held_kinds(transaction, inventory, &rows)?),
+    };
+    for row in rows {
+        upsert(transaction, inventory, row, now)?;
+    }
+    let without: HashSet<&RowKey> = refused.iter().map(|refusal| &refusal.key).collect();
+    let added = delta.added.iter().filter(|row| !without.contains(&row.key)).count();
+    let count = |rows: usize| i64::try_from(rows).unwrap_or(i64::MAX);
+    Ok(Applied { key, grown: count(added) - count(removed), refused })
+}
+
+/// The groups and kinds that a table with the old key holds for the objects of these rows.
+fn held_kinds(
+    transaction: &Transaction<'_>,
+    inventory: &InventoryId,
+    rows: &[&Row],
+) -> Result<HeldKinds, WriteError> {
+    let mut statement = transaction.prepare_cached(
+        "SELECT api_group, kind FROM inventory WHERE cluster = ?1 AND inventory_namespace = ?2
+             AND inventory_name = ?3 AND target_name = ?4 AND source_uid = ?5",
+    )?;
+    let mut held = HeldKinds::new();
+    for row in rows {
+        let (target, uid) = old_key::place(&row.key);
+        let place = params![inventory.cluster, inventory.stored_namespace(), inventory.name, target, uid];
+        let found = statement.query_row(place, |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+        held.extend(found.map(|kind| ((target.to_owned(), uid.to_owned()), kind)));
+    }
+    Ok(held)
+}
+
 fn upsert(
     transaction: &Transaction<'_>,
     inventory: &InventoryId,
@@ -389,13 +458,15 @@ fn upsert(
     Ok(())
 }
 
-fn remove(transaction: &Transaction<'_>, inventory: &InventoryId, key: &RowKey) -> Result<(), WriteError> {
-    transaction.prepare_cached(&DELETE)?.execute(params![
+/// Answers how many rows it has removed.
+fn remove(transaction: &Transaction<'_>, inventory: &InventoryId, key: &RowKey) -> Result<usize, WriteError> {
+    Ok(transaction.prepare_cached(&DELETE)?.execute(params![
         inventory.cluster,
         inventory.stored_namespace(),
         inventory.name,
         &*key.target.name,
         &*key.uid,
-    ])?;
-    Ok(())
+        &*key.group,
+        &*key.kind,
+    ])?)
 }

@@ -77,6 +77,16 @@ impl Failure {
         }
     }
 
+    /// Whether this user may not change a table, or other objects of the database keep it as it is.
+    pub(super) fn forbids_change(&self) -> bool {
+        match self {
+            Self::Database(error) => {
+                error.code().is_some_and(|code| matches!(code.code(), "42501" | "2BP01" | "0A000"))
+            }
+            Self::Sink(_) => false,
+        }
+    }
+
     /// Whether the server refused a value, as opposed to the whole write.
     pub(super) fn is_about_values(&self) -> bool {
         match self {
@@ -165,6 +175,7 @@ fn words(code: &str) -> &'static str {
         "42P01" => "there is no such table",
         "42703" => "there is no such column",
         "42501" => "the user lacks a permission",
+        "42P10" => "the key of the table has changed",
         "25006" => "the server is read-only",
         "53100" => "the disk of the server is full",
         "53200" => "the server is out of memory",
@@ -208,8 +219,8 @@ fn reason(code: &str) -> SinkReason {
         "42501" => SinkReason::Forbidden,
         // No such database, schema, table.
         "3D000" | "3F000" | "42P01" => SinkReason::Missing,
-        // Somebody was faster: the next try sees the row.
-        "23505" => SinkReason::WriteFailed,
+        // Somebody was faster: the next try sees the row, or the new key of the table.
+        "23505" | "42P10" => SinkReason::WriteFailed,
         // Objects depend on what a migration would drop; not supported by this server.
         "2BP01" | "0A000" => SinkReason::Incompatible,
         _ => match code.get(..2) {
@@ -239,6 +250,7 @@ mod tests {
             ("3D000", SinkReason::Missing),
             ("42P01", SinkReason::Missing),
             ("42703", SinkReason::Incompatible),
+            ("42P10", SinkReason::WriteFailed),
             ("22P05", SinkReason::Refused),
             ("54001", SinkReason::Refused),
             ("23505", SinkReason::WriteFailed),

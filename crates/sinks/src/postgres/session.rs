@@ -12,10 +12,10 @@ use super::{
     config::{Identity, NO_SOCKETS, port},
     dsn::{Dsn, SslMode},
     failure::Failure,
-    tables::Tables,
+    tables::{self, Tables},
     tls, write,
 };
-use crate::{Network, ResolveError, columns::baseline_columns, connection_task, tls::Trust};
+use crate::{Network, ResolveError, columns::baseline_columns, connection_task, old_key::Key, tls::Trust};
 
 /// For the request that ends a statement nobody waits for.
 const CANCEL_LIMIT: Duration = Duration::from_secs(5);
@@ -51,6 +51,10 @@ pub(super) struct Statements {
     pub(super) delete: Statement,
     pub(super) holder: Statement,
     pub(super) note_export: Statement,
+    /// The key of the table.
+    pub(super) key: Key,
+    /// What is said about the key of the table, if it is the old one.
+    pub(super) warning: Option<String>,
     /// Whether this user may create temporary tables.
     pub(super) may_stage: bool,
 }
@@ -120,11 +124,13 @@ impl Statements {
             .query_one("SELECT has_database_privilege(current_database(), 'TEMPORARY')", &[])
             .await?
             .get(0);
+        let warning = tables::old_key_warning(client, tables).await?;
+        let key = if warning.is_some() { Key::Old } else { Key::Current };
         Ok(Self {
             baseline: client
                 .prepare(&format!("SELECT {} FROM {tables} WHERE {place}", baseline_columns()))
                 .await?,
-            upsert: client.prepare(&write::upsert_arrays(tables)).await?,
+            upsert: client.prepare(&write::upsert_arrays(tables, key)).await?,
             delete: client.prepare(&write::delete(tables)).await?,
             // Locked until the transaction ends: nobody claims between check and commit.
             holder: client
@@ -140,6 +146,8 @@ impl Statements {
                      WHERE {place} AND inventory_table = $4"
                 ))
                 .await?,
+            key,
+            warning,
             may_stage,
         })
     }

@@ -1,32 +1,25 @@
 //! The two tables: what they must look like, what they look like, and the statements in between.
 //!
-//! `ensure` runs the statements, `existing` prints them: both come from [`Found::statements`]. A table
-//! of the Go implementation is one that lacks some columns and has a key without the cluster.
+//! `ensure` runs the statements, `existing` prints them: both come from [`Found::todo`]. A table
+//! of the Go implementation is one that lacks some columns and has a key without the cluster; one of an older
+//! version has a key without group and kind.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::fmt;
 
 use kollect_model::sink::{SinkError, SinkReason};
 use tokio_postgres::{Client, GenericClient};
 
-use super::failure::Failure;
-use crate::columns::{COLUMNS, Column, KEY, Value};
+use super::{
+    failure::Failure,
+    relation::{Relation, Todo, type_name},
+};
+use crate::{
+    columns::{COLUMNS, Column, KEY},
+    old_key,
+};
 
 /// Table of owners and epochs, in the schema of the rows.
 const BINDINGS: &str = "kollect_bindings";
-
-const TEXT: &str = "text";
-
-/// The type of a column, as the server writes it.
-fn type_name(column: &Column) -> &'static str {
-    match column.value {
-        Value::Inventory(_) | Value::Row(_) | Value::Digest => TEXT,
-        Value::Payload => "jsonb",
-        Value::Since | Value::Now => "timestamp with time zone",
-    }
-}
 
 const BINDING_COLUMNS: &str = "
     inventory_table text NOT NULL,
@@ -68,7 +61,7 @@ impl fmt::Display for Tables {
 }
 
 /// Longer names are cut by the server, and two tables would become one.
-const NAME_BYTES: usize = 63;
+pub(super) const NAME_BYTES: usize = 63;
 
 /// Checks the name of a table or schema. It is quoted wherever it is used, so this is for people.
 pub(super) fn check_name(name: &str) -> Result<(), String> {
@@ -92,31 +85,58 @@ pub(super) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// Makes the tables what they must be, or says what is to be done.
+/// Readers of the table wait behind a migration that waits for a lock. It gives up soon, and is tried again.
+const MIGRATION_LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '3s'";
+
+/// Makes the tables what they must be, or says what is to be done. A key of older versions is left where this
+/// user may not change it, or other objects of the database depend on it.
 pub(super) async fn prepare(client: &mut Client, tables: &Tables, create: bool) -> Result<(), Failure> {
     let found = Found::read(client, tables).await?;
-    let statements = found.statements(tables)?;
-    if statements.is_empty() {
+    let todo = found.todo(tables)?;
+    if todo.needed.is_empty() && (!create || todo.widen_key.is_empty()) {
         return Ok(());
     }
     if !create {
-        return Err(found.refuse(tables, &statements).into());
+        return Err(found.refuse(tables, &todo).into());
     }
+    match migrate(client, tables).await {
+        Err(failure) if todo.needed.is_empty() && failure.forbids_change() => Ok(()),
+        outcome => outcome,
+    }
+}
+
+/// Runs what is to be done, in one transaction.
+async fn migrate(client: &mut Client, tables: &Tables) -> Result<(), Failure> {
     let transaction = client.transaction().await?;
     // Replicas and other inventories start at the same time; the second finds nothing left to do. All tables of
     // a schema share one of owners, so they wait for each other.
     let lock = format!("kollect {}", tables.bindings());
     transaction.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", &[&lock]).await?;
-    for statement in Found::read(&transaction, tables).await?.statements(tables)? {
-        transaction.batch_execute(&statement).await?;
+    transaction.batch_execute(MIGRATION_LOCK_TIMEOUT).await?;
+    let Todo { needed, widen_key } = Found::read(&transaction, tables).await?.todo(tables)?;
+    for statement in needed.iter().chain(&widen_key) {
+        transaction.batch_execute(statement).await?;
     }
     Ok(transaction.commit().await?)
+}
+
+/// What is said about a table that has the key of older versions; `None` for other tables.
+pub(super) async fn old_key_warning(
+    client: &impl GenericClient,
+    tables: &Tables,
+) -> Result<Option<String>, Failure> {
+    let Some(rows) = Relation::read(client, &tables.schema, &tables.table).await? else { return Ok(None) };
+    if !rows.is_usable_with_old_key() {
+        return Ok(None);
+    }
+    let statements = rows.migrate(tables)?.widen_key.join("; ");
+    Ok(Some(old_key::warning(&tables.rows(), &format!("run: {statements}"))))
 }
 
 /// What `ensure` would run in a database that has nothing.
 pub(super) fn in_empty_database(tables: &Tables) -> String {
     let nothing = Found { schema: tables.schema == "public", rows: None, bindings: None };
-    format!("{};", nothing.statements(tables).unwrap_or_default().join(";\n"))
+    format!("{};", nothing.todo(tables).unwrap_or_default().needed.join(";\n"))
 }
 
 /// What the database has.
@@ -124,20 +144,6 @@ struct Found {
     schema: bool,
     rows: Option<Relation>,
     bindings: Option<Relation>,
-}
-
-struct Relation {
-    is_table: bool,
-    /// Types by name.
-    columns: BTreeMap<String, String>,
-    uniques: Vec<Unique>,
-}
-
-struct Unique {
-    /// `None` for an index without a constraint.
-    constraint: Option<String>,
-    primary: bool,
-    columns: BTreeSet<String>,
 }
 
 impl Found {
@@ -154,39 +160,38 @@ impl Found {
     }
 
     /// What turns the tables into ours; nothing if they are.
-    fn statements(&self, tables: &Tables) -> Result<Vec<String>, SinkError> {
-        let mut statements = Vec::new();
+    fn todo(&self, tables: &Tables) -> Result<Todo, SinkError> {
+        let mut todo = match &self.rows {
+            None => Todo { needed: create(tables).into(), ..Todo::default() },
+            Some(rows) => rows.migrate(tables)?,
+        };
         if !self.schema {
-            statements.push(format!("CREATE SCHEMA {}", quoted(&tables.schema)));
-        }
-        match &self.rows {
-            None => statements.extend(create(tables)),
-            Some(rows) => statements.extend(rows.migrate(tables)?),
+            todo.needed.insert(0, format!("CREATE SCHEMA {}", quoted(&tables.schema)));
         }
         match &self.bindings {
-            None => statements.push(format!("CREATE TABLE {} ({BINDING_COLUMNS}\n)", tables.bindings())),
+            None => todo.needed.push(format!("CREATE TABLE {} ({BINDING_COLUMNS}\n)", tables.bindings())),
             Some(bindings) if !bindings.is_table || !bindings.columns.contains_key("inventory_table") => {
                 let attempt =
                     format!("{} is the table of another program: use another schema", tables.bindings());
                 return Err(SinkError::new(SinkReason::Incompatible, attempt));
             }
-            Some(bindings) if !bindings.columns.contains_key("coverage") => statements.push(format!(
+            Some(bindings) if !bindings.columns.contains_key("coverage") => todo.needed.push(format!(
                 "ALTER TABLE {} ADD COLUMN writer text NOT NULL DEFAULT 'cli', ADD COLUMN revision bigint, \
                  ADD COLUMN coverage text",
                 tables.bindings()
             )),
             Some(_) => {}
         }
-        Ok(statements)
+        Ok(todo)
     }
 
-    fn refuse(&self, tables: &Tables, statements: &[String]) -> SinkError {
+    fn refuse(&self, tables: &Tables, todo: &Todo) -> SinkError {
         let (reason, what) = if self.rows.is_some() && self.bindings.is_some() {
             (SinkReason::Incompatible, "is not as it must be")
         } else {
             (SinkReason::Missing, "is not there, or its table of owners is not")
         };
-        let todo = statements.join("; ");
+        let todo = [todo.needed.as_slice(), &todo.widen_key].concat().join("; ");
         let attempt = format!("{tables} {what}, and provisioning.mode is existing; run: {todo}");
         SinkError::new(reason, attempt)
     }
@@ -202,119 +207,6 @@ fn create(tables: &Tables) -> [String; 2] {
     [
         format!("CREATE TABLE {tables} (\n    {columns},\n    PRIMARY KEY ({key})\n)"),
         format!("CREATE INDEX ON {tables} (kind, namespace, name)"),
-    ]
-}
-
-impl Relation {
-    async fn read(client: &impl GenericClient, schema: &str, name: &str) -> Result<Option<Self>, Failure> {
-        let found = client
-            .query_opt(
-                "SELECT c.oid, c.relkind IN ('r', 'p') FROM pg_class c
-                 JOIN pg_namespace n ON n.oid = c.relnamespace
-                 WHERE n.nspname = $1::text AND c.relname = $2::text
-                     AND c.relkind IN ('r', 'p', 'v', 'm', 'f')",
-                &[&schema, &name],
-            )
-            .await?;
-        let Some(found) = found else { return Ok(None) };
-        let oid: u32 = found.get(0);
-        let columns = client
-            .query(
-                "SELECT attname::text, format_type(atttypid, NULL) FROM pg_attribute
-                 WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped",
-                &[&oid],
-            )
-            .await?;
-        // Indexes on a part of the rows, or on expressions, keep nobody from a second row.
-        let uniques = client
-            .query(
-                "SELECT k.conname::text, i.indisprimary,
-                     ARRAY(SELECT a.attname::text FROM unnest(i.indkey[0:i.indnkeyatts - 1]) AS part (number)
-                           JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = part.number)
-                 FROM pg_index i LEFT JOIN pg_constraint k ON k.conindid = i.indexrelid AND k.conrelid = i.indrelid
-                 WHERE i.indrelid = $1 AND i.indisunique AND i.indisvalid
-                     AND i.indpred IS NULL AND i.indexprs IS NULL",
-                &[&oid],
-            )
-            .await?;
-        Ok(Some(Self {
-            is_table: found.get(1),
-            columns: columns.iter().map(|row| (row.get(0), row.get(1))).collect(),
-            uniques: uniques
-                .iter()
-                .map(|row| Unique {
-                    constraint: row.get(0),
-                    primary: row.get(1),
-                    columns: row.get::<_, Vec<String>>(2).into_iter().collect(),
-                })
-                .collect(),
-        }))
-    }
-
-    /// What is missing from a table that may be of the Go implementation.
-    fn migrate(&self, tables: &Tables) -> Result<Vec<String>, SinkError> {
-        let foreign = |why: String| {
-            let attempt = format!("{tables} is not a table of inventories: {why}; use another table");
-            Err(SinkError::new(SinkReason::Incompatible, attempt))
-        };
-        if !self.is_table {
-            return foreign("it is no table at all".into());
-        }
-        let mut missing = Vec::new();
-        for column in &COLUMNS {
-            match self.columns.get(column.name).map(String::as_str) {
-                None if column.filled_from.is_empty() => {
-                    return foreign(format!("it has no column {}", column.name));
-                }
-                None => missing.push(column),
-                Some(found) if found == type_name(column) => {}
-                // As good as text.
-                Some("character varying") if type_name(column) == TEXT => {}
-                Some(_) => {
-                    return foreign(format!("column {} is not of type {}", column.name, type_name(column)));
-                }
-            }
-        }
-        let mut statements = add_columns(tables, &missing);
-        statements.extend(self.change_key(tables));
-        if !missing.is_empty() {
-            statements.push(format!("CREATE INDEX ON {tables} (kind, namespace, name)"));
-        }
-        Ok(statements)
-    }
-
-    /// A key without the cluster would make two clusters overwrite each other.
-    fn change_key(&self, tables: &Tables) -> Vec<String> {
-        let key: BTreeSet<String> = KEY.map(ToOwned::to_owned).into();
-        let (narrow, others): (Vec<_>, Vec<_>) =
-            self.uniques.iter().partition(|unique| unique.columns.is_subset(&key) && unique.columns != key);
-        let mut changes: Vec<String> = narrow
-            .iter()
-            .filter_map(|unique| unique.constraint.as_deref())
-            .map(|name| format!("DROP CONSTRAINT {}", quoted(name)))
-            .collect();
-        if !others.iter().any(|unique| unique.columns == key) {
-            // A key of another sort is somebody's, and stays.
-            let word = if others.iter().any(|unique| unique.primary) { "UNIQUE" } else { "PRIMARY KEY" };
-            changes.push(format!("ADD {word} ({})", KEY.join(", ")));
-        }
-        if changes.is_empty() {
-            Vec::new()
-        } else {
-            vec![format!("ALTER TABLE {tables} {}", changes.join(", "))]
-        }
-    }
-}
-
-fn add_columns(tables: &Tables, missing: &[&Column]) -> Vec<String> {
-    if missing.is_empty() {
-        return Vec::new();
-    }
-    let each = |form: fn(&Column) -> String| missing.iter().map(|c| form(c)).collect::<Vec<_>>().join(", ");
-    vec![
-        format!("ALTER TABLE {tables} {}", each(|c| format!("ADD COLUMN {} {}", c.name, type_name(c)))),
-        format!("UPDATE {tables} SET {}", each(|c| format!("{} = {}", c.name, c.filled_from))),
-        format!("ALTER TABLE {tables} {}", each(|c| format!("ALTER COLUMN {} SET NOT NULL", c.name))),
     ]
 }
 
@@ -355,7 +247,7 @@ mod tests {
     first_seen_at timestamp with time zone NOT NULL,
     changed_at timestamp with time zone NOT NULL,
     exported_at timestamp with time zone NOT NULL,
-    PRIMARY KEY (cluster, inventory_namespace, inventory_name, target_name, source_uid)
+    PRIMARY KEY (cluster, inventory_namespace, inventory_name, target_name, source_uid, api_group, kind)
 )"#;
         assert_eq!(create(&tables)[0], expected);
     }

@@ -17,7 +17,10 @@ use tokio_postgres::{
 };
 
 use super::{failure::Failure, session::Statements, tables::Tables};
-use crate::columns::{COLUMNS, Column, KEY, Value, names, replacements};
+use crate::{
+    columns::{COLUMNS, Column, KEY, OLD_KEY, Value, names, replacements},
+    old_key::{self, HeldKinds, Key},
+};
 
 /// Up to here one statement with arrays is faster than a COPY.
 const FEW_ROWS: usize = 500;
@@ -93,21 +96,27 @@ impl<'a> Parameter<'a> {
 }
 
 /// Rows with the digest that the table has are left alone, times included. Answers how many are new.
-fn upsert(tables: &Tables, source: &str) -> String {
+fn upsert(tables: &Tables, key: Key, source: &str) -> String {
     let (columns, replacements) = (names(), replacements());
-    let key = KEY.join(", ");
+    let (key, same_row) = match key {
+        Key::Current => (KEY.join(", "), ""),
+        // No row replaces one of another group or kind.
+        Key::Old => {
+            (OLD_KEY.join(", "), " AND held.api_group = excluded.api_group AND held.kind = excluded.kind")
+        }
+    };
     format!(
         "WITH written AS (
             INSERT INTO {tables} AS held ({columns}) {source}
             ON CONFLICT ({key}) DO UPDATE SET {replacements}
-            WHERE held.row_digest IS DISTINCT FROM excluded.row_digest
+            WHERE held.row_digest IS DISTINCT FROM excluded.row_digest{same_row}
             RETURNING held.xmax = 0 AS is_new
         ) SELECT count(*) FILTER (WHERE is_new) FROM written"
     )
 }
 
 /// The parameters are those of [`Parameter::of`], for all columns in their order.
-pub(super) fn upsert_arrays(tables: &Tables) -> String {
+pub(super) fn upsert_arrays(tables: &Tables, key: Key) -> String {
     let (mut selected, mut arrays, mut named) = (Vec::new(), Vec::new(), Vec::new());
     let mut parameter = 0;
     for Column { name, value, .. } in COLUMNS {
@@ -130,38 +139,53 @@ pub(super) fn upsert_arrays(tables: &Tables) -> String {
         named.push(name);
     }
     let (selected, arrays, named) = (selected.join(", "), arrays.join(", "), named.join(", "));
-    upsert(tables, &format!("SELECT {selected} FROM unnest({arrays}) AS row ({named})"))
+    upsert(tables, key, &format!("SELECT {selected} FROM unnest({arrays}) AS row ({named})"))
 }
 
 /// By the whole key of one row.
 pub(super) fn delete(tables: &Tables) -> String {
-    let [cluster, namespace, name, target, uid] = KEY;
-    format!(
-        "DELETE FROM {tables} WHERE {cluster} = $1 AND {namespace} = $2 AND {name} = $3 AND {target} = $4 AND {uid} = $5"
-    )
+    let terms: Vec<String> =
+        KEY.iter().zip(1..).map(|(name, number)| format!("{name} = ${number}")).collect();
+    format!("DELETE FROM {tables} WHERE {}", terms.join(" AND "))
 }
 
 fn delete_arrays(tables: &Tables) -> String {
     format!(
         "DELETE FROM {tables} AS held
-         USING unnest($4::text[], $5::text[]) AS gone (target_name, source_uid)
+         USING unnest($4::text[], $5::text[], $6::text[], $7::text[])
+             AS gone (target_name, source_uid, api_group, kind)
          WHERE held.cluster = $1 AND held.inventory_namespace = $2 AND held.inventory_name = $3
-             AND held.target_name = gone.target_name AND held.source_uid = gone.source_uid"
+             AND held.target_name = gone.target_name AND held.source_uid = gone.source_uid
+             AND held.api_group = gone.api_group AND held.kind = gone.kind"
     )
 }
 
-/// Applies a delta inside the transaction that has checked the claim. Answers by how many rows the
-/// table has grown.
+/// What came of a delta.
+pub(super) struct Applied {
+    /// By how many rows the table has grown.
+    pub(super) grown: i64,
+    /// Rows for which the key of the table has no room.
+    pub(super) refused: Vec<Refusal>,
+}
+
+/// Applies a delta inside the transaction that has checked the claim.
 pub(super) async fn apply(
     transaction: &Transaction<'_>,
     tables: &Tables,
     statements: &Statements,
     inventory: &InventoryId,
     delta: &Delta,
-) -> Result<i64, Failure> {
-    // Removals first: a row that moved to another API group keeps its place in the table.
+) -> Result<Applied, Failure> {
+    // Removals first: under the old key a row that moved to another API group takes the place of itself.
     let removed = remove(transaction, tables, &statements.delete, inventory, &delta.removed).await?;
     let rows = last_of_each(delta);
+    let (rows, refused) = match statements.key {
+        Key::Current => (rows, Vec::new()),
+        Key::Old => {
+            let held = held_kinds(transaction, tables, inventory, &rows).await?;
+            old_key::fit(inventory, &rows, &held)
+        }
+    };
     let bytes: usize = rows.iter().map(|row| row.attributes.get().len()).sum();
     let added = if rows.len() <= FEW_ROWS && bytes <= FEW_BYTES {
         merge_arrays(transaction, &statements.upsert, inventory, &rows).await?
@@ -169,7 +193,7 @@ pub(super) async fn apply(
         copy(transaction, &tables.rows(), inventory, &rows).await?;
         count(rows.len())
     } else if statements.may_stage {
-        merge_staged(transaction, tables, inventory, &rows).await?
+        merge_staged(transaction, tables, statements.key, inventory, &rows).await?
     } else {
         let mut added = 0;
         for rows in rows.chunks(FEW_ROWS) {
@@ -177,7 +201,28 @@ pub(super) async fn apply(
         }
         added
     };
-    Ok(added - removed)
+    Ok(Applied { grown: added - removed, refused })
+}
+
+/// The groups and kinds that a table with the old key holds for the objects of these rows.
+async fn held_kinds(
+    transaction: &Transaction<'_>,
+    tables: &Tables,
+    inventory: &InventoryId,
+    rows: &[&Row],
+) -> Result<HeldKinds, Failure> {
+    let (targets, uids): (Vec<&str>, Vec<&str>) =
+        rows.iter().map(|row| (&*row.key.target.name, &*row.key.uid)).unzip();
+    let question = format!(
+        "SELECT held.target_name, held.source_uid, held.api_group, held.kind FROM {tables} AS held
+         JOIN (SELECT DISTINCT * FROM unnest($4::text[], $5::text[]) AS row (target_name, source_uid)) AS row
+             ON held.target_name = row.target_name AND held.source_uid = row.source_uid
+         WHERE held.cluster = $1 AND held.inventory_namespace = $2 AND held.inventory_name = $3"
+    );
+    let namespace = inventory.stored_namespace();
+    let place: [&(dyn ToSql + Sync); 5] = [&inventory.cluster, &namespace, &inventory.name, &targets, &uids];
+    let held = transaction.query(&question, &place).await?;
+    Ok(held.iter().map(|row| ((row.get(0), row.get(1)), (row.get(2), row.get(3)))).collect())
 }
 
 fn count(rows: usize) -> i64 {
@@ -188,8 +233,7 @@ fn count(rows: usize) -> i64 {
 fn last_of_each(delta: &Delta) -> Vec<&Row> {
     let mut seen = HashSet::with_capacity(delta.added.len() + delta.changed.len());
     let all = delta.rows().map(AsRef::as_ref);
-    let mut rows: Vec<&Row> =
-        all.rev().filter(|row: &&Row| seen.insert((&*row.key.target.name, &*row.key.uid))).collect();
+    let mut rows: Vec<&Row> = all.rev().filter(|row: &&Row| seen.insert(&row.key)).collect();
     rows.reverse();
     rows
 }
@@ -207,15 +251,23 @@ async fn remove(
     let namespace = inventory.stored_namespace();
     let removed = if removed.len() <= FEW_ROWS {
         let one = async |Removed { key, .. }: &Removed| {
-            let key: [&(dyn ToSql + Sync); 5] = [cluster, &namespace, name, &&*key.target.name, &&*key.uid];
+            let key: [&(dyn ToSql + Sync); 7] =
+                [cluster, &namespace, name, &&*key.target.name, &&*key.uid, &&*key.group, &&*key.kind];
             transaction.execute(statement, &key).await
         };
         try_join_all(removed.iter().map(one)).await?.iter().sum()
     } else {
-        let targets: Vec<&str> = removed.iter().map(|gone| &*gone.key.target.name).collect();
-        let uids: Vec<&str> = removed.iter().map(|gone| &*gone.key.uid).collect();
+        let texts = |text: fn(&RowKey) -> &str| removed.iter().map(|gone| text(&gone.key)).collect();
+        let parts: [Vec<&str>; 4] = [
+            texts(|key| &key.target.name),
+            texts(|key| &key.uid),
+            texts(|key| &key.group),
+            texts(|key| &key.kind),
+        ];
+        let [targets, uids, groups, kinds] = &parts;
+        let place: [&(dyn ToSql + Sync); 7] = [cluster, &namespace, name, targets, uids, groups, kinds];
         transaction.batch_execute("SET LOCAL enable_nestloop = off").await?;
-        transaction.execute(&delete_arrays(tables), &[cluster, &namespace, name, &targets, &uids]).await?
+        transaction.execute(&delete_arrays(tables), &place).await?
     };
     Ok(i64::try_from(removed).unwrap_or(i64::MAX))
 }
@@ -253,6 +305,7 @@ async fn is_empty(
 async fn merge_staged(
     transaction: &Transaction<'_>,
     tables: &Tables,
+    key: Key,
     inventory: &InventoryId,
     rows: &[&Row],
 ) -> Result<i64, Failure> {
@@ -263,7 +316,7 @@ async fn merge_staged(
     );
     transaction.batch_execute(&staging).await?;
     copy(transaction, STAGING, inventory, rows).await?;
-    let merge = upsert(tables, &format!("SELECT {columns} FROM {STAGING}"));
+    let merge = upsert(tables, key, &format!("SELECT {columns} FROM {STAGING}"));
     Ok(transaction.query_one(&merge, &[]).await?.get(0))
 }
 
@@ -307,10 +360,15 @@ pub(super) fn without(delta: &Delta, refused: &[Refusal]) -> Delta {
 /// each of them.
 pub(super) async fn name_refused(
     client: &mut Client,
-    upsert: &Statement,
+    statements: &Statements,
     batch: &Batch<'_>,
 ) -> Option<Refusal> {
-    let all = last_of_each(batch.delta);
+    let upsert = &statements.upsert;
+    let mut all = last_of_each(batch.delta);
+    if statements.key == Key::Old {
+        // One statement cannot try two rows of one place.
+        all = old_key::fit(batch.inventory, &all, &HeldKinds::new()).0;
+    }
     let mut rows = all.as_slice();
     if !refuses(client, upsert, batch, rows).await {
         return None;

@@ -1,7 +1,8 @@
 //! Opens a file and brings its tables to the version of this build.
 //!
-//! Tables, `application_id` and `user_version` are made in one transaction that holds the write lock, so
-//! that of several connections to a fresh file one makes them and the others find them complete.
+//! Tables, `application_id` and `user_version` are made or migrated in one transaction that holds the write
+//! lock, so that of several connections one does it and the others find it done. Readers are not held up: until
+//! the commit they see the tables as they were.
 
 use std::{
     path::Path,
@@ -13,19 +14,29 @@ use kollect_model::sink::{SinkError, SinkReason};
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
 
 use super::sqlite_error;
-use crate::columns::{COLUMNS, Column, KEY};
+use crate::{
+    columns::{COLUMNS, Column, KEY, names},
+    old_key::Key,
+};
 
 /// Version of the tables, kept in the file's `user_version`.
-const SCHEMA_VERSION: i64 = 3;
+const SCHEMA_VERSION: i64 = 4;
+
+/// The last version whose rows have the old key. Such a file can be used as it is.
+const OLD_KEY_VERSION: i64 = 3;
 
 /// The statements that make the tables of this version.
 pub(super) fn schema() -> String {
+    format!("{}{OTHER_TABLES}", table_of_rows("inventory"))
+}
+
+fn table_of_rows(table: &str) -> String {
     let define = |column: Column| {
         let default = column.default.map(|value| format!(" DEFAULT {value}")).unwrap_or_default();
         format!("    {:<19} TEXT NOT NULL{default},\n", column.name)
     };
     let (columns, key) = (COLUMNS.map(define).concat(), KEY.join(", "));
-    format!("\nCREATE TABLE IF NOT EXISTS inventory (\n{columns}    PRIMARY KEY ({key})\n);{OTHER_TABLES}")
+    format!("\nCREATE TABLE IF NOT EXISTS {table} (\n{columns}    PRIMARY KEY ({key})\n);")
 }
 
 const OTHER_TABLES: &str = "
@@ -44,7 +55,7 @@ CREATE TABLE IF NOT EXISTS kollect_bindings (
     PRIMARY KEY (cluster, inventory_namespace, inventory_name)
 );
 PRAGMA application_id = 1263488108;
-PRAGMA user_version = 3;
+PRAGMA user_version = 4;
 ";
 
 /// Files of the first version know owners, and no epochs.
@@ -52,6 +63,7 @@ const FROM_VERSION_1: &str = "
 INSERT INTO kollect_bindings (cluster, inventory_namespace, inventory_name, owner, epoch)
     SELECT cluster, inventory_namespace, inventory_name, owner, 0 FROM kollect_owners;
 DROP TABLE kollect_owners;
+PRAGMA user_version = 3;
 ";
 
 /// Those of the second version say nothing about the writer and what it saw.
@@ -75,7 +87,9 @@ const JOURNAL_MODE_PAUSE: Duration = Duration::from_millis(5);
 enum Found {
     /// It has the tables of this build.
     Current,
-    /// It has our tables of an older version that can be migrated.
+    /// It has our tables with the old key; `rebuildable` if nothing would be lost with a new table of rows.
+    OldKey { rebuildable: bool },
+    /// It has our tables of an older version that must be migrated.
     Older(i64),
     /// It has our tables of a version that this build does not know.
     Unknown(i64),
@@ -85,7 +99,7 @@ enum Found {
     Foreign,
 }
 
-/// Opens a file. Tables that are missing are created if `create` says so; older ones are migrated.
+/// Opens a file. If `create` says so, tables that are missing are created, and older ones migrated.
 pub(super) fn connect(file: &Path, create: bool) -> Result<Connection, SinkError> {
     let path = file.display();
     let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -97,11 +111,18 @@ pub(super) fn connect(file: &Path, create: bool) -> Result<Connection, SinkError
     connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
     let found = provision(&mut connection, create).map_err(failed)?;
     let (reason, why) = match found {
-        Found::Current => {
+        Found::Current | Found::OldKey { .. } => {
             use_write_ahead_log(&connection).map_err(failed)?;
             return Ok(connection);
         }
-        Found::Older(version) | Found::Unknown(version) => {
+        Found::Older(version) => {
+            let why = format!(
+                "{path} has tables of version {version}, this build needs version {OLD_KEY_VERSION} or \
+                 {SCHEMA_VERSION}, and provisioning.mode is existing: open it once with mode ensure"
+            );
+            (SinkReason::Incompatible, why)
+        }
+        Found::Unknown(version) => {
             let why = format!(
                 "{path} has tables of version {version}, this build knows version {SCHEMA_VERSION}: \
                  use another file or another build"
@@ -122,26 +143,77 @@ pub(super) fn connect(file: &Path, create: bool) -> Result<Connection, SinkError
 
 /// Creates or migrates the tables if that is needed and allowed. Answers what the file is afterwards.
 fn provision(connection: &mut Connection, create: bool) -> rusqlite::Result<Found> {
-    let needed = |found: &Found| match found {
-        Found::Empty if create => Some(schema()),
-        Found::Older(1) => Some(format!("{} {FROM_VERSION_1}", schema())),
-        Found::Older(_) => Some(FROM_VERSION_2.to_owned()),
-        _ => None,
+    let is_done = |found: &Found| match found {
+        Found::Empty | Found::Older(_) | Found::OldKey { rebuildable: true } => !create,
+        _ => true,
     };
     // Most files are current: the write lock is taken only if something must be written.
-    let found = inspect(&connection.transaction()?)?;
-    if needed(&found).is_none() {
+    let mut found = inspect(&connection.transaction()?)?;
+    if is_done(&found) {
         return Ok(found);
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     // Another connection may have written it before this one got the lock.
-    let mut found = inspect(&transaction)?;
-    if let Some(statements) = needed(&found) {
-        transaction.execute_batch(&statements)?;
-        found = Found::Current;
+    found = inspect(&transaction)?;
+    while !is_done(&found) {
+        match found {
+            Found::Empty => transaction.execute_batch(&schema())?,
+            Found::Older(1) => transaction.execute_batch(&format!("{} {FROM_VERSION_1}", schema()))?,
+            Found::Older(_) => transaction.execute_batch(FROM_VERSION_2)?,
+            _ => widen_key(&transaction)?,
+        }
+        found = inspect(&transaction)?;
     }
     transaction.commit()?;
     Ok(found)
+}
+
+/// Gives the table of rows the key of this version. SQLite cannot change a key: the rows move to a new table,
+/// which takes the name, the indexes and the triggers of the old one. Views go by the name.
+fn widen_key(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+    let attached: Vec<String> = transaction
+        .prepare(
+            "SELECT sql FROM sqlite_master
+             WHERE tbl_name = 'inventory' AND type IN ('index', 'trigger') AND sql IS NOT NULL",
+        )?
+        .query_map([], |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    let (table, columns) = (table_of_rows("kollect_widened"), names());
+    // Otherwise the last step fails for views of a table that is not there at that moment.
+    transaction.execute_batch("PRAGMA legacy_alter_table = ON")?;
+    let moved = transaction.execute_batch(&format!(
+        "{table}
+         INSERT INTO kollect_widened ({columns}) SELECT {columns} FROM inventory ORDER BY rowid;
+         DROP TABLE inventory;
+         ALTER TABLE kollect_widened RENAME TO inventory;
+         PRAGMA user_version = {SCHEMA_VERSION};"
+    ));
+    transaction.execute_batch("PRAGMA legacy_alter_table = OFF")?;
+    moved?;
+    attached.iter().try_for_each(|statement| transaction.execute_batch(statement))
+}
+
+/// Whether a new table of rows would lose nothing: the table has no columns that others have added, and no
+/// table refers to it.
+fn is_rebuildable(transaction: &Transaction<'_>) -> rusqlite::Result<bool> {
+    let columns: Vec<String> = transaction
+        .prepare("SELECT name FROM pragma_table_xinfo('inventory')")?
+        .query_map([], |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    let referring: i64 = transaction.query_row(
+        "SELECT count(*) FROM sqlite_master AS other, pragma_foreign_key_list(other.name) AS reference
+         WHERE other.type = 'table' AND lower(reference.\"table\") = 'inventory'",
+        [],
+        |row| row.get(0),
+    )?;
+    let ours = COLUMNS.iter().all(|column| columns.iter().any(|name| name == column.name));
+    Ok(ours && columns.len() == COLUMNS.len() && referring == 0)
+}
+
+/// The key of the rows in a file that [`connect`] has opened.
+pub(super) fn key(transaction: &Transaction<'_>) -> rusqlite::Result<Key> {
+    let version: i64 = transaction.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+    Ok(if version == OLD_KEY_VERSION { Key::Old } else { Key::Current })
 }
 
 /// Reads header and tables. In a transaction, so that they are of one moment.
@@ -152,6 +224,7 @@ fn inspect(transaction: &Transaction<'_>) -> rusqlite::Result<Found> {
     let tables = number("SELECT count(*) FROM sqlite_master")?;
     Ok(match (application, version) {
         (APPLICATION_ID, SCHEMA_VERSION) => Found::Current,
+        (APPLICATION_ID, OLD_KEY_VERSION) => Found::OldKey { rebuildable: is_rebuildable(transaction)? },
         (APPLICATION_ID, older @ (1 | 2)) => Found::Older(older),
         (APPLICATION_ID, other) => Found::Unknown(other),
         (0, 0) if tables == 0 => Found::Empty,
@@ -202,7 +275,7 @@ CREATE TABLE IF NOT EXISTS inventory (
     first_seen_at       TEXT NOT NULL,
     changed_at          TEXT NOT NULL,
     exported_at         TEXT NOT NULL,
-    PRIMARY KEY (cluster, inventory_namespace, inventory_name, target_name, source_uid)
+    PRIMARY KEY (cluster, inventory_namespace, inventory_name, target_name, source_uid, api_group, kind)
 );
 CREATE INDEX IF NOT EXISTS inventory_by_object ON inventory (kind, namespace, name);
 ";

@@ -28,6 +28,13 @@ pub(crate) fn row(uid: &str, attributes: &str) -> Arc<Row> {
     Arc::new(Row::new(key, "v1".into(), "cart".into(), attributes.into()))
 }
 
+/// A row of an Ingress, which is served in two groups.
+pub(crate) fn ingress(group: &str, uid: &str, attributes: &str) -> Arc<Row> {
+    let deployment = row(uid, attributes);
+    let key = RowKey { group: group.into(), kind: "Ingress".into(), ..deployment.key.clone() };
+    Arc::new(Row::new(key, "v1".into(), format!("cart-{uid}").into(), deployment.attributes.clone()))
+}
+
 /// Rows that are new.
 pub(crate) fn added(rows: &[Arc<Row>]) -> Delta {
     Delta { added: rows.to_vec(), ..Delta::default() }
@@ -139,6 +146,7 @@ pub(crate) async fn conformance(place: &impl Place) {
     w64_others_are_noticed(&*sink, place).await;
     w28_side_by_side(&*sink).await;
     a_moved_row_stays(&*sink).await;
+    one_uid_in_two_groups_is_two_rows(&*sink).await;
     late_writers_are_fenced(&*sink, &*place.open().await).await;
     owners_are_respected(&*sink).await;
     w9_w61_nothing_is_left_of_a_forgotten_inventory(&*sink).await;
@@ -235,6 +243,39 @@ async fn a_moved_row_stays(sink: &dyn Sink) {
     let delta = Delta { added: vec![new.clone()], removed: vec![gone(&old)], ..Delta::default() };
     write(sink, &place, None, &delta).await.unwrap();
     assert_eq!(sink.baseline(&place).await.unwrap(), holding([&new]));
+}
+
+/// The API server serves some objects in two groups, with one UID: Ingresses and Events, for instance.
+async fn one_uid_in_two_groups_is_two_rows(sink: &dyn Sink) {
+    let place = inventory("", "groups");
+    let (first, second) = (ingress("extensions", "u1", "{}"), ingress("networking.k8s.io", "u1", "{}"));
+    write(sink, &place, None, &added(&[first.clone(), second.clone()])).await.unwrap();
+    assert_eq!(sink.baseline(&place).await.unwrap(), holding([&first, &second]));
+
+    let later = ingress("extensions", "u1", r#"{"n":1}"#);
+    let change = Delta { changed: vec![changed(&later)], ..Delta::default() };
+    write(sink, &place, None, &change).await.unwrap();
+    assert_eq!(sink.baseline(&place).await.unwrap(), holding([&later, &second]));
+
+    let removal = Delta { removed: vec![gone(&later)], ..Delta::default() };
+    write(sink, &place, None, &removal).await.unwrap();
+    assert_eq!(sink.baseline(&place).await.unwrap(), holding([&second]));
+    write(sink, &place, None, &added(std::slice::from_ref(&first))).await.unwrap();
+    assert_eq!(sink.baseline(&place).await.unwrap(), holding([&first, &second]));
+
+    // So many that sinks with a second way for many rows take it: for new, changed and removed ones.
+    let many = |group: &str, attributes: &str| -> Vec<_> {
+        (0..600).map(|i| ingress(group, &format!("u{i}"), attributes)).collect()
+    };
+    let place = inventory("", "many-groups");
+    for attributes in ["{}", r#"{"n":1}"#] {
+        let all = [many("extensions", attributes), many("networking.k8s.io", attributes)].concat();
+        write(sink, &place, None, &added(&all)).await.unwrap();
+        assert_holds(sink, &place, &all).await;
+    }
+    let removed = many("extensions", "{}").iter().map(|row| gone(row)).collect();
+    write(sink, &place, None, &Delta { removed, ..Delta::default() }).await.unwrap();
+    assert_holds(sink, &place, &many("networking.k8s.io", r#"{"n":1}"#)).await;
 }
 
 async fn late_writers_are_fenced(early: &dyn Sink, late: &dyn Sink) {

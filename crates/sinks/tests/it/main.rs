@@ -10,6 +10,7 @@ mod destinations;
 mod filesystem;
 mod git;
 mod nats;
+mod old_keys;
 mod postgres;
 mod postgres_access;
 mod postgres_sessions;

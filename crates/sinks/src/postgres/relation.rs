@@ -1,0 +1,220 @@
+//! A table as it is in the database, and what turns it into the table of rows.
+//!
+//! The key of a table in use is widened in two steps of one transaction. A unique index is built first: that
+//! takes a SHARE lock, so readers go on and writers wait. Then the constraints are exchanged, under an ACCESS
+//! EXCLUSIVE lock that is held until the commit right after it: readers wait for that moment.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kollect_model::sink::{SinkError, SinkReason};
+use tokio_postgres::GenericClient;
+
+use super::{
+    failure::Failure,
+    tables::{NAME_BYTES, Tables, quoted},
+};
+use crate::columns::{COLUMNS, Column, KEY, OLD_KEY, Value};
+
+const TEXT: &str = "text";
+
+/// The type of a column, as the server writes it.
+pub(super) fn type_name(column: &Column) -> &'static str {
+    match column.value {
+        Value::Inventory(_) | Value::Row(_) | Value::Digest => TEXT,
+        Value::Payload => "jsonb",
+        Value::Since | Value::Now => "timestamp with time zone",
+    }
+}
+
+/// A table, or something else in its place.
+pub(super) struct Relation {
+    pub(super) is_table: bool,
+    is_partitioned: bool,
+    /// Types by name.
+    pub(super) columns: BTreeMap<String, String>,
+    uniques: Vec<Unique>,
+}
+
+/// A unique index, of a constraint or without one.
+struct Unique {
+    index: String,
+    constraint: Option<String>,
+    primary: bool,
+    columns: BTreeSet<String>,
+}
+
+impl Unique {
+    fn is_on(&self, key: &[&str]) -> bool {
+        self.columns.len() == key.len() && key.iter().all(|name| self.columns.contains(*name))
+    }
+
+    /// Whether it forbids rows that the key allows.
+    fn is_narrower_than_key(&self) -> bool {
+        self.columns.len() < KEY.len() && self.columns.iter().all(|name| KEY.contains(&name.as_str()))
+    }
+}
+
+/// What is to be done to a table.
+#[derive(Default)]
+pub(super) struct Todo {
+    /// The table cannot be used without these statements.
+    pub(super) needed: Vec<String>,
+    /// The table can be used without these, with the old key.
+    pub(super) widen_key: Vec<String>,
+}
+
+impl Relation {
+    /// Reads the catalogue of the database. `None` if nothing has the name.
+    pub(super) async fn read(
+        client: &impl GenericClient,
+        schema: &str,
+        name: &str,
+    ) -> Result<Option<Self>, Failure> {
+        let found = client
+            .query_opt(
+                "SELECT c.oid, c.relkind IN ('r', 'p'), c.relkind = 'p' FROM pg_class c
+                 JOIN pg_namespace n ON n.oid = c.relnamespace
+                 WHERE n.nspname = $1::text AND c.relname = $2::text
+                     AND c.relkind IN ('r', 'p', 'v', 'm', 'f')",
+                &[&schema, &name],
+            )
+            .await?;
+        let Some(found) = found else { return Ok(None) };
+        let oid: u32 = found.get(0);
+        let columns = client
+            .query(
+                "SELECT attname::text, format_type(atttypid, NULL) FROM pg_attribute
+                 WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped",
+                &[&oid],
+            )
+            .await?;
+        // Indexes on a part of the rows, or on expressions, keep nobody from a second row.
+        let uniques = client
+            .query(
+                "SELECT x.relname::text, k.conname::text, i.indisprimary,
+                     ARRAY(SELECT a.attname::text FROM unnest(i.indkey[0:i.indnkeyatts - 1]) AS part (number)
+                           JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = part.number)
+                 FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
+                 LEFT JOIN pg_constraint k ON k.conindid = i.indexrelid AND k.conrelid = i.indrelid
+                 WHERE i.indrelid = $1 AND i.indisunique AND i.indisvalid
+                     AND i.indpred IS NULL AND i.indexprs IS NULL",
+                &[&oid],
+            )
+            .await?;
+        Ok(Some(Self {
+            is_table: found.get(1),
+            is_partitioned: found.get(2),
+            columns: columns.iter().map(|row| (row.get(0), row.get(1))).collect(),
+            uniques: uniques
+                .iter()
+                .map(|row| Unique {
+                    index: row.get(0),
+                    constraint: row.get(1),
+                    primary: row.get(2),
+                    columns: row.get::<_, Vec<String>>(3).into_iter().collect(),
+                })
+                .collect(),
+        }))
+    }
+
+    /// What is missing from a table that may be of the Go implementation.
+    pub(super) fn migrate(&self, tables: &Tables) -> Result<Todo, SinkError> {
+        let foreign = |why: String| {
+            let attempt = format!("{tables} is not a table of inventories: {why}; use another table");
+            Err(SinkError::new(SinkReason::Incompatible, attempt))
+        };
+        if !self.is_table {
+            return foreign("it is no table at all".into());
+        }
+        let mut missing = Vec::new();
+        for column in &COLUMNS {
+            match self.columns.get(column.name).map(String::as_str) {
+                None if column.filled_from.is_empty() => {
+                    return foreign(format!("it has no column {}", column.name));
+                }
+                None => missing.push(column),
+                Some(found) if found == type_name(column) => {}
+                // As good as text.
+                Some("character varying") if type_name(column) == TEXT => {}
+                Some(_) => {
+                    return foreign(format!("column {} is not of type {}", column.name, type_name(column)));
+                }
+            }
+        }
+        let change_key = self.change_key(tables);
+        if missing.is_empty() && self.is_usable_with_old_key() {
+            return Ok(Todo { widen_key: change_key, ..Todo::default() });
+        }
+        let mut needed = add_columns(tables, &missing);
+        needed.extend(change_key);
+        if !missing.is_empty() {
+            needed.push(format!("CREATE INDEX ON {tables} (kind, namespace, name)"));
+        }
+        Ok(Todo { needed, ..Todo::default() })
+    }
+
+    /// Whether the key is that of older versions of Kollect, and nothing else forbids rows.
+    pub(super) fn is_usable_with_old_key(&self) -> bool {
+        let mut narrower = self.uniques.iter().filter(|unique| unique.is_narrower_than_key()).peekable();
+        narrower.peek().is_some() && narrower.all(|unique| unique.is_on(&OLD_KEY))
+    }
+
+    /// The statements that make the key that of this version. A key without the cluster would make two clusters
+    /// overwrite each other; one without group and kind two rows of one object.
+    fn change_key(&self, tables: &Tables) -> Vec<String> {
+        let (narrower, others): (Vec<_>, Vec<_>) =
+            self.uniques.iter().partition(|unique| unique.is_narrower_than_key());
+        let (mut statements, mut changes) = (Vec::new(), Vec::new());
+        for unique in &narrower {
+            match &unique.constraint {
+                Some(name) => changes.push(format!("DROP CONSTRAINT {}", quoted(name))),
+                None => statements.push(format!(
+                    "DROP INDEX {}.{}",
+                    quoted(&tables.schema),
+                    quoted(&unique.index)
+                )),
+            }
+        }
+        if !others.iter().any(|unique| unique.is_on(&KEY)) {
+            // A primary key of another sort belongs to the owner of the table, and stays.
+            let word = if others.iter().any(|unique| unique.primary) { "UNIQUE" } else { "PRIMARY KEY" };
+            if self.is_partitioned {
+                // It cannot take an index that was built before.
+                changes.push(format!("ADD {word} ({})", KEY.join(", ")));
+            } else {
+                let (index, key) = (index_name(&tables.table), KEY.join(", "));
+                statements.push(format!("CREATE UNIQUE INDEX {index} ON {tables} ({key})"));
+                let old = narrower.iter().find(|unique| unique.primary);
+                let name = old.and_then(|unique| unique.constraint.as_deref());
+                let named = name.map(|name| format!("CONSTRAINT {} ", quoted(name))).unwrap_or_default();
+                changes.push(format!("ADD {named}{word} USING INDEX {index}"));
+            }
+        }
+        if !changes.is_empty() {
+            statements.push(format!("ALTER TABLE {tables} {}", changes.join(", ")));
+        }
+        statements
+    }
+}
+
+/// The name of the index of the key while it has no constraint, quoted.
+fn index_name(table: &str) -> String {
+    const SUFFIX: &str = "_kollect_key";
+    let mut name = table.to_owned();
+    while name.len() + SUFFIX.len() > NAME_BYTES {
+        name.pop();
+    }
+    quoted(&format!("{name}{SUFFIX}"))
+}
+
+fn add_columns(tables: &Tables, missing: &[&Column]) -> Vec<String> {
+    if missing.is_empty() {
+        return Vec::new();
+    }
+    let each = |form: fn(&Column) -> String| missing.iter().map(|c| form(c)).collect::<Vec<_>>().join(", ");
+    vec![
+        format!("ALTER TABLE {tables} {}", each(|c| format!("ADD COLUMN {} {}", c.name, type_name(c)))),
+        format!("UPDATE {tables} SET {}", each(|c| format!("{} = {}", c.name, c.filled_from))),
+        format!("ALTER TABLE {tables} {}", each(|c| format!("ALTER COLUMN {} SET NOT NULL", c.name))),
+    ]
+}
