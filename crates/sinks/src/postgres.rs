@@ -32,6 +32,7 @@ mod config;
 mod dsn;
 mod failure;
 mod pool;
+mod refused;
 mod relation;
 mod session;
 mod tables;
@@ -50,8 +51,6 @@ use write::Applied;
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// For a server that accepts and then says nothing; longer than any statement may take.
 const ANSWER_LIMIT: Duration = Duration::from_mins(6);
-/// With so many rows that the server refuses one by one, something else is wrong.
-const MANY_REFUSED: usize = 100;
 
 /// A table, and sessions to write it with.
 pub struct PostgresSink {
@@ -179,16 +178,17 @@ impl PostgresSink {
         statements: &Statements,
         batch: &Batch<'_>,
     ) -> Result<Receipt, Failure> {
-        let mut refused = write::unfit(batch);
+        let mut refused = refused::unfit(batch);
         loop {
-            let delta = write::without(batch.delta, &refused);
+            let delta = refused::without(batch.delta, &refused);
             let batch = Batch { delta: &delta, ..*batch };
             match self.write_all(client, statements, &batch).await {
-                Err(error) if error.is_about_values() && refused.len() < MANY_REFUSED => {
-                    match write::name_refused(client, statements, &batch).await {
-                        Some(named) => refused.push(named),
-                        None => return Err(error),
+                Err(error) if error.is_about_values() => {
+                    let named = refused::name_refused(client, statements, &batch).await?;
+                    if named.is_empty() {
+                        return Err(error);
                     }
+                    refused.extend(named);
                 }
                 outcome => {
                     refused.extend(outcome?);

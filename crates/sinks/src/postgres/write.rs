@@ -7,11 +7,11 @@ use std::{collections::HashSet, pin::pin, time::SystemTime};
 
 use futures::future::try_join_all;
 use kollect_model::{
-    batch::{Batch, Delta, InventoryId, Refusal, Removed},
+    batch::{Delta, InventoryId, Refusal, Removed},
     row::{Row, RowKey},
 };
 use tokio_postgres::{
-    Client, Statement, Transaction,
+    Statement, Transaction,
     binary_copy::BinaryCopyInWriter,
     types::{Json, ToSql, Type},
 };
@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Up to here one statement with arrays is faster than a COPY.
-const FEW_ROWS: usize = 500;
+pub(super) const FEW_ROWS: usize = 500;
 const FEW_BYTES: usize = 8 << 20;
 
 /// The type of a column, as it is copied.
@@ -230,7 +230,7 @@ fn count(rows: usize) -> i64 {
 }
 
 /// One statement cannot write a row twice; the last of equal keys wins, as it would one by one.
-fn last_of_each(delta: &Delta) -> Vec<&Row> {
+pub(super) fn last_of_each(delta: &Delta) -> Vec<&Row> {
     let mut seen = HashSet::with_capacity(delta.added.len() + delta.changed.len());
     let all = delta.rows().map(AsRef::as_ref);
     let mut rows: Vec<&Row> = all.rev().filter(|row: &&Row| seen.insert(&row.key)).collect();
@@ -272,7 +272,7 @@ async fn remove(
     Ok(i64::try_from(removed).unwrap_or(i64::MAX))
 }
 
-async fn merge_arrays(
+pub(super) async fn merge_arrays(
     transaction: &Transaction<'_>,
     statement: &Statement,
     inventory: &InventoryId,
@@ -337,96 +337,4 @@ async fn copy(
     }
     writer.finish().await?;
     Ok(())
-}
-
-/// Rows that PostgreSQL cannot hold: its texts have no NUL character.
-pub(super) fn unfit(batch: &Batch<'_>) -> Vec<Refusal> {
-    let why = "a NUL character (\\u0000), which PostgreSQL cannot store; leave it out of the attributes";
-    batch.delta.rows().filter(|row| has_nul(row)).map(|row| refusal(batch.inventory, row, why)).collect()
-}
-
-/// A delta without the rows that were refused.
-pub(super) fn without(delta: &Delta, refused: &[Refusal]) -> Delta {
-    let mut delta = delta.clone();
-    if !refused.is_empty() {
-        let refused: HashSet<&RowKey> = refused.iter().map(|refusal| &refusal.key).collect();
-        delta.added.retain(|row| !refused.contains(&row.key));
-        delta.changed.retain(|changed| !refused.contains(&changed.after.key));
-    }
-    delta
-}
-
-/// The row that the server has refused, by trying halves without keeping them; `None` if it would take
-/// each of them.
-pub(super) async fn name_refused(
-    client: &mut Client,
-    statements: &Statements,
-    batch: &Batch<'_>,
-) -> Option<Refusal> {
-    let upsert = &statements.upsert;
-    let mut all = last_of_each(batch.delta);
-    if statements.key == Key::Old {
-        // One statement cannot try two rows of one place.
-        all = old_key::fit(batch.inventory, &all, &HeldKinds::new()).0;
-    }
-    let mut rows = all.as_slice();
-    if !refuses(client, upsert, batch, rows).await {
-        return None;
-    }
-    while rows.len() > 1 {
-        let (first, second) = rows.split_at(rows.len() / 2);
-        rows = if refuses(client, upsert, batch, first).await { first } else { second };
-    }
-    let why = "a value that the table cannot store; leave it out of the attributes";
-    rows.first().map(|row| refusal(batch.inventory, row, why))
-}
-
-/// Tries to write rows, and forgets them.
-async fn refuses(client: &mut Client, upsert: &Statement, batch: &Batch<'_>, rows: &[&Row]) -> bool {
-    let outcome = async {
-        let transaction = client.transaction().await?;
-        for rows in rows.chunks(FEW_ROWS) {
-            merge_arrays(&transaction, upsert, batch.inventory, rows).await?;
-        }
-        Ok::<_, Failure>(transaction.rollback().await?)
-    };
-    outcome.await.is_err_and(|error| error.is_about_values())
-}
-
-/// What is said about a row that is refused.
-fn refusal(inventory: &InventoryId, row: &Row, why: &str) -> Refusal {
-    Refusal {
-        key: row.key.clone(),
-        why: format!("write inventory {inventory}: {} holds {why}", row.described()),
-    }
-}
-
-fn has_nul(row: &Row) -> bool {
-    let key = &row.key;
-    has_escaped_nul(row.attributes.get())
-        || [&key.target.name, &key.group, &key.kind, &key.namespace, &key.uid, &row.version, &row.name]
-            .iter()
-            .any(|text| text.contains('\0'))
-}
-
-/// Whether JSON holds `\u0000`, and not the text `\\u0000`.
-fn has_escaped_nul(json: &str) -> bool {
-    json.match_indices("\\u0000").any(|(at, _)| {
-        let before = json.as_bytes().get(..at).unwrap_or_default();
-        before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 0
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn escaped_nuls_are_told_from_texts_about_them() {
-        assert!(has_escaped_nul(r#"{"a":"x\u0000"}"#));
-        assert!(has_escaped_nul(r#"{"a\u0000":1}"#));
-        assert!(has_escaped_nul(r#"{"a":"\\\u0000"}"#));
-        assert!(!has_escaped_nul(r#"{"a":"\\u0000"}"#));
-        assert!(!has_escaped_nul(r#"{"a":"\u0001"}"#));
-    }
 }

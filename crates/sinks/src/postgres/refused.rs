@@ -1,0 +1,124 @@
+//! Rows that the server cannot hold: each is named, and holds up no other row.
+
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
+
+use kollect_model::{
+    batch::{Batch, Delta, InventoryId, Refusal},
+    row::{Row, RowKey},
+};
+use tokio_postgres::Client;
+
+use super::{
+    failure::Failure,
+    session::Statements,
+    write::{FEW_ROWS, last_of_each, merge_arrays},
+};
+use crate::old_key::{self, HeldKinds, Key};
+
+/// Rows that PostgreSQL cannot hold: its texts have no NUL character.
+pub(super) fn unfit(batch: &Batch<'_>) -> Vec<Refusal> {
+    let why = "a NUL character (\\u0000), which PostgreSQL cannot store; leave it out of the attributes";
+    batch.delta.rows().filter(|row| has_nul(row)).map(|row| refusal(batch.inventory, row, why)).collect()
+}
+
+/// A delta without the rows that were refused.
+pub(super) fn without(delta: &Delta, refused: &[Refusal]) -> Delta {
+    let mut delta = delta.clone();
+    if !refused.is_empty() {
+        let refused: HashSet<&RowKey> = refused.iter().map(|refusal| &refusal.key).collect();
+        delta.added.retain(|row| !refused.contains(&row.key));
+        delta.changed.retain(|changed| !refused.contains(&changed.after.key));
+    }
+    delta
+}
+
+/// For finding the rows that are refused. It is far more than thousands of them need; where a rule of the table
+/// refuses almost every row of a large inventory, the write fails as a whole.
+const NAMING_LIMIT: Duration = Duration::from_mins(2);
+
+const SAVEPOINT: &str = "SAVEPOINT kollect_trial";
+const KEEP: &str = "RELEASE SAVEPOINT kollect_trial; SAVEPOINT kollect_trial";
+const UNDO: &str = "ROLLBACK TO SAVEPOINT kollect_trial";
+
+/// The rows that the server refuses, in their order: parts of the delta are written in a transaction that is never
+/// committed, and a part that is refused is halved. None if it would take all of them, or there was not enough
+/// time.
+pub(super) async fn name_refused(
+    client: &mut Client,
+    statements: &Statements,
+    batch: &Batch<'_>,
+) -> Result<Vec<Refusal>, Failure> {
+    let mut rows = last_of_each(batch.delta);
+    if statements.key == Key::Old {
+        // One statement cannot write two rows of one place.
+        rows = old_key::fit(batch.inventory, &rows, &HeldKinds::new()).0;
+    }
+    let began = Instant::now();
+    let transaction = client.transaction().await?;
+    transaction.batch_execute(SAVEPOINT).await?;
+    let mut refused = Vec::new();
+    let mut parts: Vec<&[&Row]> = rows.chunks(FEW_ROWS).rev().collect();
+    while let Some(part) = parts.pop() {
+        match merge_arrays(&transaction, &statements.upsert, batch.inventory, part).await {
+            Ok(_) => transaction.batch_execute(KEEP).await?,
+            Err(failure) if failure.is_about_values() => {
+                transaction.batch_execute(UNDO).await?;
+                if let [row] = part {
+                    let why = "a value that the table cannot store; leave it out of the attributes";
+                    refused.push(refusal(batch.inventory, row, why));
+                } else {
+                    let (first, second) = part.split_at(part.len() / 2);
+                    parts.extend([second, first]);
+                }
+            }
+            Err(failure) => return Err(failure),
+        }
+        if began.elapsed() > NAMING_LIMIT {
+            refused.clear();
+            break;
+        }
+    }
+    transaction.rollback().await?;
+    Ok(refused)
+}
+
+/// What is said about a row that is refused.
+fn refusal(inventory: &InventoryId, row: &Row, why: &str) -> Refusal {
+    Refusal {
+        key: row.key.clone(),
+        why: format!("write inventory {inventory}: {} holds {why}", row.described()),
+    }
+}
+
+fn has_nul(row: &Row) -> bool {
+    let key = &row.key;
+    has_escaped_nul(row.attributes.get())
+        || [&key.target.name, &key.group, &key.kind, &key.namespace, &key.uid, &row.version, &row.name]
+            .iter()
+            .any(|text| text.contains('\0'))
+}
+
+/// Whether JSON holds `\u0000`, and not the text `\\u0000`.
+fn has_escaped_nul(json: &str) -> bool {
+    json.match_indices("\\u0000").any(|(at, _)| {
+        let before = json.as_bytes().get(..at).unwrap_or_default();
+        before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 0
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escaped_nuls_are_told_from_texts_about_them() {
+        assert!(has_escaped_nul(r#"{"a":"x\u0000"}"#));
+        assert!(has_escaped_nul(r#"{"a\u0000":1}"#));
+        assert!(has_escaped_nul(r#"{"a":"\\\u0000"}"#));
+        assert!(!has_escaped_nul(r#"{"a":"\\u0000"}"#));
+        assert!(!has_escaped_nul(r#"{"a":"\u0001"}"#));
+    }
+}
