@@ -351,6 +351,8 @@ impl Sink for RowSink {
     }
 
     async fn baseline(&self, inventory: &InventoryId) -> Result<Baseline, SinkError> {
+        // Limits may have come since it was opened.
+        self.stream.check(&self.connection).await?;
         let read = read::all(&self.connection, &self.stream.name, &self.subjects(inventory)).await;
         let (baseline, known) =
             read.map_err(|failure| failure.into_error(&self.attempt("read", inventory)))?;
@@ -364,6 +366,7 @@ impl Sink for RowSink {
     }
 
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
+        self.stream.keeps_rows(&self.attempt("write", batch.inventory))?;
         let written = self.write_all(batch).await;
         written.map_err(|failure| failure.into_error(&self.attempt("write", batch.inventory)))
     }

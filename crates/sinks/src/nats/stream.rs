@@ -1,5 +1,7 @@
 //! The stream: found, created, or given one more subject. Nothing else of it is ever changed.
 
+use std::time::Duration;
+
 use kollect_model::{
     crd::sinks::EventMode,
     sink::{SinkError, SinkReason},
@@ -23,6 +25,9 @@ pub(super) struct Stream {
     pub(super) expires: bool,
     /// Largest message that it takes; `None`: whatever the server takes.
     pub(super) max_message: Option<usize>,
+    /// Which limits may remove rows that are still wanted, and how to lift them. What was written before can be
+    /// removed from such a stream, and nothing else is read or written.
+    evicting: Option<String>,
     mode: EventMode,
     subjects: String,
 }
@@ -45,8 +50,14 @@ impl Stream {
             EventMode::Rows => format!("{}.>", config.subject),
             EventMode::Snapshot => config.subject.clone(),
         };
-        let mut stream =
-            Self { name: name.clone(), expires: false, max_message: None, mode: config.mode, subjects };
+        let mut stream = Self {
+            name: name.clone(),
+            expires: false,
+            max_message: None,
+            evicting: None,
+            mode: config.mode,
+            subjects,
+        };
         for _ in 0..TRIES {
             let held = match connection.ask(format!("STREAM.INFO.{name}"), &json!({})).await {
                 Ok(info) => info.get("config").cloned().unwrap_or_default(),
@@ -61,6 +72,7 @@ impl Stream {
                 Err(failure) => return Err(stream.unusable(failure, &attempt)),
             };
             stream.judge(&held, &attempt)?;
+            stream.evicting = stream.evicting_limits(&held);
             if stream.is_taken_by(&held) {
                 stream.expires = held.get("allow_msg_ttl").and_then(Value::as_bool).unwrap_or(false);
                 stream.max_message = held
@@ -70,6 +82,7 @@ impl Stream {
                     .filter(|size| *size > 0);
                 return Ok(stream);
             }
+            stream.keeps_rows(&attempt)?;
             if !config.create {
                 return Err(stream.lacks_subject(&attempt));
             }
@@ -88,7 +101,44 @@ impl Stream {
         let info = info.map_err(|failure| self.unusable(failure, &attempt))?;
         let held = info.get("config").cloned().unwrap_or_default();
         self.judge(&held, &attempt)?;
+        refuse_evicting(self.evicting_limits(&held).as_deref(), &attempt)?;
         if self.is_taken_by(&held) { Ok(()) } else { Err(self.lacks_subject(&attempt)) }
+    }
+
+    /// Refuses a stream whose limits, when it was opened, could remove rows.
+    pub(super) fn keeps_rows(&self, attempt: &str) -> Result<(), SinkError> {
+        refuse_evicting(self.evicting.as_deref(), attempt)
+    }
+
+    /// Rows stay for as long as their objects: a limit that removes old messages would remove rows that no one
+    /// has changed for a while. A stream that is full and discards new messages keeps what it has: the write
+    /// fails. Snapshots are events, and may go.
+    fn evicting_limits(&self, held: &Value) -> Option<String> {
+        if self.mode != EventMode::Rows {
+            return None;
+        }
+        let limit = |name: &str| held.get(name).and_then(Value::as_u64).filter(|limit| *limit > 0);
+        let discards_old = held.get("discard").and_then(Value::as_str).unwrap_or("old") == "old";
+        let (mut found, mut flags) = (Vec::new(), Vec::new());
+        if let Some(age) = limit("max_age") {
+            found.push(format!("max_age={:?}", Duration::from_nanos(age)));
+            flags.push("--max-age=0s");
+        }
+        for (name, flag) in [("max_msgs", "--max-msgs=-1"), ("max_bytes", "--max-bytes=-1")] {
+            if let Some(most) = limit(name).filter(|_| discards_old) {
+                found.push(format!("{name}={most}"));
+                flags.push(flag);
+            }
+        }
+        (!found.is_empty()).then(|| {
+            format!(
+                "its limits may remove rows that are still wanted ({}); name another stream in \
+                 spec.nats.stream, or run: nats stream edit {} {}",
+                found.join(", "),
+                self.name,
+                flags.join(" ")
+            )
+        })
     }
 
     /// What a stream of our own looks like.
@@ -129,6 +179,14 @@ impl Stream {
         }
         if held.get("no_ack").and_then(Value::as_bool) == Some(true) {
             return refuse(format!("it does not acknowledge; run: nats stream edit {name} --ack"));
+        }
+        let once = held.get("discard_new_per_subject").and_then(Value::as_bool) == Some(true);
+        if self.mode == EventMode::Rows && once {
+            return refuse(format!(
+                "it takes no second message of a subject (discard_new_per_subject=true), so no row could change; \
+                 name another stream in spec.nats.stream, or run: nats stream edit {name} \
+                 --no-discard-per-subject"
+            ));
         }
         let kept = held.get("max_msgs_per_subject").and_then(Value::as_i64).unwrap_or(-1);
         match self.mode {
@@ -197,6 +255,11 @@ impl Stream {
     }
 }
 
+fn refuse_evicting(evicting: Option<&str>, attempt: &str) -> Result<(), SinkError> {
+    let refused = |why| SinkError::new(SinkReason::Incompatible, format!("{attempt}: {why}"));
+    evicting.map_or(Ok(()), |why| Err(refused(why)))
+}
+
 /// Whether everything that matches `subject` matches `pattern`.
 fn covers(pattern: &str, subject: &str) -> bool {
     let (mut pattern, mut subject) = (pattern.split('.'), subject.split('.'));
@@ -212,7 +275,7 @@ fn covers(pattern: &str, subject: &str) -> bool {
 
 /// The header that makes a message expire: whole seconds.
 pub(super) fn ttl(config: &Config) -> String {
-    format!("{}s", config.marker_ttl.max(std::time::Duration::from_secs(1)).as_secs())
+    format!("{}s", config.marker_ttl.max(Duration::from_secs(1)).as_secs())
 }
 
 #[cfg(test)]

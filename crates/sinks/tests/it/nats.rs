@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 mod access;
+mod limits;
 mod rows;
 mod snapshots;
 

@@ -156,7 +156,7 @@ async fn w35_two_sinks_share_a_stream() {
     // As its owner wants it, with a setting that no client of ours knows of.
     other
         .create(json!({
-            "name": name, "subjects": ["w35.theirs"], "max_msgs_per_subject": 1, "max_bytes": 100_000_000,
+            "name": name, "subjects": ["w35.theirs"], "max_msgs_per_subject": 1, "max_msg_size": 1_000_000,
             "description": "ours, hands off", "metadata": { "team": "a" }, "allow_msg_schedules": true,
         }))
         .await;
