@@ -280,7 +280,8 @@ impl Progress {
         self.last_export = Some(now);
         self.confirmed = true;
         (self.held_back, self.held_back_since) = (None, None);
-        let refused = delta.rows().filter(|row| receipt.refused.iter().any(|r| r.key == row.key)).count();
+        let now_refused: BTreeSet<&RowKey> = receipt.refused.iter().map(|refusal| &refusal.key).collect();
+        let refused = delta.rows().filter(|row| now_refused.contains(&row.key)).count();
         self.written += delta.len().saturating_sub(refused) as u64;
         self.checksum.clone_from(&receipt.checksum);
         self.refused = receipt.refused.iter().map(|refusal| refusal.why.clone()).collect();
