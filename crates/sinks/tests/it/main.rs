@@ -13,6 +13,7 @@ mod nats;
 mod old_keys;
 mod postgres;
 mod postgres_access;
+mod postgres_refused;
 mod postgres_sessions;
 mod preview;
 mod sqlite;

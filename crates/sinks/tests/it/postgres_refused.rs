@@ -1,0 +1,65 @@
+//! Rows that PostgreSQL refuses.
+
+use kollect_model::batch::Delta;
+
+use crate::{
+    conformance::{added, assert_holds, gone, inventory, row, write},
+    postgres::{opened, schema},
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_that_the_server_refuses_is_named() {
+    let server = schema("refusing");
+    let sink = opened(server, "refusing").await;
+    let all = inventory("", "all");
+    for count in [3, 2_000] {
+        let mut rows: Vec<_> = (0..count).map(|i| row(&format!("u{i}"), "{}")).collect();
+        rows.insert(1, row("too large", r#"{"n":1e200000,"text":"hunter2"}"#));
+        let receipt = write(&*sink, &all, None, &added(&rows)).await.unwrap();
+        let [refusal] = receipt.refused.as_slice() else { unreachable!("{:?}", receipt.refused) };
+        assert!(
+            refusal.why.contains("Deployment shop/cart of target team/pods (uid too large)"),
+            "{refusal:?}"
+        );
+        assert!(!refusal.why.contains("hunter2"), "{refusal:?}");
+        assert_holds(&*sink, &all, rows.iter().filter(|row| &*row.key.uid != "too large")).await;
+    }
+    server.psql("ALTER TABLE refusing.inventory ADD CHECK (source_uid NOT LIKE 'no%')").unwrap();
+    let rows = ["v1", "no1", "v2", "no2"].map(|uid| row(uid, "{}"));
+    let receipt = write(&*sink, &all, None, &added(&rows)).await.unwrap();
+    assert_eq!(receipt.refused.iter().map(|refusal| &*refusal.key.uid).collect::<Vec<_>>(), ["no1", "no2"]);
+    assert!(sink.baseline(&all).await.unwrap().contains_key(&rows[2].key));
+
+    // Not one row is taken: each is named, none is quoted, and what goes, goes.
+    server
+        .psql("DELETE FROM refusing.inventory; ALTER TABLE refusing.inventory ADD CHECK (name <> 'cart') NOT VALID")
+        .unwrap();
+    let rows: Vec<_> = (0..200).map(|i| row(&format!("u{i}"), r#"{"secret":"hunter2"}"#)).collect();
+    let receipt = write(&*sink, &all, None, &added(&rows)).await.unwrap();
+    assert_eq!(receipt.refused.len(), 200);
+    assert!(!format!("{receipt:?}").contains("hunter2"), "rows are not quoted: {receipt:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_refused_rows_hold_up_no_other_row() {
+    let server = schema("refusing_many");
+    let sink = opened(server, "refusing_many").await;
+    server.psql("ALTER TABLE refusing_many.inventory ADD CHECK (source_uid NOT LIKE 'no%')").unwrap();
+    let all = inventory("", "all");
+    let gone_later = row("gone later", "{}");
+    write(&*sink, &all, None, &added(std::slice::from_ref(&gone_later))).await.unwrap();
+    // Every fourth row, and a block of them.
+    for (name, is_bad) in [("scattered", (|i| i % 4 == 0) as fn(usize) -> bool), ("block", |i| i < 250)] {
+        let uid = |i: usize| if is_bad(i) { format!("no {name} {i}") } else { format!("{name} {i}") };
+        let rows: Vec<_> = (0..1_000).map(|i| row(&uid(i), "{}")).collect();
+        let delta = Delta { added: rows.clone(), removed: vec![gone(&gone_later)], ..Delta::default() };
+        let receipt = write(&*sink, &all, None, &delta).await.unwrap();
+        let (bad, good): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.key.uid.starts_with("no"));
+        let refused: Vec<_> = receipt.refused.iter().map(|refusal| refusal.key.clone()).collect();
+        assert_eq!(refused, bad.iter().map(|row| row.key.clone()).collect::<Vec<_>>());
+        assert!(receipt.refused[249].why.contains(&*bad[249].key.uid), "{:?}", receipt.refused[249]);
+        assert_holds(&*sink, &all, good.iter().copied()).await;
+        let removed = good.iter().map(|row| gone(row)).collect();
+        write(&*sink, &all, None, &Delta { removed, ..Delta::default() }).await.unwrap();
+    }
+}
