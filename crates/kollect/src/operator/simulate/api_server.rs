@@ -17,7 +17,7 @@ use tokio::{sync::watch, time::Instant};
 
 /// A kind of the cluster.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Kind {
+pub(super) struct Resource {
     pub(super) group: &'static str,
     pub(super) version: &'static str,
     pub(super) kind: &'static str,
@@ -30,14 +30,14 @@ const fn kind(
     kind: &'static str,
     plural: &'static str,
     namespaced: bool,
-) -> Kind {
-    Kind { group, version, kind, plural, namespaced }
+) -> Resource {
+    Resource { group, version, kind, plural, namespaced }
 }
 
 const KOLLECT: (&str, &str) = ("kollect.dev", "v1alpha1");
 
 /// All kinds that the cluster can serve. A plural is enough to tell them apart.
-pub(super) static KINDS: &[Kind] = &[
+pub(super) static KINDS: &[Resource] = &[
     kind(("", "v1"), "Namespace", "namespaces", false),
     kind(("", "v1"), "Secret", "secrets", true),
     kind(("apps", "v1"), "Deployment", "deployments", true),
@@ -58,7 +58,7 @@ pub(super) static KINDS: &[Kind] = &[
 ];
 
 /// The kind with this plural.
-pub(super) fn kind_of(plural: &str) -> Option<&'static Kind> {
+pub(super) fn kind_of(plural: &str) -> Option<&'static Resource> {
     KINDS.iter().find(|kind| kind.plural == plural)
 }
 

@@ -21,7 +21,7 @@ use super::{
     api_server::{ApiFaults, ApiServer, kind_of},
     schedule::{NAMESPACES, PROFILES, SINKS, Step},
     sink_servers::SinkServers,
-    truth::TEAM,
+    truth::{TEAM, text},
 };
 use crate::{
     cluster::ClusterSource,
@@ -114,7 +114,12 @@ impl Cluster {
                 api.set_faults(self.faults.clone());
             }
             Step::Start(_) => self.start(),
-            Step::Sink(..) => {}
+            Step::Sink(..)
+            | Step::EditRows(..)
+            | Step::BackUp(..)
+            | Step::Restore(..)
+            | Step::LoseClaims(..)
+            | Step::TakeOver(..) => {}
             _ => self.take_spec(step),
         }
     }
@@ -138,8 +143,10 @@ impl Cluster {
             }
             Step::DeleteTarget(_, name) => api.delete("kollecttargets", TEAM, name),
             Step::ProfileKind(_, name, plural) => {
-                let kind = kind_of(plural).unwrap();
-                let gvk = json!({ "group": kind.group, "version": kind.version, "kind": kind.kind });
+                let gvk = match kind_of(plural) {
+                    Some(kind) => json!({ "group": kind.group, "version": kind.version, "kind": kind.kind }),
+                    None => json!({ "group": "apps", "version": "v1", "kind": "Deploymint" }),
+                };
                 api.change("kollectprofiles", TEAM, name, |object| {
                     let attributes = object["spec"]["attributes"].take();
                     let first = || json!([{ "name": "size", "path": "$.spec.size", "type": "int" }]);
@@ -165,10 +172,28 @@ impl Cluster {
                 edit("kollectinventories", name, &|spec| spec["suspend"] = json!(suspend));
             }
             Step::DeleteInventory(_, name) => api.delete("kollectinventories", TEAM, name),
+            Step::ClusterName(_, sink, name) => {
+                edit("kollectdatabasesinks", sink, &|spec| spec["cluster"] = json!(name));
+            }
             Step::MoveSink(_, name, path) => {
                 edit("kollectdatabasesinks", name, &|spec| spec["sqlite"]["path"] = json!(path));
             }
             other => panic!("{other:?} is not a step of specs"),
+        }
+    }
+
+    /// The id of the cluster.
+    pub(super) fn id(&self) -> String {
+        let namespace = self.api.object("namespaces", "", "kube-system").unwrap();
+        text(&namespace["metadata"]["uid"]).to_owned()
+    }
+
+    /// Annotates an inventory: it may take what belongs to another cluster.
+    pub(super) fn take_over(&self, inventory: &str, other: &str) {
+        if self.api.object("kollectinventories", TEAM, inventory).is_some() {
+            self.api.change("kollectinventories", TEAM, inventory, |object| {
+                object["metadata"]["annotations"] = json!({ "kollect.dev/take-over": other });
+            });
         }
     }
 
@@ -181,6 +206,17 @@ impl Cluster {
         }
         for name in ["t1", "t2", "t3"] {
             self.take(&Step::SuspendTarget(0, name, false));
+        }
+        for (sink, _) in SINKS {
+            let name = self.name.clone();
+            self.api
+                .change("kollectdatabasesinks", TEAM, sink, |object| object["spec"]["cluster"] = json!(name));
+        }
+        for profile in PROFILES {
+            let object = self.api.object("kollectprofiles", TEAM, profile).unwrap();
+            if object["spec"]["targetGVK"]["kind"] == "Deploymint" {
+                self.take(&Step::ProfileKind(0, profile, "deployments"));
+            }
         }
         self.start();
     }

@@ -6,12 +6,16 @@
 
 use std::collections::BTreeMap;
 
-use kollect_model::row::{RowDigest, RowKey};
+use kollect_model::{
+    batch::InventoryId,
+    row::{RowDigest, RowKey},
+};
 use serde_json::Value;
 
 use super::{
-    api_server::{ApiServer, kind_of},
+    api_server::{ApiServer, Resource, kind_of},
     schedule::{COLLECTED, PROFILES, SINKS},
+    sink_servers::destination_of,
     truth::{Place, Rows, digest, is_leaving, text},
 };
 
@@ -84,7 +88,7 @@ impl History {
             kind: text(&spec["targetGVK"]["kind"]).to_owned(),
             twice: spec["attributes"].as_array().is_some_and(|all| all.len() > 1),
         };
-        let path = |spec: &Value| text(&spec["sqlite"]["path"]).to_owned();
+        let path = |spec: &Value| destination_of(text(&spec["sqlite"]["path"])).to_owned();
         put(
             &mut self.inventories,
             named("kollectinventories").map(|(n, o)| (n, inventory(&o["spec"]))).collect(),
@@ -178,14 +182,19 @@ impl<'a> Course<'a> {
         if self.targets[point[TARGET]].as_ref().is_some_and(|target| target.suspended) {
             return Is::Frozen;
         }
-        let found = self.profile_of(point[TARGET]).and_then(|number| self.row(point, number));
+        let profile = self.profile_of(point[TARGET]);
+        let version = profile.and_then(|number| self.profiles[number][point[PROFILE + number]].as_ref());
+        if version.is_some_and(|version| collected(&version.kind).is_none()) {
+            return Is::Frozen;
+        }
+        let found = profile.and_then(|number| self.row(point, number));
         found.map_or(Is::Absent, Is::Row)
     }
 
     fn row(&self, point: Point, profile: usize) -> Option<RowDigest> {
         let version = self.profiles[profile][point[PROFILE + profile]].as_ref()?;
         let (name, size) = self.objects[point[OBJECT]].as_ref()?;
-        let kind = COLLECTED.iter().find_map(|plural| kind_of(plural).filter(|k| k.kind == version.kind))?;
+        let kind = collected(&version.kind)?;
         (*kind.kind == *self.key.kind).then(|| digest(self.key.clone(), name, *size, version.twice))
     }
 
@@ -241,6 +250,11 @@ impl<'a> Course<'a> {
     }
 }
 
+/// The resource of a kind, if there can be objects of it.
+fn collected(kind: &str) -> Option<&'static Resource> {
+    COLLECTED.into_iter().filter_map(kind_of).find(|resource| resource.kind == kind)
+}
+
 /// Only points that are not after another one.
 fn earliest(mut points: Vec<Point>) -> Vec<Point> {
     points.sort_unstable();
@@ -266,6 +280,15 @@ impl Reader {
     /// Something in a cluster has changed.
     pub(super) fn record(&mut self, cluster: &str, api: &ApiServer) {
         self.clusters.entry(cluster.into()).or_default().record(api);
+    }
+
+    /// A destination was restored or edited by others: it holds these rows now, and readers may see everything again.
+    pub(super) fn begin_again(&mut self, destination: &str, rows: &BTreeMap<InventoryId, Rows>) {
+        self.held.retain(|place, _| place.0 != destination);
+        self.seen.retain(|(place, _), _| place.0 != destination);
+        for (inventory, rows) in rows {
+            self.held.insert((destination.to_owned(), inventory.clone()), rows.clone());
+        }
     }
 
     /// Looks at an inventory in a destination. The error says what cannot have been.

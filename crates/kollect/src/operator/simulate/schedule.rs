@@ -39,8 +39,57 @@ pub(super) enum Step {
     ApiLatency(usize, u64),
     StaleLists(usize, u64),
     Sink(&'static str, SinkFault),
+    /// Others remove a row from a destination, or change it.
+    EditRows(&'static str, u8, bool),
     Crash(usize),
     Start(usize),
+    /// A destination is saved, and later restored with its claims.
+    BackUp(&'static str),
+    Restore(&'static str),
+    /// All claims of a destination are lost, and its rows stay.
+    LoseClaims(&'static str),
+    /// Name of the cluster in the rows of a sink; it may be that of the other cluster.
+    ClusterName(usize, &'static str, &'static str),
+    /// An inventory is annotated with the id of the other cluster.
+    TakeOver(usize, &'static str),
+}
+
+/// Faults of the operator that are known: schedules contain the steps that show them only if they are asked for, with
+/// `make simulate KNOWN_FAULT=name`. Whoever mends one moves its steps to those of all schedules.
+pub(super) const KNOWN_FAULTS: [(&str, &str); 6] = [
+    (
+        "moved-status",
+        "a line of a status says Synced=True for a new destination before anything was written there",
+    ),
+    ("wrong-kind", "rows are removed when a profile names a kind that is not served"),
+    ("two-names", "a destination that gets another name is emptied and filled again"),
+    ("restore", "a binding stops for good when the epoch of its claim went back"),
+    ("lost-claims", "a binding stops for good when its claim is gone"),
+    (
+        "neighbour",
+        "rows of another cluster are removed after a take-over that was meant for another destination",
+    ),
+];
+
+fn step_of_known_fault(random: &mut Rng, name: &str, cluster: usize, clusters: usize) -> Option<Step> {
+    let database = choose(random, &["db-1", "db-2", "rows-1", "rows-2"]);
+    Some(match name {
+        "moved-status" => {
+            let (sink, destinations) = choose(random, &SINKS);
+            Step::MoveSink(cluster, sink, choose(random, &destinations))
+        }
+        "wrong-kind" => Step::ProfileKind(cluster, choose(random, &PROFILES), "deploymints"),
+        "two-names" => Step::MoveSink(cluster, "s1", choose(random, &["db-1", "db-1-alias"])),
+        "restore" if random.bool() => Step::BackUp(database),
+        "restore" => Step::Restore(database),
+        "lost-claims" => Step::LoseClaims(database),
+        "neighbour" if clusters > 1 && random.u8(..3) == 0 => Step::TakeOver(1, choose(random, &INVENTORIES)),
+        "neighbour" if clusters > 1 => {
+            let name = choose(random, &["east", "west"]);
+            Step::ClusterName(1, choose(random, &["s1", "s2"]), name)
+        }
+        _ => return None,
+    })
 }
 
 impl Step {
@@ -80,20 +129,24 @@ fn some_of(random: &mut Rng, among: &[&'static str]) -> Vec<&'static str> {
 }
 
 impl Schedule {
-    /// The schedule of a seed.
-    pub(super) fn of(seed: u64) -> Self {
+    /// The schedule of a seed, with steps that show a known fault if one is named.
+    pub(super) fn of(seed: u64, known_fault: Option<&str>) -> Self {
         let mut random = Rng::with_seed(seed);
         let clusters = 1 + usize::from(random.u8(..3) == 0);
         let steps = 5 + random.usize(..35);
         let steps = (0..steps)
             .map(|_| {
-                let step = step(&mut random, clusters);
+                let cluster = random.usize(..clusters);
+                let special = known_fault.filter(|_| random.u8(..5) == 0);
+                let special =
+                    special.and_then(|name| step_of_known_fault(&mut random, name, cluster, clusters));
+                let step = special.unwrap_or_else(|| step(&mut random, cluster));
                 let pause = match random.u8(..10) {
                     0 => 0,
                     1..=3 => random.u64(..50),
                     4..=7 => random.u64(..3_000),
                     8 => random.u64(..40_000),
-                    _ => random.u64(..400_000),
+                    _ => random.u64(..150_000),
                 };
                 (step, pause)
             })
@@ -102,8 +155,7 @@ impl Schedule {
     }
 }
 
-fn step(random: &mut Rng, clusters: usize) -> Step {
-    let cluster = random.usize(..clusters);
+fn step(random: &mut Rng, cluster: usize) -> Step {
     match random.u8(..100) {
         0..25 => {
             let (plural, namespace) = (choose(random, &COLLECTED), choose(random, &NAMESPACES));
@@ -125,7 +177,11 @@ fn step(random: &mut Rng, clusters: usize) -> Step {
         71..74 => Step::ApiErrors(cluster, choose(random, &[0, 10, 50, 100])),
         74..77 => Step::ApiLatency(cluster, choose(random, &[0, 100, 5_000])),
         77..79 => Step::StaleLists(cluster, choose(random, &[0, 3, 20])),
-        79..90 => {
+        79 | 80 => {
+            let destination = choose(random, &["db-1", "db-2", "rows-1", "rows-2"]);
+            Step::EditRows(destination, random.u8(..8), random.bool())
+        }
+        81..90 => {
             let destination = choose(random, &["db-1", "db-2", "rows-1", "rows-2"]);
             let fault = match random.u8(..8) {
                 0 => SinkFault::FailsBefore,

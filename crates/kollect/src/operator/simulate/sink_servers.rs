@@ -49,6 +49,13 @@ pub(super) type Contents = BTreeMap<InventoryId, Held>;
 struct Destination {
     contents: Contents,
     fault: SinkFault,
+    backup: Option<Contents>,
+}
+
+/// The destination that a name leads to: some have two names.
+pub(super) fn destination_of(name: &str) -> &str {
+    let name = name.rsplit('/').next().unwrap_or_default();
+    name.strip_suffix("-alias").unwrap_or(name)
 }
 
 /// All destinations of a schedule. Cheap to clone.
@@ -87,6 +94,43 @@ impl SinkServers {
         self.lock().destinations.entry(destination.into()).or_default().fault = fault;
     }
 
+    /// Others remove the nth row of a destination, or change it.
+    pub(super) fn edit_rows(&self, destination: &str, number: u8, remove: bool) {
+        let mut state = self.lock();
+        let contents = state.destinations.entry(destination.into()).or_default();
+        for held in contents.contents.values_mut() {
+            let Some(key) = held.rows.keys().nth(number.into()).cloned() else { continue };
+            if remove {
+                held.rows.remove(&key);
+            } else {
+                held.rows.insert(key, RowDigest(0));
+            }
+        }
+        state.changed_by_others(destination);
+    }
+
+    pub(super) fn back_up(&self, destination: &str) {
+        let mut state = self.lock();
+        let destination = state.destinations.entry(destination.into()).or_default();
+        destination.backup = Some(destination.contents.clone());
+    }
+
+    /// Everything is as it was when the destination was saved.
+    pub(super) fn restore(&self, destination: &str) {
+        let mut state = self.lock();
+        let known = state.destinations.entry(destination.into()).or_default();
+        if let Some(backup) = known.backup.clone() {
+            known.contents = backup;
+            state.changed_by_others(destination);
+        }
+    }
+
+    pub(super) fn lose_claims(&self, destination: &str) {
+        let mut state = self.lock();
+        let destination = state.destinations.entry(destination.into()).or_default();
+        destination.contents.values_mut().for_each(|held| held.holder = None);
+    }
+
     /// Everything works again.
     pub(super) fn heal(&self) {
         self.lock().destinations.values_mut().for_each(|destination| destination.fault = SinkFault::None);
@@ -120,6 +164,13 @@ enum Failure {
 }
 
 impl State {
+    /// What a destination holds is not what an operator wrote last.
+    fn changed_by_others(&mut self, destination: &str) {
+        let contents = &self.destinations[destination].contents;
+        let rows = contents.iter().map(|(inventory, held)| (inventory.clone(), held.rows.clone())).collect();
+        self.reader.begin_again(destination, &rows);
+    }
+
     fn of(&mut self, destination: &str, inventory: &InventoryId) -> &mut Held {
         let destination = self.destinations.entry(destination.into()).or_default();
         destination.contents.entry(inventory.clone()).or_default()
@@ -181,7 +232,7 @@ struct OpenSink {
 impl OpenPlan for SinkServers {
     async fn open(&self, plan: &Plan, policy: &Policy) -> Result<Box<dyn Sink>, SinkError> {
         let destination = plan.destination(policy).to_string();
-        let destination = destination.rsplit('/').next().unwrap_or_default().to_owned();
+        let destination = destination_of(&destination).to_owned();
         let sink = OpenSink { servers: self.clone(), destination };
         sink.request("connect").await?;
         Ok(Box::new(sink))

@@ -8,7 +8,10 @@ use kollect_model::{
 };
 use serde_json::{Value, json, value::RawValue};
 
-use super::api_server::{ApiServer, kind_of};
+use super::{
+    api_server::{ApiServer, kind_of},
+    sink_servers::destination_of,
+};
 
 /// The namespace of the objects of Kollect.
 pub(super) const TEAM: &str = "team";
@@ -19,7 +22,7 @@ pub(super) type Place = (String, InventoryId);
 pub(super) type Rows = BTreeMap<RowKey, RowDigest>;
 
 /// What a cluster wants now, unless something is suspended.
-pub(super) fn expected(api: &ApiServer) -> BTreeMap<Place, Rows> {
+pub(super) fn expected(name: &str, api: &ApiServer) -> BTreeMap<Place, Rows> {
     let mut expected: BTreeMap<Place, Rows> = BTreeMap::new();
     let targets: Vec<_> = api.objects("kollecttargets").into_iter().filter(|t| !is_leaving(t)).collect();
     for inventory in api.objects("kollectinventories").iter().filter(|object| !is_leaving(object)) {
@@ -31,7 +34,11 @@ pub(super) fn expected(api: &ApiServer) -> BTreeMap<Place, Rows> {
                 namespace: Some(TEAM.into()),
                 name: text(&inventory["metadata"]["name"]).to_owned(),
             };
-            let place = (text(&sink["spec"]["sqlite"]["path"]).to_owned(), id);
+            if id.cluster != name {
+                // It belongs to the other cluster.
+                continue;
+            }
+            let place = (destination_of(text(&sink["spec"]["sqlite"]["path"])).to_owned(), id);
             let mut rows = Rows::new();
             for target in &targets {
                 let name = &target["metadata"]["name"];

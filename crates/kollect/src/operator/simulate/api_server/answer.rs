@@ -8,11 +8,11 @@ use kube::Client;
 use serde_json::{Value, json};
 use tokio::time;
 
-use super::{ApiServer, KINDS, Kind, ObjectKey, State, kind_of, watch_stream};
+use super::{ApiServer, KINDS, ObjectKey, Resource, State, kind_of, watch_stream};
 
 /// Where a request leads.
 struct Place {
-    kind: &'static Kind,
+    kind: &'static Resource,
     namespace: String,
     name: Option<String>,
     subresource: Option<String>,
@@ -251,12 +251,12 @@ fn is_outdated(known: &Value, sent: &Value) -> bool {
 
 impl State {
     fn discovery(&self, core: bool) -> Value {
-        let mut groups: BTreeMap<&str, Vec<&Kind>> = BTreeMap::new();
+        let mut groups: BTreeMap<&str, Vec<&Resource>> = BTreeMap::new();
         let served = KINDS.iter().filter(|kind| !self.unserved.contains(kind.plural));
         for kind in served.filter(|kind| kind.group.is_empty() == core) {
             groups.entry(kind.group).or_default().push(kind);
         }
-        let resource = |kind: &&Kind| {
+        let resource = |kind: &&Resource| {
             json!({
                 "resource": kind.plural,
                 "responseKind": { "group": kind.group, "version": kind.version, "kind": kind.kind },
@@ -264,7 +264,7 @@ impl State {
                 "verbs": ["get", "list", "watch"],
             })
         };
-        let group = |(name, kinds): (&&str, &Vec<&Kind>)| {
+        let group = |(name, kinds): (&&str, &Vec<&Resource>)| {
             let resources: Vec<Value> = kinds.iter().map(resource).collect();
             let version = kinds.first().map_or("v1", |kind| kind.version);
             let versions = [json!({ "version": version, "resources": resources, "freshness": "Current" })];
