@@ -188,10 +188,15 @@ impl Simulation {
         for cluster in &self.clusters {
             wanted.extend(expected(&cluster.name, &cluster.api));
         }
+        let restored = self.sinks.lock().changed_by_others.clone();
         for (destination, contents) in self.sinks.contents() {
             for (inventory, held) in contents {
                 let rows = wanted.remove(&(destination.clone(), inventory.clone()));
                 let exists = rows.is_some();
+                if !exists && restored.contains(&destination) {
+                    // What comes back in a destination that is not used any more is found by no operator.
+                    continue;
+                }
                 if rows.unwrap_or_default() != held.rows {
                     return Err(format!("at the end {destination} holds other rows of {inventory:?}"));
                 }
@@ -307,7 +312,9 @@ fn readers_see_only_what_was_true() {
         }
         if let Err(why) = run(&schedule) {
             failing += 1;
-            println!("\nSeed {seed} fails: {why}\nReproduce it with: make simulate SEED={seed}\n{schedule}");
+            let known_fault = known_fault().map(|name| format!(" KNOWN_FAULT={name}")).unwrap_or_default();
+            println!("\nSeed {seed} fails: {why}");
+            println!("Reproduce it with: make simulate SEED={seed}{known_fault}\n{schedule}");
             let (smallest, why) = shrink(schedule, why);
             println!("The smallest schedule that fails: {why}\n{smallest}");
             if failing == FAILURES {

@@ -3,7 +3,7 @@
 //! Whenever something changes a reader looks: what it sees is compared with what was at some time.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -70,6 +70,8 @@ pub(super) struct State {
     pub(super) violation: Option<String>,
     /// Rows that were written.
     pub(super) rows_written: u64,
+    /// Destinations that others have edited or restored: what operators know of them is not true for a while.
+    pub(super) changed_by_others: BTreeSet<String>,
     /// What each inventory has held: numbers of rows.
     counts: BTreeMap<(String, InventoryId), Vec<usize>>,
 }
@@ -82,6 +84,7 @@ impl SinkServers {
             reader: Reader::default(),
             violation: None,
             rows_written: 0,
+            changed_by_others: BTreeSet::new(),
             counts: BTreeMap::new(),
         })))
     }
@@ -106,7 +109,7 @@ impl SinkServers {
                 held.rows.insert(key, RowDigest(0));
             }
         }
-        state.changed_by_others(destination);
+        state.note_change_by_others(destination);
     }
 
     pub(super) fn back_up(&self, destination: &str) {
@@ -121,7 +124,7 @@ impl SinkServers {
         let known = state.destinations.entry(destination.into()).or_default();
         if let Some(backup) = known.backup.clone() {
             known.contents = backup;
-            state.changed_by_others(destination);
+            state.note_change_by_others(destination);
         }
     }
 
@@ -142,9 +145,12 @@ impl SinkServers {
         all.iter().map(|(name, destination)| (name.clone(), destination.contents.clone())).collect()
     }
 
-    /// Whether an inventory in a destination has ever had so many rows.
+    /// Whether an inventory in a destination may have had so many rows at some time.
     pub(super) fn has_held(&self, destination: &str, inventory: &InventoryId, rows: usize) -> bool {
         let state = self.lock();
+        if state.changed_by_others.contains(destination) {
+            return true;
+        }
         let counts = state.counts.get(&(destination.to_owned(), inventory.clone()));
         rows == 0 || counts.is_some_and(|counts| counts.contains(&rows))
     }
@@ -165,7 +171,8 @@ enum Failure {
 
 impl State {
     /// What a destination holds is not what an operator wrote last.
-    fn changed_by_others(&mut self, destination: &str) {
+    fn note_change_by_others(&mut self, destination: &str) {
+        self.changed_by_others.insert(destination.to_owned());
         let contents = &self.destinations[destination].contents;
         let rows = contents.iter().map(|(inventory, held)| (inventory.clone(), held.rows.clone())).collect();
         self.reader.begin_again(destination, &rows);
