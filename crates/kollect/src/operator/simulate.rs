@@ -60,7 +60,7 @@ impl Simulation {
         let sinks = SinkServers::new(schedule.seed ^ 1);
         let names = ["east", "west"].into_iter().take(schedule.clusters);
         let clusters = names.map(|name| Cluster::new(name, schedule.seed, sinks.clone())).collect();
-        let checks_moved = known_fault().as_deref() == Some("moved-status");
+        let checks_moved = shows_known_fault("moved-status");
         let simulation = Self { clusters, sinks, checks_moved };
         simulation.record();
         simulation
@@ -294,6 +294,11 @@ fn known_fault() -> Option<String> {
     let known = KNOWN_FAULTS.iter().any(|(known, _)| *known == name);
     assert!(known, "no such known fault; there are {KNOWN_FAULTS:?}");
     Some(name)
+}
+
+/// Whether schedules shall show this known fault.
+fn shows_known_fault(name: &str) -> bool {
+    known_fault().as_deref() == Some(name)
 }
 
 #[test]
