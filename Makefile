@@ -62,6 +62,11 @@ bench-operator: servers ## The operator with a real control plane and PostgreSQL
 soak: server-tools ## The real-server tests again and again: N=20 by default
 	for round in $$(seq $(or $(N),20)); do echo "round $$round"; cargo test --quiet -p kollect -p kollect-testbed; done
 
+# Optimised: a schedule is minutes of virtual time, and all of it is computing.
+.PHONY: simulate
+simulate: tools ## Random schedules of faults against the operator, without servers: SEEDS=2000 by default, SEED=N for one
+	KNOWN_FAULT=$(KNOWN_FAULT) SEED=$(SEED) SEEDS=$(or $(SEEDS),2000) cargo test --release -p kollect --bin kollect simulate -- --nocapture
+
 .PHONY: generate
 generate: tools ## Rewrite the generated files
 	cargo build --quiet -p kollect

@@ -124,6 +124,13 @@ impl ClusterSource {
         Self::with_config(config, &who, Timing::default(), identity).await
     }
 
+    /// The cluster of an API server in memory.
+    #[cfg(test)]
+    pub(crate) async fn in_memory(client: Client) -> anyhow::Result<Self> {
+        let url = http::Uri::from_static("https://in-memory/");
+        Self::with_client(client, url, Timing::default(), Identity::Cluster, "anonymous".into()).await
+    }
+
     /// Where the API server is.
     pub(crate) fn url(&self) -> &http::Uri {
         &self.url
@@ -162,13 +169,26 @@ impl ClusterSource {
         let unreachable = || format!("reach the cluster at {server} ({who})");
         let version = time::timeout(PATIENCE, client.apiserver_version()).await;
         version.context("no answer").with_context(unreachable)?.map_err(plain).with_context(unreachable)?;
-        let id = identity.find(&client, anonymous).await.with_context(unreachable)?;
+        let source = Self::with_client(client, url, timing, identity, anonymous);
+        let source = source.await.with_context(unreachable)?;
         if unverified {
             warn!(
                 server,
                 "the certificate of the API server is not verified: insecure-skip-tls-verify is set"
             );
         }
+        Ok(source)
+    }
+
+    /// The cluster that a client talks to. `anonymous` is its id if it does not tell another one.
+    async fn with_client(
+        client: Client,
+        url: http::Uri,
+        timing: Timing,
+        identity: Identity,
+        anonymous: String,
+    ) -> anyhow::Result<Self> {
+        let id = identity.find(&client, anonymous).await?;
         let shared = Shared {
             discovery: Discovery::new(client.clone(), timing.certain),
             client,

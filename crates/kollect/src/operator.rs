@@ -26,6 +26,8 @@ mod secrets;
 mod serve;
 mod shards;
 mod shutdown;
+#[cfg(test)]
+mod simulate;
 mod status;
 mod webhooks;
 mod write;
@@ -41,6 +43,7 @@ use kollect_engine::{
     tasks::{Task, TaskKind, Tasks},
 };
 use kollect_model::backoff::Backoff;
+use kollect_sinks::Sinks;
 use reconcile::Operator;
 use tokio::time;
 use tracing::{debug, info, warn};
@@ -102,6 +105,7 @@ async fn operate(args: Args) -> anyhow::Result<()> {
         collector,
         rows,
         within,
+        sinks: Arc::new(Sinks::default()),
         board,
         metrics,
         tasks: tasks.clone(),

@@ -35,7 +35,7 @@ const TAKE_OVER: &str = "kollect.dev/take-over";
 
 /// The bindings of all inventories.
 pub(crate) struct Bindings {
-    sinks: Sinks,
+    sinks: Arc<dyn OpenPlan>,
     meter: Meter,
     rules: Arc<Rules>,
     board: Board,
@@ -63,9 +63,23 @@ pub(crate) fn binding_name(inventory: &InventoryName, sink: &SinkName) -> Bindin
     BindingName { inventory: inventory.clone(), sink: sink.clone() }
 }
 
+/// Connects to what plans describe: [`Sinks`] in the program, destinations in memory in the simulator.
+#[async_trait]
+pub(crate) trait OpenPlan: Send + Sync {
+    /// Opens what a plan describes, within a policy.
+    async fn open(&self, plan: &Plan, policy: &Policy) -> Result<Box<dyn Sink>, SinkError>;
+}
+
+#[async_trait]
+impl OpenPlan for Sinks {
+    async fn open(&self, plan: &Plan, policy: &Policy) -> Result<Box<dyn Sink>, SinkError> {
+        Self::open(self, plan, policy).await
+    }
+}
+
 /// Opens a sink as its plan says.
 pub(crate) struct Planned {
-    pub(crate) sinks: Sinks,
+    pub(crate) sinks: Arc<dyn OpenPlan>,
     pub(crate) plan: Plan,
     pub(crate) policy: Policy,
     pub(crate) meter: Meter,
@@ -86,7 +100,7 @@ impl Open for Planned {
 
 impl Bindings {
     pub(crate) fn new(
-        sinks: Sinks,
+        sinks: Arc<dyn OpenPlan>,
         meter: Meter,
         rules: Arc<Rules>,
         board: Board,

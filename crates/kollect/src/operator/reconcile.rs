@@ -20,7 +20,6 @@ use kollect_engine::{
     watch::WatchSource,
 };
 use kollect_model::{crd::inventory::SinkExport, row::TargetId};
-use kollect_sinks::Sinks;
 use kube::Client;
 use tokio::{
     sync::watch,
@@ -33,7 +32,7 @@ use left::left_sink;
 use refused::Refusals;
 
 use super::{
-    bindings::{Bindings, Planned},
+    bindings::{Bindings, OpenPlan, Planned},
     finalize::{self, Deleted},
     health::Health,
     leader::{self, Leadership},
@@ -72,7 +71,7 @@ pub(crate) struct Operator {
     plans: watch::Receiver<()>,
     /// What the collector was last given.
     collected: (Vec<Arc<Target>>, BTreeSet<TargetId>),
-    sinks: Sinks,
+    sinks: Arc<dyn OpenPlan>,
     bindings: Bindings,
     board: Board,
     /// Only whoever leads writes.
@@ -101,6 +100,7 @@ pub(crate) struct Setup {
     pub(crate) collector: Collector,
     pub(crate) rows: StoreReader,
     pub(crate) within: Option<BTreeSet<Arc<str>>>,
+    pub(crate) sinks: Arc<dyn OpenPlan>,
     pub(crate) board: Board,
     pub(crate) metrics: Metrics,
     pub(crate) tasks: Tasks,
@@ -109,10 +109,10 @@ pub(crate) struct Setup {
 
 impl Operator {
     pub(crate) fn new(setup: Setup, leadership: watch::Receiver<Leadership>, health: Health) -> Self {
-        let Setup { source, rules, collector, rows, within, board, metrics, tasks, cleanup_timeout } = setup;
+        let Setup { source, rules, collector, rows, within, sinks, board, metrics, tasks, cleanup_timeout } =
+            setup;
         let client = source.client();
         let watches: Arc<dyn WatchSource> = source.clone();
-        let sinks = Sinks::default();
         let planner = SinkPlanner::new(tasks.clone());
         let scope = within.clone().map_or(Sight::Everything, Sight::Within);
         Self {
