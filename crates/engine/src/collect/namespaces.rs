@@ -1,10 +1,10 @@
 //! What is known about namespaces: one watch of their metadata, which all kinds share.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use futures::StreamExt;
 use kollect_model::crd::shapes::Gvk;
-use tokio::time;
+use tokio::{sync::watch::Receiver, time};
 
 use super::{Context, Problem, panic_of};
 use crate::{
@@ -46,7 +46,7 @@ async fn follow(context: Arc<Context>) {
     let mut told = false;
     loop {
         if context.source.permits(&query).await {
-            told = watch(&context, &query, &place).await;
+            told = watch(&context, &query, &place, &mut names).await;
         } else if !std::mem::replace(&mut told, true) {
             let message = "list namespaces in the whole cluster: forbidden; grant the verb list on it".into();
             blind(&context, &place, Blindness { reason: BlindReason::Forbidden, message });
@@ -81,12 +81,29 @@ fn publish_named(context: &Context) {
 }
 
 /// Follows the namespaces until they cannot be seen any more, and says whether that was told.
-async fn watch(context: &Context, query: &Query, place: &Place) -> bool {
+async fn watch(
+    context: &Context,
+    query: &Query,
+    place: &Place,
+    names: &mut Receiver<BTreeSet<Arc<str>>>,
+) -> bool {
     let mut told = false;
     let mut events = context.source.watch(query.clone());
     // A list is published as a whole: half of it would look like deleted namespaces.
     let mut listing: Option<Namespaces> = None;
-    while let Some(event) = events.next().await {
+    loop {
+        let event = tokio::select! {
+            biased;
+            Ok(()) = names.changed() => {
+                // Until they have been listed, those that targets name are all that is known.
+                if context.namespaces.borrow().as_ref().is_some_and(|known| !known.complete) {
+                    publish_named(context);
+                }
+                continue;
+            }
+            event = events.next() => event,
+        };
+        let Some(event) = event else { return told };
         match event {
             Event::Listing { total } => {
                 listing = Some(Namespaces::default());
@@ -125,7 +142,6 @@ async fn watch(context: &Context, query: &Query, place: &Place) -> bool {
             }
         }
     }
-    told
 }
 
 /// Changes the list that is running, or what is known.

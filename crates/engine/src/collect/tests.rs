@@ -757,6 +757,30 @@ async fn law_5_a_revoked_permission_freezes_rows_and_a_granted_one_thaws_them() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn law_5_namespaces_that_cannot_be_listed_at_the_start_remove_nothing() {
+    let mut lab = Lab::new(1);
+    // Nothing is wanted yet when the first request fails.
+    lab.arrive().await;
+    let failed = || Blindness { reason: BlindReason::Failed, message: "no answer".into() };
+    lab.with(|world| {
+        let stream = world.streams.iter().find(|stream| stream.query.gvk.kind == "Namespace").unwrap();
+        stream.events.unbounded_send(Event::Blind(failed())).unwrap();
+    });
+    lab.arrive().await;
+    assert!(lab.collector.namespaces().borrow().as_ref().is_some_and(|known| known.known.is_empty()));
+    let profile = everything().profile.clone();
+    lab.targets.insert(0, target(0, &json!({ "includedNamespaces": ["a"] }), &profile));
+    lab.set_targets();
+    lab.arrive().await;
+    let published = lab.collector.namespaces().borrow().clone().unwrap();
+    assert!(published.known.contains_key("a") && !published.complete, "what the target names is looked at");
+    let snapshot = lab.rows.snapshot_of_seen(&[target_id(0)], Sight::Everything);
+    let (group, kind, uid) = ("".into(), "Pod".into(), "u0".into());
+    let held = RowKey { target: target_id(0), group, kind, namespace: "a".into(), uid };
+    assert!(!snapshot.knows_gone(&held), "what a sink holds may exist");
+}
+
+#[tokio::test(start_paused = true)]
 async fn law_9_what_is_beyond_the_reach_stays_as_it_was_until_it_is_within_again() {
     let mut lab = lab_with_pods(2).await;
     let pod = |namespace: &str, image: &str| json!({ "metadata": { "name": "p", "namespace": namespace }, "spec": { "image": image } });

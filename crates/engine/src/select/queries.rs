@@ -155,8 +155,17 @@ impl Selection {
     /// Whether namespaces that cannot be listed decide what is selected. Those that a spec names are
     /// taken to exist; their labels are not known.
     fn is_undecided(&self, namespaces: &Namespaces, within: Option<&BTreeSet<Arc<str>>>) -> bool {
-        !namespaces.complete
-            && !(self.needs_only_names() && (within.is_some() || self.named_namespaces().is_some()))
+        if namespaces.complete {
+            return false;
+        }
+        let asked = match (self.named_namespaces(), within) {
+            (Some(named), Some(within)) => named.intersection(within).cloned().collect(),
+            (Some(named), None) => named,
+            (None, Some(within)) => within.clone(),
+            (None, None) => return true,
+        };
+        // A name that has not been published yet is not a namespace that does not exist.
+        !self.needs_only_names() || !asked.iter().all(|name| namespaces.known.contains_key(name))
     }
 
     /// The namespaces that can be selected at all, as far as names alone tell; `None`: any.

@@ -117,6 +117,27 @@ fn a_target_without_a_selection_asks_for_its_reach() {
 }
 
 #[test]
+fn law_5_a_name_that_is_not_known_yet_decides_nothing() {
+    let named = reaching(&json!({ "profileRef": "p", "includedNamespaces": ["a"] }), &json!([]));
+    let own = reaching(&json!({ "profileRef": "p" }), &json!([]));
+    for selection in [&named, &own] {
+        let member = Member { number: 1, selection, metadata_only: false };
+        let asked = |known: &Namespaces, within: Option<&BTreeSet<Arc<str>>>| {
+            let queries = queries(&gvk("Deployment"), true, &[member], known, within, &BTreeSet::new());
+            (queries.wanted.len(), queries.undecided.len())
+        };
+        assert_eq!(asked(&Namespaces::default(), None), (0, 1), "nothing has been published");
+        assert_eq!(asked(&Namespaces::default(), Some(&names(&["a", "b"]))), (0, 1));
+        assert_eq!(asked(&Namespaces { complete: false, ..namespaces() }, None), (1, 0));
+        assert_eq!(
+            asked(&Namespaces { complete: true, ..Namespaces::default() }, None),
+            (0, 0),
+            "it is gone"
+        );
+    }
+}
+
+#[test]
 fn queries_stay_within_reach() {
     let selection = reaching(&json!({ "profileRef": "p" }), &json!([]));
     let member = Member { number: 1, selection: &selection, metadata_only: false };
