@@ -55,12 +55,8 @@ pub(super) enum Step {
 }
 
 /// Faults of the operator that are known: schedules contain the steps that show them only if they are asked for, with
-/// `make simulate KNOWN_FAULT=name`. Whoever mends one moves its steps to those of all schedules.
-pub(super) const KNOWN_FAULTS: [(&str, &str); 7] = [
-    (
-        "namespaces-at-start",
-        "all rows of targets with includedNamespaces are removed if the first list of namespaces fails after a start",
-    ),
+/// `make simulate KNOWN_FAULT=name`. The steps of a mended one move to those of all schedules.
+pub(super) const KNOWN_FAULTS: [(&str, &str); 6] = [
     (
         "moved-status",
         "a line of a status says Synced=True for a new destination before anything was written there",
@@ -82,11 +78,6 @@ fn step_of_known_fault(random: &mut Rng, name: &str, cluster: usize, clusters: u
             let (sink, destinations) = choose(random, &SINKS);
             Step::MoveSink(cluster, sink, choose(random, &destinations))
         }
-        "namespaces-at-start" => match random.u8(..3) {
-            0 => Step::ApiErrors(cluster, 50),
-            1 => Step::Crash(cluster),
-            _ => Step::Start(cluster),
-        },
         "wrong-kind" => Step::ProfileKind(cluster, choose(random, &PROFILES), "deploymints"),
         "two-names" => Step::MoveSink(cluster, "s1", choose(random, &["db-1", "db-1-alias"])),
         "restore" if random.bool() => Step::BackUp(database),
