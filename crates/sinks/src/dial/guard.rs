@@ -14,7 +14,7 @@ use super::{
 /// Names of this machine.
 const LOCAL_NAMES: &[&str] =
     &["localhost", "localhost.localdomain", "localhost6", "ip6-localhost", "ip6-loopback"];
-/// Names of metadata services: whoever reaches them has the credentials of the node.
+/// Names of metadata services: a client that reaches them has the credentials of the node.
 const METADATA_NAMES: &[&str] = &[
     "metadata",
     "metadata.google.internal",

@@ -219,7 +219,7 @@ fn reason(code: &str) -> SinkReason {
         "42501" => SinkReason::Forbidden,
         // No such database, schema, table.
         "3D000" | "3F000" | "42P01" => SinkReason::Missing,
-        // Somebody was faster: the next try sees the row, or the new key of the table.
+        // Another writer was faster: the next try sees the row, or the new key of the table.
         "23505" | "42P10" => SinkReason::WriteFailed,
         // Objects depend on what a migration would drop; not supported by this server.
         "2BP01" | "0A000" => SinkReason::Incompatible,

@@ -88,7 +88,7 @@ impl Relation {
                 &[&oid],
             )
             .await?;
-        // Indexes on a part of the rows, or on expressions, keep nobody from a second row.
+        // Indexes on a part of the rows, or on expressions, do not prevent a second row.
         let uniques = client
             .query(
                 "SELECT x.relname::text, k.conname::text, i.indisprimary,

@@ -265,7 +265,7 @@ impl OpenSink {
 
     /// The answer of a request that was applied.
     async fn end<T>(&self, attempt: &str, failure: Failure, answer: T) -> Result<T, SinkError> {
-        // Whoever asked may be gone before the answer comes.
+        // The client may be gone before the answer comes.
         tokio::task::yield_now().await;
         if failure == Failure::After { Err(failed(attempt)) } else { Ok(answer) }
     }
