@@ -73,7 +73,7 @@ pub(crate) fn tls_words(error: &rustls::Error) -> String {
 fn certificate_words(problem: &CertificateError) -> &'static str {
     match problem {
         CertificateError::UnknownIssuer => {
-            "the certificate of the server is signed by nobody that is trusted; put the certificate of its \
+            "the certificate of the server is not signed by an authority that is trusted; put the certificate of its \
              authority into spec.tls.caBundle or spec.tls.caSecretRef"
         }
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {

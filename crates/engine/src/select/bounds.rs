@@ -32,12 +32,15 @@ impl Bounds {
         name: &str,
         labels: Option<&BTreeMap<String, String>>,
     ) -> Option<Result<(), Rejected>> {
-        let allowed: Vec<Option<bool>> =
-            self.ceilings.iter().map(|ceiling| ceiling.allows_namespace(name, labels)).collect();
-        if allowed.contains(&Some(false)) {
-            return Some(Err(Rejected::NamespaceDenied));
+        let mut undecided = false;
+        for ceiling in &self.ceilings {
+            match ceiling.allows_namespace(name, labels) {
+                Some(true) => {}
+                Some(false) => return Some(Err(Rejected::NamespaceDenied)),
+                None => undecided = true,
+            }
         }
-        if allowed.contains(&None) {
+        if undecided {
             return None;
         }
         let reached = self.namespaces.as_ref().is_none_or(|names| names.contains(name));

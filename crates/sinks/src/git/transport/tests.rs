@@ -236,7 +236,7 @@ async fn shallow_history(remote: &Remote) {
     assert_eq!(shallow, [second]);
 }
 
-/// Refusals of hooks, which are not quoted, and somebody who is quicker is told from them.
+/// A push that a hook declines is refused in our own words; one that another writer has overtaken is not a refusal.
 async fn rejections(remote: &Remote, server: &OnServer) {
     let ours = Local::new();
     let first = ours.commit(None, b"1");
