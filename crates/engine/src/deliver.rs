@@ -1,8 +1,8 @@
-//! All bindings of a process: what is wanted becomes tasks, and what is no longer wanted is cleaned up.
+//! All bindings of a process: what is wanted becomes tasks.
 //!
-//! A binding whose reference or inventory is gone is stopped, and then nothing of it is left in its
-//! sink. If its destination changed, the new one is filled first. A suspended one is only stopped. A
-//! place that another binding of the same inventory writes to is never cleaned.
+//! In each place (an inventory in a destination) at most one task is at work: it writes a binding, or it
+//! removes what a binding has left there. [`Plan::of`] compares what is wanted with what is running and says what to
+//! do in which place; [`Deliveries::set`] does it. A task that takes a place over waits for the one before it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,43 +21,43 @@ use kollect_model::{
 use tokio::{sync::watch, time};
 
 use crate::{
-    export::{Binding, TERMINAL_PAUSE, Told, clean, follow},
+    export::{Binding, Leftover, MayWrite, Stopped, TERMINAL_PAUSE, Told, clean, follow},
     store::StoreReader,
     tasks::{Task, TaskKind, TaskName, Tasks},
 };
 
-/// A binding that somebody wants.
+/// A binding that is wanted.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// What to write, and where.
     pub binding: Arc<Binding>,
-    /// Where the rows are, the same for every sink that leads there.
-    pub destination: Destination,
     /// Writes nothing, and leaves what is there.
     pub suspended: bool,
 }
 
-impl Wanted {
-    /// What a sink tells inventories apart by.
-    fn place(&self) -> Place {
-        (self.destination.clone(), self.binding.inventory.clone())
-    }
-
-    fn cleaned(&self, moved: bool) -> Told<'_> {
-        Told::Cleaned { destination: &self.destination, inventory: &self.binding.inventory, moved }
-    }
+/// An inventory in a destination.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The destination.
+    pub destination: Destination,
+    /// What the destination tells inventories apart by.
+    pub inventory: InventoryId,
 }
 
-type Place = (Destination, InventoryId);
+impl Binding {
+    fn place(&self) -> Place {
+        Place { destination: self.destination.clone(), inventory: self.inventory.clone() }
+    }
+}
 
 /// The references of `wanted` that lead to the place of an earlier one.
 pub fn duplicates(wanted: &BTreeMap<BindingName, Wanted>) -> BTreeMap<BindingName, BindingName> {
     let mut first: BTreeMap<Place, &BindingName> = BTreeMap::new();
     let mut later = BTreeMap::new();
     for (name, wanted) in wanted {
-        match first.get(&wanted.place()) {
+        match first.get(&wanted.binding.place()) {
             Some(earlier) => drop(later.insert(name.clone(), (*earlier).clone())),
-            None => drop(first.insert(wanted.place(), name)),
+            None => drop(first.insert(wanted.binding.place(), name)),
         }
     }
     later
@@ -66,89 +66,139 @@ pub fn duplicates(wanted: &BTreeMap<BindingName, Wanted>) -> BTreeMap<BindingNam
 /// What a status says about a binding whose task panicked.
 const PANICKED: &str = "the task of this binding panicked and is started again; this is a bug: see the log";
 
-type Tell = dyn Fn(&BindingName, Told<'_>) + Send + Sync;
+type Tell = dyn Fn(&BindingName, &Place, Told<'_>) + Send + Sync;
 
 /// Runs the bindings that are wanted.
 pub struct Deliveries {
     rows: StoreReader,
     tasks: Tasks,
+    may_write: Arc<MayWrite>,
     tell: Arc<Tell>,
-    running: BTreeMap<BindingName, Running>,
-    cleaning: Vec<Cleaning>,
+    /// At work, or suspended.
+    running: BTreeMap<Place, Running>,
+    /// Told to end: they finish the write that has begun.
+    ending: BTreeMap<Place, Vec<Task>>,
     /// Those that lead to the place of another.
     refused: BTreeSet<BindingName>,
 }
 
-struct Cleaning {
-    place: Place,
-    name: BindingName,
-    task: Task,
+/// What is to be done in a place.
+#[derive(Clone)]
+enum Job {
+    Write(BindingName, Wanted),
+    Clean(Leftover),
 }
 
-struct Running {
-    wanted: Wanted,
-    signal: watch::Sender<Option<Arc<Binding>>>,
-    /// `None` while it is suspended.
-    task: Option<Task>,
-    /// Whether the sink has held all rows since it came to this place.
-    filled: watch::Sender<bool>,
+enum Running {
+    Writes {
+        name: BindingName,
+        wanted: Wanted,
+        signal: watch::Sender<Option<Arc<Binding>>>,
+        /// `None` if it was suspended from the beginning.
+        task: Option<Task>,
+    },
+    Cleans(Leftover, Task),
+}
+
+/// What has to be done to come from what is running to what is wanted.
+#[derive(Default)]
+struct Plan {
+    /// Bindings that stay, with what they are now.
+    updates: Vec<(Place, Wanted)>,
+    /// Places whose task must end.
+    ends: Vec<Place>,
+    /// Jobs that begin, after whatever ends in their places.
+    starts: Vec<(Place, Job)>,
+}
+
+impl Plan {
+    /// In a place that a binding writes nothing is cleaned.
+    fn of(
+        running: &BTreeMap<Place, Running>,
+        wanted: BTreeMap<BindingName, Wanted>,
+        leftovers: Vec<Leftover>,
+    ) -> Self {
+        let cleanings =
+            leftovers.into_iter().map(|leftover| (leftover.binding.place(), Job::Clean(leftover)));
+        let mut jobs: BTreeMap<Place, Job> = cleanings.collect();
+        jobs.extend(
+            wanted.into_iter().map(|(name, wanted)| (wanted.binding.place(), Job::Write(name, wanted))),
+        );
+        let mut plan = Self::default();
+        plan.ends.extend(running.keys().filter(|place| !jobs.contains_key(*place)).cloned());
+        for (place, job) in jobs {
+            match (running.get(&place), job) {
+                (Some(known), job) if known.goes_on_with(&job) => {
+                    if let Job::Write(_, wanted) = job {
+                        plan.updates.push((place, wanted));
+                    }
+                }
+                (known, job) => {
+                    plan.ends.extend(known.map(|_| place.clone()));
+                    plan.starts.push((place, job));
+                }
+            }
+        }
+        plan
+    }
+}
+
+impl Running {
+    /// Whether the task can go on with the job. One that has ended cannot, unless it is done.
+    fn goes_on_with(&self, job: &Job) -> bool {
+        match (self, job) {
+            (Self::Writes { name, wanted: known, task, .. }, Job::Write(other, wanted)) => {
+                let is_running = task.as_ref().is_some_and(|task| !task.is_finished());
+                name == other && (wanted.suspended || is_running && !known.suspended)
+            }
+            (Self::Cleans(known, _), Job::Clean(leftover)) => {
+                known.name == leftover.name
+                    && known.moved == leftover.moved
+                    && Arc::ptr_eq(&known.binding.sink, &leftover.binding.sink)
+            }
+            _ => false,
+        }
+    }
 }
 
 impl Deliveries {
-    /// Nothing yet. `tell` hears what each binding does.
+    /// Nothing yet. `tell` hears what each binding does, and where.
     pub fn new(
         rows: StoreReader,
         tasks: Tasks,
-        tell: impl Fn(&BindingName, Told<'_>) + Send + Sync + 'static,
+        may_write: Arc<MayWrite>,
+        tell: impl Fn(&BindingName, &Place, Told<'_>) + Send + Sync + 'static,
     ) -> Self {
-        let (running, refused) = (BTreeMap::new(), BTreeSet::new());
-        Self { rows, tasks, tell: Arc::new(tell), running, cleaning: Vec::new(), refused }
+        let (running, ending, refused) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        Self { rows, tasks, may_write, tell: Arc::new(tell), running, ending, refused }
     }
 
-    /// From now on exactly these are wanted. Of two that lead to one place the second is refused.
-    pub fn set(&mut self, mut wanted: BTreeMap<BindingName, Wanted>) {
-        self.cleaning.retain(|cleaning| !cleaning.task.is_finished());
-        let places: BTreeSet<Place> = wanted.values().map(Wanted::place).collect();
+    /// From now on exactly these bindings are written, and these leftovers are cleaned. Of two bindings that lead to
+    /// one place the second is refused.
+    pub fn set(&mut self, mut wanted: BTreeMap<BindingName, Wanted>, leftovers: Vec<Leftover>) {
         self.refuse_duplicates(&mut wanted);
-        // Whoever still writes or cleans a place that is wanted by another must have ended before that
-        // other one starts.
-        let mut ended: BTreeMap<Place, Vec<Task>> = BTreeMap::new();
-        for cleaning in self.cleaning.extract_if(.., |cleaning| places.contains(&cleaning.place)) {
-            cleaning.task.abort();
-            ended.entry(cleaning.place).or_default().push(cleaning.task);
+        self.ending.retain(|_, tasks| {
+            tasks.retain(|task| !task.is_finished());
+            !tasks.is_empty()
+        });
+        let Plan { updates, ends, starts } = Plan::of(&self.running, wanted, leftovers);
+        for (place, wanted) in updates {
+            self.running.entry(place).and_modify(|running| running.update(wanted));
         }
-        let mut staying = std::mem::take(&mut self.running);
-        let stays = |name: &BindingName, running: &Running| {
-            wanted.get(name).is_some_and(|wanted| wanted.place() == running.wanted.place())
-        };
-        let mut leaving = BTreeMap::new();
-        for (name, mut old) in staying.extract_if(.., |name, running| !stays(name, running)) {
-            if places.contains(&old.wanted.place()) {
-                old.signal.send_replace(None);
-                ended.entry(old.wanted.place()).or_default().extend(old.task.take());
-            } else {
-                leaving.insert(name, old);
-            }
+        for place in ends {
+            self.end(place);
         }
-        for (name, wanted) in wanted {
-            let running = match staying.remove(&name) {
-                Some(running) => running.update(wanted, self, &name),
-                None => {
-                    let before = ended.remove(&wanted.place()).unwrap_or_default();
-                    let old = leaving.remove(&name);
-                    // The old place is cleaned when the new one has been filled, however often it moves.
-                    let unfilled = old.as_ref().map(|old| old.filled.clone()).filter(|f| !*f.borrow());
-                    let filled = unfilled.unwrap_or_default();
-                    if let Some(old) = old {
-                        self.retire(&name, old, Some(filled.subscribe()));
-                    }
-                    self.start(&name, wanted, before, filled)
+        for (place, job) in starts {
+            let is_suspended = matches!(&job, Job::Write(_, wanted) if wanted.suspended);
+            let before = if is_suspended { None } else { self.ending.remove(&place) };
+            let running = match job {
+                Job::Write(name, wanted) if is_suspended => {
+                    Running::Writes { name, wanted, signal: watch::Sender::new(None), task: None }
                 }
+                Job::Write(name, wanted) => self.write(name, wanted, before),
+                Job::Clean(leftover) => self.clean(leftover, before),
             };
-            self.running.insert(name, running);
-        }
-        for (name, old) in leaving {
-            self.retire(&name, old, None);
+            self.running.insert(place, running);
         }
     }
 
@@ -156,93 +206,60 @@ impl Deliveries {
     fn refuse_duplicates(&mut self, wanted: &mut BTreeMap<BindingName, Wanted>) {
         let refused = duplicates(wanted);
         for (name, earlier) in &refused {
-            wanted.remove(name);
-            if !self.refused.contains(name) {
-                let why =
-                    format!("two references of one inventory lead to one place: this one and {earlier}");
-                let error = SinkError::new(SinkReason::Incompatible, why);
-                (self.tell)(name, Told::Failed { error: &error, pause: None });
-            }
+            let Some(second) = wanted.remove(name).filter(|_| !self.refused.contains(name)) else { continue };
+            let why = format!("two references of one inventory lead to one place: this one and {earlier}");
+            let error = SinkError::new(SinkReason::Incompatible, why);
+            (self.tell)(name, &second.binding.place(), Told::Failed { error: &error, pause: None });
         }
         self.refused = refused.into_keys().collect();
     }
 
-    /// Whether a binding is being written.
-    pub fn is_running(&self, name: &BindingName) -> bool {
-        self.running.contains_key(name)
-    }
-
-    /// Whether what a binding wrote is being removed.
-    pub fn is_cleaning(&self, name: &BindingName) -> bool {
-        self.cleaning.iter().any(|cleaning| cleaning.name == *name && !cleaning.task.is_finished())
-    }
-
-    /// Whether what somebody wrote to a place is being removed.
-    pub fn is_cleaning_place(&self, destination: &Destination, inventory: &InventoryId) -> bool {
-        self.cleaning.iter().any(|Cleaning { place, task, .. }| {
-            place.0 == *destination && place.1 == *inventory && !task.is_finished()
-        })
-    }
-
-    /// Removes what a binding left behind before this process began; it has ended, or it has moved. A
-    /// place that somebody writes to stays.
-    pub fn clean(&mut self, name: &BindingName, wanted: Wanted, moved: bool) {
-        if self.running.values().any(|running| running.wanted.place() == wanted.place()) {
-            (self.tell)(name, wanted.cleaned(moved));
-            return;
-        }
-        let (signal, filled) = (watch::Sender::new(None), watch::Sender::new(true));
-        let successor = moved.then(|| filled.subscribe());
-        self.retire(name, Running { wanted, signal, task: None, filled }, successor);
+    /// Ends what is at work in a place. A write that has begun is finished; cleaning is broken off.
+    fn end(&mut self, place: Place) {
+        let task = match self.running.remove(&place) {
+            Some(Running::Writes { signal, task, .. }) => {
+                signal.send_replace(None);
+                task
+            }
+            Some(Running::Cleans(_, task)) => {
+                task.abort();
+                Some(task)
+            }
+            None => None,
+        };
+        self.ending.entry(place).or_default().extend(task);
     }
 
     /// Stops everything; writes that have begun are finished. What was not cleaned stays.
     pub async fn stop(mut self) {
-        self.cleaning.clear();
-        let running = std::mem::take(&mut self.running).into_values().filter_map(|running| {
-            running.signal.send_replace(None);
-            running.task
+        let writers = std::mem::take(&mut self.running).into_values().filter_map(|running| match running {
+            Running::Writes { signal, task, .. } => {
+                signal.send_replace(None);
+                task
+            }
+            Running::Cleans(..) => None,
         });
-        join_all(running).await;
+        join_all(writers).await;
     }
 
-    fn start(
-        &self,
-        name: &BindingName,
-        wanted: Wanted,
-        before: Vec<Task>,
-        filled: watch::Sender<bool>,
-    ) -> Running {
+    /// What hears of a binding in a place.
+    fn tell_of(&self, name: &BindingName, place: Place) -> Arc<dyn Fn(Told<'_>) + Send + Sync> {
+        let (tell, name) = (self.tell.clone(), name.clone());
+        Arc::new(move |told| tell(&name, &place, told))
+    }
+
+    /// Writes a binding. If its task panics it is started again after a pause, or when the binding changes.
+    fn write(&self, name: BindingName, wanted: Wanted, mut before: Option<Vec<Task>>) -> Running {
         let (signal, receiver) = watch::channel(Some(wanted.binding.clone()));
-        let task = (!wanted.suspended).then(|| {
-            let (tell, called, is_filled) = (self.tell.clone(), name.clone(), filled.clone());
-            let tell = move |told: Told<'_>| {
-                if matches!(told, Told::Compared(_) | Told::Written(..)) {
-                    is_filled.send_replace(true);
-                }
-                tell(&called, told);
-            };
-            self.run(name, receiver, before, tell)
-        });
-        Running { wanted, signal, task, filled }
-    }
-
-    /// The task of a binding. If it panics it is started again after a pause, or when the binding changes.
-    fn run(
-        &self,
-        name: &BindingName,
-        wanted: watch::Receiver<Option<Arc<Binding>>>,
-        mut before: Vec<Task>,
-        tell: impl Fn(Told<'_>) + Send + Sync + 'static,
-    ) -> Task {
-        let (rows, heard) = (self.rows.clone(), Arc::new(tell));
-        let (mut changed, tell) = (wanted.clone(), heard.clone());
+        let (rows, may_write, mut changed) = (self.rows.clone(), self.may_write.clone(), receiver.clone());
+        let tell = self.tell_of(&name, wanted.binding.place());
+        let heard = tell.clone();
         let work = move || {
-            let (wanted, rows, heard) = (wanted.clone(), rows.clone(), heard.clone());
-            let before = std::mem::take(&mut before);
+            let (receiver, rows, may_write) = (receiver.clone(), rows.clone(), may_write.clone());
+            let (tell, before) = (heard.clone(), before.take());
             async move {
-                join_all(before).await;
-                follow(wanted, &rows, |told| heard(told)).await;
+                join_all(before.into_iter().flatten()).await;
+                follow(receiver, &rows, &*may_write, |told| tell(told)).await;
             }
         };
         let panicked = move |pause| {
@@ -257,29 +274,21 @@ impl Deliveries {
                 }
             }
         };
-        self.tasks.restarted(TaskName::of_binding(TaskKind::Binding, name), work, panicked)
+        let task = self.tasks.restarted(TaskName::of_binding(TaskKind::Binding, &name), work, panicked);
+        Running::Writes { name, wanted, signal, task: Some(task) }
     }
 
-    /// Stops a binding, waits until its successor has been filled, and removes what it wrote.
-    fn retire(&mut self, name: &BindingName, old: Running, successor: Option<watch::Receiver<bool>>) {
-        let Running { wanted, signal, mut task, filled: _ } = old;
-        signal.send_replace(None);
-        let (tell, called, place) = (self.tell.clone(), name.clone(), wanted.place());
-        let (moved, wanted) = (successor.is_some(), Arc::new(wanted));
-        let tell = Arc::new(move |told: Told<'_>| tell(&called, told));
-        let heard = tell.clone();
+    /// Removes what a binding has left in a place, however long it takes.
+    fn clean(&self, leftover: Leftover, mut before: Option<Vec<Task>>) -> Running {
+        let (may_write, tell) =
+            (self.may_write.clone(), self.tell_of(&leftover.name, leftover.binding.place()));
+        let (job, heard, moved) = (Arc::new(leftover.clone()), tell.clone(), leftover.moved);
         let work = move || {
-            let (task, successor) = (task.take(), successor.clone());
-            let (wanted, heard) = (wanted.clone(), heard.clone());
+            let (job, may_write, tell) = (job.clone(), may_write.clone(), heard.clone());
+            let before = before.take();
             async move {
-                if let Some(task) = task {
-                    task.await.ok();
-                }
-                if let Some(mut filled) = successor {
-                    // A successor that is gone will not be filled any more.
-                    filled.wait_for(|filled| *filled).await.ok();
-                }
-                clean_until_done(&wanted, moved, |told| heard(told)).await;
+                join_all(before.into_iter().flatten()).await;
+                clean_until_done(&job, &*may_write, |told| tell(told)).await;
             }
         };
         let panicked = move |pause| {
@@ -287,42 +296,46 @@ impl Deliveries {
             tell(Told::NotCleaned { error: &error, pause, moved });
             time::sleep(pause)
         };
-        let task = self.tasks.restarted(TaskName::of_binding(TaskKind::Cleaning, name), work, panicked);
-        self.cleaning.push(Cleaning { place, name: name.clone(), task });
+        let name = TaskName::of_binding(TaskKind::Cleaning, &leftover.name);
+        let task = self.tasks.restarted(name, work, panicked);
+        Running::Cleans(leftover, task)
     }
 }
 
 impl Running {
     /// Another version of the same binding.
-    fn update(mut self, wanted: Wanted, deliveries: &Deliveries, name: &BindingName) -> Self {
-        if wanted.suspended {
-            self.signal.send_replace(None);
-            // It finishes its write by itself; nobody needs to wait for that but its successor.
-            return Self { wanted, ..self };
+    fn update(&mut self, new: Wanted) {
+        let Self::Writes { wanted, signal, .. } = self else { return };
+        if new.suspended {
+            // It finishes its write by itself.
+            signal.send_replace(None);
+        } else {
+            signal.send_if_modified(|current| {
+                let same = current.as_ref().is_some_and(|current| Arc::ptr_eq(current, &new.binding));
+                *current = Some(new.binding.clone());
+                !same
+            });
         }
-        if self.wanted.suspended || self.task.as_ref().is_none_or(Task::is_finished) {
-            let before = self.task.take().into_iter().collect();
-            return deliveries.start(name, wanted, before, self.filled);
-        }
-        self.signal.send_if_modified(|current| {
-            let same = current.as_ref().is_some_and(|current| Arc::ptr_eq(current, &wanted.binding));
-            *current = Some(wanted.binding.clone());
-            !same
-        });
-        Self { wanted, ..self }
+        *wanted = new;
     }
 }
 
 /// Removes what a binding wrote, however long it takes.
-async fn clean_until_done(wanted: &Wanted, moved: bool, tell: impl Fn(Told<'_>)) {
+async fn clean_until_done(leftover: &Leftover, may_write: &MayWrite, tell: impl Fn(Told<'_>)) {
+    let moved = leftover.moved;
     let mut backoff = Backoff::default();
     loop {
-        let Err(error) = clean(&wanted.binding).await else {
-            tell(wanted.cleaned(moved));
-            return;
+        let error = match clean(leftover, may_write).await {
+            Ok(cleaned) => {
+                tell(Told::Cleaned { cleaned: &cleaned, moved });
+                return;
+            }
+            Err(Stopped::Sink(error)) => error,
+            Err(Stopped::MayNotWrite | Stopped::Breaker(_)) => return,
         };
         let pause: Duration = match error.class() {
             ErrorClass::Transient => backoff.next(fastrand::f64()),
+            _ if error.reason == SinkReason::Fenced => backoff.next(fastrand::f64()),
             ErrorClass::Terminal | ErrorClass::Forbidden => TERMINAL_PAUSE,
         };
         tell(Told::NotCleaned { error: &error, pause, moved });

@@ -1,13 +1,19 @@
 //! Brings a sink up to date: once, or for as long as rows change.
 //!
-//! A binding is one inventory and one sink. It compares what the sink holds with the rows when it
-//! starts, after an error, when something can be seen again, and on audits; in between it writes what
-//! has changed. A sink that fails or is slow concerns its binding only: changes of one row become one,
-//! so that a day of failures costs memory for the rows that changed, not for the changes.
+//! A binding is one inventory and one sink. It claims the inventory in the sink, compares what the sink holds with
+//! the rows when it starts, after an error, when something can be seen again, and on audits; in between it writes
+//! what has changed, and looks now and then whether its claim still stands. A sink that fails or is slow concerns its
+//! binding only: changes of one row become one, so that a day of failures costs memory for the rows that changed, not
+//! for the changes.
+
+mod claims;
+mod clean;
+mod coverage;
+mod outcome;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
-    fmt,
+    fmt, mem,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -15,7 +21,7 @@ use std::{
 use async_trait::async_trait;
 use kollect_model::{
     backoff::Backoff,
-    batch::{Baseline, Batch, Changed, Delta, InventoryId, Receipt, Refusal, Removed},
+    batch::{Changed, Delta, InventoryId, PART_BYTES, Receipt, Refusal, Removed},
     claim::{Claim, Claimant},
     destination::Destination,
     row::{RowKey, TargetId},
@@ -27,118 +33,29 @@ use tokio::{
 };
 
 use crate::{
-    delta::difference,
-    names,
     schedule::{Breaker, Cadence},
     store::{Change, Changes, Sight, Sights, Snapshot, StoreReader},
 };
-
-/// What an export did.
-#[derive(Debug)]
-pub struct Outcome {
-    /// What differed, and was written but for the rows that were refused.
-    pub delta: Delta,
-    /// What the sink says about it; empty if nothing was written.
-    pub receipt: Receipt,
-    /// Rows that the sink had already.
-    pub unchanged: usize,
-    /// Rows of the sink that were left alone because nobody looked at their objects.
-    pub left_alone: usize,
-    /// Rows that were in the sink as they should be, until somebody else changed them.
-    pub drifted: usize,
-    /// Rows of the sink that are beyond the reach of their target, by target: they stay as they were.
-    pub beyond: BTreeMap<TargetId, BeyondReach>,
-}
-
-/// Rows of a target that are beyond its reach.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct BeyondReach {
-    /// How many.
-    pub rows: usize,
-    /// Their namespaces; none for cluster-scoped objects.
-    pub namespaces: BTreeSet<Arc<str>>,
-}
-
-impl BeyondReach {
-    /// Those of what a sink holds.
-    fn among(baseline: &Baseline, seen: &Sights) -> BTreeMap<TargetId, Self> {
-        let mut found: BTreeMap<TargetId, Self> = BTreeMap::new();
-        if seen.values().all(|sight| sight.beyond().is_none()) {
-            return found;
-        }
-        for key in baseline.keys() {
-            let place = (key.target.clone(), key.group.clone(), key.kind.clone());
-            let beyond = seen.get(&place).and_then(Sight::beyond);
-            if beyond.is_some_and(|beyond| beyond.contains(&key.namespace)) {
-                let of_target = found.entry(key.target.clone()).or_default();
-                of_target.rows += 1;
-                of_target.namespaces.extend(Some(&key.namespace).filter(|name| !name.is_empty()).cloned());
-            }
-        }
-        found
-    }
-}
+use claims::Disputes;
+pub use claims::{ClaimChecks, CurrentClaim, Sibling, Siblings};
+pub(crate) use clean::clean;
+pub use clean::{Cleaned, Leftover};
+pub use coverage::coverage;
+use coverage::is_complete;
+use outcome::ClaimedSink;
+pub use outcome::{BeyondReach, Outcome};
 
 /// Brings a sink up to date once, with a snapshot that was taken before.
 pub async fn export(binding: &Binding, snapshot: &Snapshot) -> Result<Outcome, SinkError> {
-    let (sink, claim) = open_claimed(binding).await?;
-    write_difference(binding, &*sink, &claim, snapshot, snapshot.sights()).await
-}
-
-/// Opens the sink and claims the inventory in it. Every export begins here: what is read from a sink
-/// afterwards changes only through this claim, and a sink that refuses the claim is not read.
-async fn open_claimed(binding: &Binding) -> Result<(Box<dyn Sink>, Claim), SinkError> {
     let sink = binding.sink.open().await?;
-    let claim = sink.claim(&binding.inventory, &binding.claimant).await?;
-    Ok((sink, claim))
+    let granted = claims::claim(binding, &*sink, 0).await?;
+    let mut sink = ClaimedSink::new(sink, granted, binding);
+    let difference = sink.compare(binding, snapshot, snapshot.sights()).await?;
+    let receipt = sink.write(binding, &difference.delta, snapshot.revision, snapshot.sights()).await?;
+    Ok(difference.written(receipt, 0))
 }
 
-/// Reads what a claimed sink holds and writes what differs from the snapshot. A sink that holds all rows
-/// is written too, without rows: it notes when that was and what could be seen.
-async fn write_difference(
-    binding: &Binding,
-    sink: &dyn Sink,
-    claim: &Claim,
-    snapshot: &Snapshot,
-    seen: &Sights,
-) -> Result<Outcome, SinkError> {
-    let baseline = sink.baseline(&binding.inventory).await?;
-    let delta = difference(&baseline, snapshot);
-    let receipt = write(binding, sink, claim, &delta, snapshot.revision, seen).await?;
-    let beyond = BeyondReach::among(&baseline, seen);
-    Ok(Outcome { beyond, ..Outcome::new(delta, receipt, &baseline, snapshot) })
-}
-
-async fn write(
-    binding: &Binding,
-    sink: &dyn Sink,
-    claim: &Claim,
-    delta: &Delta,
-    revision: u64,
-    seen: &Sights,
-) -> Result<Receipt, SinkError> {
-    let Binding { inventory, generation, part_bytes, scope, .. } = binding;
-    let last_checksum = binding.last_checksum.get();
-    let batch = Batch {
-        generation: *generation,
-        revision,
-        coverage: &coverage(seen, scope),
-        part_bytes: *part_bytes,
-        last_checksum: last_checksum.as_deref(),
-        ..Batch::new(inventory, claim, delta)
-    };
-    sink.write(&batch).await
-}
-
-impl Outcome {
-    fn new(delta: Delta, receipt: Receipt, baseline: &Baseline, snapshot: &Snapshot) -> Self {
-        let unchanged = snapshot.rows.len() - delta.added.len() - delta.changed.len();
-        let left_alone = baseline.len() - unchanged - delta.changed.len() - delta.removed.len();
-        Self { delta, receipt, unchanged, left_alone, drifted: 0, beyond: BTreeMap::new() }
-    }
-}
-
-/// Somebody must change something first; until then it is tried again now and then.
+/// The pause after an error that a person must mend: it is tried again now and then.
 pub(crate) const TERMINAL_PAUSE: Duration = Duration::from_mins(5);
 
 /// Which rows of its targets an inventory holds.
@@ -192,22 +109,35 @@ pub trait Open: Send + Sync {
     async fn open(&self) -> Result<Box<dyn Sink>, SinkError>;
 }
 
+/// Whether this process may write now: it leads, or it is alone. Asked before each request that changes something.
+pub type MayWrite = dyn Fn() -> bool + Send + Sync;
+
 /// One inventory bound to one sink.
 #[derive(Clone)]
 pub struct Binding {
     /// Whose rows.
     pub inventory: InventoryId,
+    /// Where they go, by a name that is the same for every sink that leads there.
+    pub destination: Destination,
     /// Generation of the inventory's spec; 0 if there is none.
     pub generation: i64,
     /// Who writes them.
     pub claimant: Claimant,
+    /// The claim that it holds; the same for all versions of a binding.
+    pub current: CurrentClaim,
+    /// Bindings of the inventory whose destinations may be the same under another name, this one among them.
+    pub siblings: Siblings,
+    /// Shared by all bindings of the sink.
+    pub claim_checks: Arc<ClaimChecks>,
+    /// How often the claim is looked at between writes; `None`: as the sink says; zero: never.
+    pub claim_check_interval: Option<Duration>,
     /// The targets of the inventory.
     pub targets: Vec<TargetId>,
     /// When to write.
     pub cadence: Cadence,
     /// What is known about targets and kinds that do not belong to the inventory.
     pub rest: Sight,
-    /// All that the run looks at: whoever has seen that is not blind.
+    /// All that the run looks at: a kind that was seen there is not blind.
     pub scope: Sight,
     /// Which of their rows belong to it.
     pub choice: Choice,
@@ -215,12 +145,43 @@ pub struct Binding {
     pub part_bytes: usize,
     /// What was sent last, for sinks that cannot be read back; the same for all versions of a binding.
     pub last_checksum: LastChecksum,
-    /// Changes when somebody wants the sink to be compared now.
+    /// Changes when the sink shall be compared now.
     pub requested: Option<String>,
-    /// Where they go.
+    /// How to get there.
     pub sink: Arc<dyn Open>,
     /// Shared by all bindings of the sink.
     pub breaker: Arc<Breaker>,
+}
+
+impl Binding {
+    /// All rows of no targets: what is said about an inventory without more.
+    pub fn new(
+        inventory: InventoryId,
+        claimant: Claimant,
+        destination: Destination,
+        sink: Arc<dyn Open>,
+    ) -> Self {
+        Self {
+            inventory,
+            destination,
+            generation: 0,
+            claimant,
+            current: CurrentClaim::default(),
+            siblings: Siblings::default(),
+            claim_checks: Arc::default(),
+            claim_check_interval: None,
+            targets: Vec::new(),
+            cadence: Cadence::default(),
+            rest: Sight::Everything,
+            scope: Sight::Everything,
+            choice: Choice::default(),
+            part_bytes: PART_BYTES,
+            last_checksum: LastChecksum::default(),
+            requested: None,
+            sink,
+            breaker: Arc::default(),
+        }
+    }
 }
 
 impl fmt::Debug for Binding {
@@ -232,18 +193,22 @@ impl fmt::Debug for Binding {
 /// What a binding did.
 #[derive(Debug)]
 pub enum Told<'a> {
+    /// The sink has granted the claim.
+    Claimed(&'a Claim),
     /// What the sink holds was compared with the rows, and the difference was written.
     Compared(&'a Outcome),
     /// What has changed was written.
     Written(&'a Delta, &'a Receipt),
+    /// The sink is not as this binding left it; it is claimed again and compared at once.
+    ClaimLost(&'a SinkError),
     /// Something failed; it is tried again after a pause, or when something has changed.
     Failed {
         /// What.
         error: &'a SinkError,
-        /// How long.
+        /// How long; `None`: until something changes.
         pause: Option<Duration>,
     },
-    /// The sink keeps failing for all of its bindings; nobody tries before.
+    /// The sink keeps failing for all of its bindings; none tries before.
     Waiting {
         /// How long.
         pause: Duration,
@@ -253,13 +218,11 @@ pub enum Told<'a> {
         /// What cannot be seen.
         coverage: &'a str,
     },
-    /// Nothing of the inventory is left where it was written.
+    /// A destination that the inventory is no longer written to has been dealt with.
     Cleaned {
-        /// Id of the place.
-        destination: &'a Destination,
-        /// Whose rows were there.
-        inventory: &'a InventoryId,
-        /// It is written somewhere else now.
+        /// What came of it.
+        cleaned: &'a Cleaned,
+        /// The binding is written somewhere else now.
         moved: bool,
     },
     /// What was written could not be removed; it is tried again after a pause.
@@ -268,7 +231,7 @@ pub enum Told<'a> {
         error: &'a SinkError,
         /// How long.
         pause: Duration,
-        /// It is written somewhere else now.
+        /// The binding is written somewhere else now.
         moved: bool,
     },
 }
@@ -277,6 +240,7 @@ pub enum Told<'a> {
 enum Woken {
     Changed,
     Audit,
+    ClaimCheck,
     Wanted,
 }
 
@@ -285,6 +249,7 @@ enum Woken {
 pub async fn follow(
     mut wanted: watch::Receiver<Option<Arc<Binding>>>,
     rows: &StoreReader,
+    may_write: &MayWrite,
     tell: impl Fn(Told<'_>),
 ) {
     // Nothing is written before everything has been seen or is known to be blind.
@@ -295,36 +260,41 @@ pub async fn follow(
             changed = wanted.changed() => if changed.is_err() { return },
         }
     };
-    let mut state = State::new(binding, rows);
+    let mut state = State::new(binding, rows, may_write);
+    let mut woken = Woken::Changed;
     loop {
         match wanted.has_changed() {
             Ok(false) => {}
             Ok(true) => {
                 let Some(binding) = wanted.borrow_and_update().clone() else { return };
-                state.become_(binding, rows);
+                state.update(binding);
             }
             Err(_) => return,
         }
-        match state.attempt(rows, &tell).await {
-            Ok(()) => state.backoff.reset(),
-            Err(stopped) => {
-                let pause = state.stopped(stopped, &tell);
-                state.rest(pause, &mut wanted).await;
-                continue;
+        let attempted = match woken {
+            Woken::ClaimCheck => state.check_claim().await,
+            Woken::Audit => {
+                state.doubt();
+                state.attempt(&tell).await
             }
-        }
-        match state.wait(rows, &mut wanted).await {
-            Woken::Changed => {}
-            Woken::Audit => state.compare = true,
-            Woken::Wanted => wanted.mark_changed(),
-        }
+            Woken::Changed | Woken::Wanted => state.attempt(&tell).await,
+        };
+        woken = match attempted {
+            Ok(()) => state.wait(&mut wanted).await,
+            Err(stopped) => {
+                let Some(pause) = state.stopped(stopped, &tell) else { return };
+                state.rest(pause, &mut wanted).await
+            }
+        };
     }
 }
 
 /// Why an attempt ended early.
-enum Stopped {
+pub(crate) enum Stopped {
     Breaker(Instant),
     Sink(SinkError),
+    /// This process does not lead any more.
+    MayNotWrite,
 }
 
 impl From<SinkError> for Stopped {
@@ -333,57 +303,87 @@ impl From<SinkError> for Stopped {
     }
 }
 
-struct State {
+/// How far a binding is.
+enum Phase {
+    /// The next attempt opens the sink, claims the inventory and compares.
+    Closed,
+    /// The inventory is claimed, and this is known about what the sink holds.
+    Claimed(ClaimedSink, Contents),
+}
+
+/// What is known about what a sink holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Contents {
+    /// Nothing: it must be read before anything is written.
+    Unknown,
+    /// What was written.
+    Known,
+    /// What was written, unless others have changed it: it is read again.
+    Doubted,
+}
+
+struct State<'a> {
     binding: Arc<Binding>,
-    sink: Option<(Box<dyn Sink>, Claim)>,
+    rows: &'a StoreReader,
+    may_write: &'a MayWrite,
+    phase: Phase,
     changes: Changes,
     /// What had been seen at the last comparison.
     seen: Sights,
-    /// Whether the sink must be read before anything is written.
-    compare: bool,
-    /// Whether the sink holds all that was written, as far as this binding knows.
-    sure: bool,
     /// Rows that the sink cannot hold.
     refused: BTreeMap<RowKey, Refusal>,
     /// Places that have been seen as a whole at some time.
     once_complete: BTreeSet<(TargetId, Arc<str>, Arc<str>)>,
     last_write: Option<Instant>,
     last_comparison: Instant,
+    disputes: Disputes,
     backoff: Backoff,
 }
 
-impl State {
-    fn new(binding: Arc<Binding>, rows: &StoreReader) -> Self {
+impl<'a> State<'a> {
+    fn new(binding: Arc<Binding>, rows: &'a StoreReader, may_write: &'a MayWrite) -> Self {
         Self {
-            sink: None,
+            phase: Phase::Closed,
             changes: rows.changes(&binding.targets),
             seen: Sights::new(),
-            compare: true,
-            sure: false,
             refused: BTreeMap::new(),
             once_complete: BTreeSet::new(),
             last_write: None,
             last_comparison: Instant::now(),
+            disputes: Disputes::default(),
             backoff: Backoff::default(),
             binding,
+            rows,
+            may_write,
         }
     }
 
     /// Takes over what has changed in the binding.
-    fn become_(&mut self, binding: Arc<Binding>, rows: &StoreReader) {
-        if !Arc::ptr_eq(&binding.sink, &self.binding.sink) || binding.claimant != self.binding.claimant {
-            (self.sink, self.sure) = (None, false);
+    fn update(&mut self, binding: Arc<Binding>) {
+        let known = mem::replace(&mut self.binding, binding);
+        let binding = &self.binding;
+        if !Arc::ptr_eq(&binding.sink, &known.sink) || binding.claimant != known.claimant {
+            self.phase = Phase::Closed;
         }
-        if binding.targets != self.binding.targets || binding.choice != self.binding.choice {
-            self.changes = rows.changes(&binding.targets);
-            self.sure = false;
+        if binding.targets != known.targets || binding.choice != known.choice {
+            self.changes = self.rows.changes(&binding.targets);
+            if let Phase::Claimed(_, contents) = &mut self.phase {
+                *contents = Contents::Unknown;
+            }
         }
-        self.binding = binding;
-        self.compare = true;
+        self.doubt();
+        self.disputes = Disputes::default();
         self.backoff.reset();
     }
 
-    /// How long to wait before the next attempt; `None`: until something changes.
+    /// The sink is read again.
+    fn doubt(&mut self) {
+        if let Phase::Claimed(_, contents @ Contents::Known) = &mut self.phase {
+            *contents = Contents::Doubted;
+        }
+    }
+
+    /// How long to wait before the next attempt; `None`: this process may not write any more.
     fn stopped(&mut self, stopped: Stopped, tell: &impl Fn(Told<'_>)) -> Option<Duration> {
         let error = match stopped {
             Stopped::Sink(error) => error,
@@ -392,142 +392,171 @@ impl State {
                 tell(Told::Waiting { pause });
                 return Some(pause);
             }
+            Stopped::MayNotWrite => return None,
         };
-        // Nobody knows what arrived: the sink itself does.
-        (self.sink, self.compare, self.sure) = (None, true, false);
-        let pause = match error.class() {
-            // Two that take turns would never agree.
-            _ if error.reason == SinkReason::Fenced => None,
-            ErrorClass::Transient => {
-                self.binding.breaker.count_failure(Instant::now());
-                Some(self.backoff.next(fastrand::f64()))
+        // What arrived is not known: the sink itself knows.
+        self.phase = Phase::Closed;
+        let pause = match error.reason {
+            SinkReason::Fenced => self.disputes.fenced(),
+            SinkReason::ClaimLost if self.disputes.may_claim_at_once() => {
+                tell(Told::ClaimLost(&error));
+                return Some(Duration::ZERO);
             }
-            ErrorClass::Terminal | ErrorClass::Forbidden => Some(TERMINAL_PAUSE),
+            _ if error.class() == ErrorClass::Transient => {
+                self.binding.breaker.count_failure(Instant::now());
+                self.backoff.next(fastrand::f64())
+            }
+            _ => TERMINAL_PAUSE,
         };
-        tell(Told::Failed { error: &error, pause });
-        pause
+        tell(Told::Failed { error: &error, pause: Some(pause) });
+        Some(pause)
     }
 
-    /// Waits until the pause is over, the sink works for somebody else, or somebody has changed what may
-    /// have been wrong.
-    async fn rest(&self, pause: Option<Duration>, wanted: &mut watch::Receiver<Option<Arc<Binding>>>) {
-        let over = async {
-            match pause {
-                Some(pause) => time::sleep(pause).await,
-                None => std::future::pending().await,
-            }
-        };
+    /// Waits until the pause is over, the sink works for another binding, or what may have been wrong has changed.
+    async fn rest(&self, pause: Duration, wanted: &mut watch::Receiver<Option<Arc<Binding>>>) -> Woken {
         tokio::select! {
-            () = over => {}
-            () = self.binding.breaker.closed() => {}
-            _ = wanted.changed() => wanted.mark_changed(),
+            () = time::sleep(pause) => Woken::Changed,
+            () = self.binding.breaker.closed() => Woken::Changed,
+            _ = wanted.changed() => {
+                wanted.mark_changed();
+                Woken::Wanted
+            }
         }
     }
 
-    /// Waits until there is something to write and it may be written.
-    async fn wait(&self, rows: &StoreReader, wanted: &mut watch::Receiver<Option<Arc<Binding>>>) -> Woken {
+    /// Waits until there is something to write and it may be written, or something to look at.
+    async fn wait(&self, wanted: &mut watch::Receiver<Option<Arc<Binding>>>) -> Woken {
         let Binding { cadence, targets, .. } = &*self.binding;
-        let mut sights = rows.sight_changes();
+        let mut sights = self.rows.sight_changes();
         sights.mark_unchanged();
-        let audited = async {
-            match cadence.next_audit(self.last_comparison) {
-                Some(at) => time::sleep_until(at).await,
-                None => std::future::pending().await,
-            }
+        let claim_check = match &self.phase {
+            Phase::Claimed(sink, _) => sink.next_claim_check(&self.binding, self.last_write),
+            Phase::Closed => None,
         };
-        if self.seen == rows.sights(targets) {
+        if self.seen == self.rows.sights(targets) {
             tokio::select! {
                 biased;
-                _ = wanted.changed() => return Woken::Wanted,
-                () = audited => return Woken::Audit,
+                _ = wanted.changed() => {
+                    wanted.mark_changed();
+                    return Woken::Wanted;
+                }
+                () = at(cadence.next_audit(self.last_comparison)) => return Woken::Audit,
                 () = self.changes.ready() => {}
                 Ok(()) = sights.changed() => {}
+                () = at(claim_check) => return Woken::ClaimCheck,
             }
         }
         let due = cadence.next_write(self.last_write, Instant::now());
         tokio::select! {
             biased;
-            _ = wanted.changed() => Woken::Wanted,
+            _ = wanted.changed() => {
+                wanted.mark_changed();
+                Woken::Wanted
+            }
             () = time::sleep_until(due) => Woken::Changed,
         }
     }
 
-    async fn attempt(&mut self, rows: &StoreReader, tell: &impl Fn(Told<'_>)) -> Result<(), Stopped> {
+    /// Looks whether the claim still stands.
+    async fn check_claim(&mut self) -> Result<(), Stopped> {
+        if let Phase::Claimed(sink, _) = &mut self.phase {
+            sink.check_claim(&self.binding, self.last_write).await?;
+        }
+        Ok(())
+    }
+
+    async fn attempt(&mut self, tell: &impl Fn(Told<'_>)) -> Result<(), Stopped> {
         let binding = self.binding.clone();
-        let seen = rows.sights(&binding.targets);
-        // What can be seen again may have left rows behind that nobody could remove before.
+        let seen = self.rows.sights(&binding.targets);
         // Which of several rows of one object counts can be told only from all of them.
         let doubled = binding.choice.one_row_per_object && !self.changes.is_empty();
-        let compare = self.compare || seen != self.seen || doubled;
+        // What can be seen again may have left rows behind that could not be removed before.
+        let compare =
+            !matches!(self.phase, Phase::Claimed(_, Contents::Known)) || seen != self.seen || doubled;
         if !compare && self.changes.is_empty() {
             return Ok(());
         }
         binding.breaker.admit(Instant::now()).map_err(Stopped::Breaker)?;
-        let (sink, claim) = match self.sink.take() {
-            Some(known) => known,
-            None => open_claimed(&binding).await?,
+        let (mut sink, contents) = match mem::replace(&mut self.phase, Phase::Closed) {
+            Phase::Claimed(sink, contents) => (sink, contents),
+            Phase::Closed => (self.claim(tell).await?, Contents::Unknown),
         };
         match sink.delivery() {
-            Delivery::Snapshots => self.send_snapshot(&*sink, &claim, rows, seen, tell).await?,
-            Delivery::Changes if compare => self.compare(&*sink, &claim, rows, seen, tell).await?,
-            Delivery::Changes => self.write_changes(&*sink, &claim, rows, tell).await?,
+            Delivery::Snapshots => self.send_snapshot(&mut sink, seen, tell).await?,
+            Delivery::Changes if compare => self.compare(&mut sink, contents, seen, tell).await?,
+            Delivery::Changes => self.write_changes(&mut sink, tell).await?,
         }
-        self.sink = Some((sink, claim));
+        self.phase = Phase::Claimed(sink, Contents::Known);
         binding.breaker.close();
+        self.backoff.reset();
         Ok(())
+    }
+
+    /// Opens the sink and claims the inventory in it: what is read afterwards changes only through this claim, and a
+    /// sink that refuses the claim is not read.
+    async fn claim(&mut self, tell: &impl Fn(Told<'_>)) -> Result<ClaimedSink, Stopped> {
+        let sink = self.binding.sink.open().await?;
+        claims::check_free(&self.binding, &*sink, self.disputes.is_fenced()).await?;
+        self.check_may_write()?;
+        let granted = claims::claim(&self.binding, &*sink, 0).await?;
+        self.disputes.granted();
+        tell(Told::Claimed(&granted.claim));
+        Ok(ClaimedSink::new(sink, granted, &self.binding))
+    }
+
+    fn check_may_write(&self) -> Result<(), Stopped> {
+        if (self.may_write)() { Ok(()) } else { Err(Stopped::MayNotWrite) }
     }
 
     /// Reads what the sink holds, and writes what differs.
     async fn compare(
         &mut self,
-        sink: &dyn Sink,
-        claim: &Claim,
-        rows: &StoreReader,
+        sink: &mut ClaimedSink,
+        contents: Contents,
         seen: Sights,
         tell: &impl Fn(Told<'_>),
-    ) -> Result<(), SinkError> {
+    ) -> Result<(), Stopped> {
         let binding = self.binding.clone();
         let unwritten: BTreeSet<RowKey> = self.changes.take().into_iter().map(|change| change.key).collect();
-        let mut snapshot = rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
+        let mut snapshot = self.rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
         self.changes.rebase(&snapshot);
         binding.choice.apply(&mut snapshot);
-        let mut outcome = write_difference(&binding, sink, claim, &snapshot, &seen).await?;
-        let Outcome { delta, receipt, .. } = &outcome;
+        let difference = sink.compare(&binding, &snapshot, &seen).await?;
+        self.check_may_write()?;
+        let receipt = sink.write(&binding, &difference.delta, snapshot.revision, &seen).await?;
+        let delta = &difference.delta;
         if !delta.is_empty() {
             self.last_write = Some(Instant::now());
         }
-        let drifted = if self.sure && seen == self.seen {
-            let others = |key: &RowKey| !unwritten.contains(key) && !self.refused.contains_key(key);
-            let keys = delta.rows().map(|row| &row.key).chain(delta.removed.iter().map(|gone| &gone.key));
-            keys.filter(|key| others(key)).count()
-        } else {
-            0
+        let is_drift = |key: &&RowKey| !unwritten.contains(*key) && !self.refused.contains_key(*key);
+        let drifted = match contents {
+            Contents::Unknown => 0,
+            Contents::Known | Contents::Doubted if seen != self.seen => 0,
+            Contents::Known | Contents::Doubted => keys(delta).filter(is_drift).count(),
         };
         self.refused = receipt.refused.iter().map(|refused| (refused.key.clone(), refused.clone())).collect();
-        outcome.drifted = drifted;
-        (self.seen, self.compare, self.sure, self.last_comparison) = (seen, false, true, Instant::now());
-        tell(Told::Compared(&outcome));
+        (self.seen, self.last_comparison) = (seen, Instant::now());
+        tell(Told::Compared(&difference.written(receipt, drifted)));
         Ok(())
     }
 
     /// Writes what has changed since the last time.
     async fn write_changes(
         &mut self,
-        sink: &dyn Sink,
-        claim: &Claim,
-        rows: &StoreReader,
+        sink: &mut ClaimedSink,
         tell: &impl Fn(Told<'_>),
-    ) -> Result<(), SinkError> {
-        let revision = rows.revision(&self.binding.targets);
+    ) -> Result<(), Stopped> {
+        let binding = self.binding.clone();
+        let revision = self.rows.revision(&binding.targets);
         let changes = self.changes.take();
-        let changes = changes.into_iter().filter(|change| self.binding.choice.takes(&change.key));
-        let delta = delta_of(changes);
+        let delta = delta_of(changes.into_iter().filter(|change| binding.choice.takes(&change.key)));
         if delta.is_empty() {
             return Ok(());
         }
-        let mut receipt = self.write(sink, claim, &delta, revision, &self.seen.clone()).await?;
-        let keys = delta.rows().map(|row| &row.key).chain(delta.removed.iter().map(|gone| &gone.key));
-        keys.for_each(|key| drop(self.refused.remove(key)));
+        self.check_may_write()?;
+        let mut receipt = sink.write(&binding, &delta, revision, &self.seen).await?;
+        self.last_write = Some(Instant::now());
+        keys(&delta).for_each(|key| drop(self.refused.remove(key)));
         self.refused.extend(receipt.refused.iter().map(|refused| (refused.key.clone(), refused.clone())));
         // Those of earlier writes are still missing.
         receipt.refused = self.refused.values().cloned().collect();
@@ -538,58 +567,48 @@ impl State {
     /// Sends all rows to a sink that keeps none of them.
     async fn send_snapshot(
         &mut self,
-        sink: &dyn Sink,
-        claim: &Claim,
-        rows: &StoreReader,
+        sink: &mut ClaimedSink,
         seen: Sights,
         tell: &impl Fn(Told<'_>),
-    ) -> Result<(), SinkError> {
+    ) -> Result<(), Stopped> {
+        let binding = self.binding.clone();
         self.changes.take();
-        let mut snapshot = rows.snapshot_of_seen(&self.binding.targets, self.binding.rest.clone());
+        let mut snapshot = self.rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
         self.changes.rebase(&snapshot);
-        self.binding.choice.apply(&mut snapshot);
-        let complete = seen.iter().filter(|(_, sight)| is_complete(sight, &self.binding.scope));
+        binding.choice.apply(&mut snapshot);
+        let complete = seen.iter().filter(|(_, sight)| is_complete(sight, &binding.scope));
         let complete = complete.map(|(place, _)| place);
         self.once_complete.extend(complete.cloned());
         // A target of which nothing is known, or not yet again, may have rows.
-        let unseen = self.binding.targets.iter().any(|id| !seen.keys().any(|(target, _, _)| target == id));
+        let unseen = binding.targets.iter().any(|id| !seen.keys().any(|(target, _, _)| target == id));
         let pending = seen.values().any(|sight| *sight == Sight::Pending);
         let blind = unseen || pending || !seen.keys().all(|place| self.once_complete.contains(place));
-        (self.seen, self.compare, self.last_comparison) = (seen.clone(), false, Instant::now());
-        if blind && self.binding.last_checksum.get().is_some() {
-            tell(Told::HeldBack { coverage: &coverage(&seen, &self.binding.scope) });
+        (self.seen, self.last_comparison) = (seen.clone(), Instant::now());
+        if blind && binding.last_checksum.get().is_some() {
+            tell(Told::HeldBack { coverage: &coverage(&seen, &binding.scope) });
             return Ok(());
         }
         let added = snapshot.rows.values().cloned().collect();
         let delta = Delta { added, ..Delta::default() };
-        let receipt = self.write(sink, claim, &delta, snapshot.revision, &seen).await?;
-        self.binding.last_checksum.set(receipt.checksum.as_ref());
+        self.check_may_write()?;
+        let receipt = sink.write(&binding, &delta, snapshot.revision, &seen).await?;
+        if !delta.is_empty() {
+            self.last_write = Some(Instant::now());
+        }
+        binding.last_checksum.set(receipt.checksum.as_ref());
         let beyond = BTreeMap::new();
         let outcome = Outcome { delta, receipt, unchanged: 0, left_alone: 0, drifted: 0, beyond };
         tell(Told::Compared(&outcome));
         Ok(())
     }
-
-    async fn write(
-        &mut self,
-        sink: &dyn Sink,
-        claim: &Claim,
-        delta: &Delta,
-        revision: u64,
-        seen: &Sights,
-    ) -> Result<Receipt, SinkError> {
-        let receipt = write(&self.binding, sink, claim, delta, revision, seen).await?;
-        if !delta.is_empty() {
-            self.last_write = Some(Instant::now());
-        }
-        Ok(receipt)
-    }
 }
 
-/// Removes everything of an inventory from a sink.
-pub async fn clean(binding: &Binding) -> Result<(), SinkError> {
-    let (sink, claim) = open_claimed(binding).await?;
-    sink.forget(&binding.inventory, &claim).await
+/// Returns at a time; never, if there is none.
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Returns when every kind of the targets has been seen or is known to be blind.
@@ -601,41 +620,9 @@ async fn settled(rows: &StoreReader, targets: &[TargetId]) {
     }
 }
 
-/// How many blind kinds are named.
-const NAMED_KINDS: usize = 5;
-
-/// What could be seen, in a line: `complete`, or what is blind. `scope` is all that a run looks at.
-pub fn coverage(seen: &Sights, scope: &Sight) -> String {
-    let blind: Vec<String> = seen
-        .iter()
-        .filter(|(_, sight)| !is_complete(sight, scope))
-        .map(|((target, group, kind), sight)| {
-            let dot = if group.is_empty() { "" } else { "." };
-            let names = |found: &BTreeSet<Arc<str>>| names::namespaces(found, found.len());
-            let place = match sight.within_reach() {
-                Sight::AllBut(dark) => format!(" in {}", names(dark)),
-                Sight::Within(seen) => format!(" but in {}", names(seen)),
-                Sight::Everything | Sight::Pending | Sight::Partial | Sight::WithinReach { .. } => {
-                    String::new()
-                }
-            };
-            format!("{kind}{dot}{group} of {target}{place}")
-        })
-        .collect();
-    match blind.len() {
-        0 => "complete".to_owned(),
-        count if count > NAMED_KINDS => {
-            let named = blind.get(..NAMED_KINDS).unwrap_or_default();
-            format!("blind: {}; and {} more", named.join("; "), count - NAMED_KINDS)
-        }
-        _ => format!("blind: {}", blind.join("; ")),
-    }
-}
-
-/// Whether everything was seen that the run looks at.
-fn is_complete(sight: &Sight, scope: &Sight) -> bool {
-    let seen = sight.within_reach();
-    *seen == Sight::Everything || (matches!(seen, Sight::Within(_)) && seen == scope)
+/// All rows of a delta.
+fn keys(delta: &Delta) -> impl Iterator<Item = &RowKey> {
+    delta.rows().map(|row| &row.key).chain(delta.removed.iter().map(|gone| &gone.key))
 }
 
 fn delta_of(changes: impl Iterator<Item = Change>) -> Delta {

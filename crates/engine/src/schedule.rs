@@ -35,6 +35,13 @@ pub struct Cadence {
     pub audit: Option<Duration>,
 }
 
+/// Changes are written at once, and audits happen as often as they do without any configuration.
+impl Default for Cadence {
+    fn default() -> Self {
+        Self::of([Intervals::default(); 3], None, Duration::ZERO)
+    }
+}
+
 impl Cadence {
     /// The first level that says something decides: reference, sink, inventory. `floor` is the scope's
     /// `minExportInterval`; `min_change` is what the kind of sink wants if nobody says anything.

@@ -3,26 +3,24 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, mpsc},
-    time::Duration,
 };
 
 use async_trait::async_trait;
 use futures::{StreamExt, stream, stream::BoxStream};
 use kollect_model::{
-    batch::{Baseline, Batch, InventoryId, PART_BYTES, Receipt},
+    batch::{Baseline, Batch, InventoryId, Receipt},
     claim::{Claim, Claimant},
     crd::{profile::KollectProfileSpec, shapes::Gvk, target::KollectTargetSpec},
     row::{Row, RowKey, TargetId},
-    sink::{Sink, SinkError, SinkReason},
+    sink::{Atomicity, Sink, SinkError, SinkReason},
 };
 use serde_json::{Value, json, value::to_raw_value};
 use tokio::sync::watch;
 
 use crate::{
     collect::{Collector, Problem, Settings, Target, rest},
-    export::{BeyondReach, Binding, Choice, LastChecksum, Open, Outcome, export},
+    export::{BeyondReach, Binding, Open, Outcome, export},
     extract::{CompiledProfile, OptIns, Policy},
-    schedule::{Cadence, Intervals},
     select::{Bounds, NamespaceDefaults, Selection},
     store::{Origin, Sight, StoreReader, store},
     tasks::Tasks,
@@ -108,20 +106,10 @@ impl World {
     }
 
     fn binding(&self) -> Binding {
+        let sink = Arc::new(self.sink.clone());
         Binding {
-            inventory: inventory(),
-            generation: 0,
-            claimant: Claimant::default(),
             targets: vec![target_id()],
-            cadence: Cadence::of([Intervals::default(); 3], None, Duration::ZERO),
-            rest: Sight::Everything,
-            scope: Sight::Everything,
-            choice: Choice::default(),
-            part_bytes: PART_BYTES,
-            last_checksum: LastChecksum::default(),
-            requested: None,
-            sink: Arc::new(self.sink.clone()),
-            breaker: Arc::default(),
+            ..Binding::new(inventory(), Claimant::default(), "memory".into(), sink)
         }
     }
 
@@ -205,6 +193,14 @@ impl Remembering {
 
 #[async_trait]
 impl Sink for Remembering {
+    fn atomicity(&self) -> Atomicity {
+        Atomicity::WholeDelta
+    }
+
+    async fn claims(&self, inventories: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError> {
+        Ok(vec![None; inventories.len()])
+    }
+
     async fn check(&self) -> Result<(), SinkError> {
         Ok(())
     }
@@ -214,12 +210,12 @@ impl Sink for Remembering {
         Ok(self.rows.lock().unwrap().clone())
     }
 
-    async fn claim(&self, _: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
+    async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
         self.calls.lock().unwrap().push("claim");
         if self.refuses {
             return Err(SinkError::new(SinkReason::OwnedByOther, "it belongs to another cluster"));
         }
-        Ok(Claim { owner: claimant.owner.clone(), epoch: 1 })
+        claimant.take(inventory, None)
     }
 
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {

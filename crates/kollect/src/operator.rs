@@ -12,6 +12,7 @@
 mod args;
 mod bindings;
 mod conditions;
+mod destinations;
 mod finalize;
 mod health;
 mod leader;
@@ -29,6 +30,7 @@ mod shutdown;
 #[cfg(test)]
 mod simulate;
 mod status;
+mod take_over;
 mod webhooks;
 mod write;
 
@@ -110,6 +112,7 @@ async fn operate(args: Args) -> anyhow::Result<()> {
         metrics,
         tasks: tasks.clone(),
         cleanup_timeout: args.cleanup_timeout,
+        claim_check_interval: args.claim_check_interval,
     };
     let mut operator = Operator::new(setup, leader.watch(), health);
     let admission = webhooks::Admission::new(operator.objects(), rules, args.within());

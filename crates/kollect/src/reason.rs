@@ -24,6 +24,7 @@ macro_rules! reasons {
 }
 
 reasons! {
+    Adopted,
     BeyondReach,
     Cleaning,
     CleanupTerminal,
@@ -62,6 +63,7 @@ reasons! {
     SinkNotFound,
     SinksReachable,
     Suspended,
+    TakeOverInvalid,
     TargetNotFound,
 }
 

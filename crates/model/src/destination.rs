@@ -48,6 +48,12 @@ impl Destination {
         &self.server
     }
 
+    /// What the server is spoken to with: `postgres`, `git`, `sqlite`. Destinations with different schemes are
+    /// different destinations.
+    pub fn scheme(&self) -> &str {
+        self.server.split_once(':').map_or(&*self.server, |(scheme, _)| scheme)
+    }
+
     /// The names there, if there are `N` of them: schema and table, branch, stream and subject, or a path.
     pub fn names<const N: usize>(&self) -> Option<[&str; N]> {
         let names: Vec<&str> = self.names.iter().map(String::as_str).collect();

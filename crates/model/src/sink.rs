@@ -2,7 +2,7 @@
 //!
 //! The engine sees only this trait; what a sink type needs to exist is in the sinks crate.
 
-use std::error::Error;
+use std::{error::Error, time::Duration};
 
 use async_trait::async_trait;
 
@@ -23,6 +23,14 @@ pub trait Sink: Send + Sync {
         Delivery::Changes
     }
 
+    /// What a reader of the destination can see while a write is under way.
+    fn atomicity(&self) -> Atomicity;
+
+    /// How often a writer that has nothing to write looks whether it still holds its claim.
+    fn claim_check_interval(&self) -> Duration {
+        Duration::from_mins(1)
+    }
+
     /// Whether the destination can be reached and used, with the client that also writes.
     async fn check(&self) -> Result<(), SinkError>;
 
@@ -33,11 +41,16 @@ pub trait Sink: Send + Sync {
     /// inventory that may not be claimed is not touched.
     async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError>;
 
+    /// The claims of some inventories as the destination holds them now, in their order; `None` for one that is not
+    /// claimed. Nothing is changed.
+    async fn claims(&self, inventories: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError>;
+
     /// Applies a batch, wholly or not at all, but for rows that the destination cannot hold: the receipt
-    /// names them. Whoever holds an older claim is refused.
+    /// names them. A writer whose claim the destination does not hold is refused, as [`Claim::admits`] decides; so
+    /// is one that does not know the present state of the destination ([`SinkReason::ClaimLost`]).
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError>;
 
-    /// Removes everything of an inventory, the record of its owner too.
+    /// Removes everything of an inventory, its claim too.
     async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError>;
 }
 
@@ -48,6 +61,15 @@ pub enum Delivery {
     Changes,
     /// All rows as added ones, each time that one of them has changed: the sink keeps none of them.
     Snapshots,
+}
+
+/// What a reader of a destination can see while a write is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Atomicity {
+    /// All rows as they were before the write, or all as they are after it.
+    WholeDelta,
+    /// Each row as it was before or as it is after. A row that exists before and after is never missing.
+    SingleRows,
 }
 
 /// A sink's spec, of whichever kind.
@@ -120,7 +142,9 @@ impl SinkError {
     /// Whether and when to try again.
     pub fn class(&self) -> ErrorClass {
         match self.reason {
-            SinkReason::Unreachable | SinkReason::Busy | SinkReason::WriteFailed => ErrorClass::Transient,
+            SinkReason::Unreachable | SinkReason::Busy | SinkReason::WriteFailed | SinkReason::ClaimLost => {
+                ErrorClass::Transient
+            }
             SinkReason::Missing
             | SinkReason::Incompatible
             | SinkReason::OwnedByOther
@@ -148,6 +172,9 @@ pub enum SinkReason {
     OwnedByOther,
     /// Another writer has claimed the inventory since.
     Fenced,
+    /// The destination is not as this writer left it: restored from a backup, emptied, or changed by others in a way
+    /// that only a comparison can repair. The writer claims the inventory again and compares.
+    ClaimLost,
     /// The destination refuses access.
     Forbidden,
     /// The destination cannot hold a row as it is.

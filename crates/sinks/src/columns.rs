@@ -1,10 +1,11 @@
-//! The columns of the table of rows, for all SQL databases.
+//! The columns of the table of rows, and of the table of claims, for all SQL databases.
 //!
 //! Definitions, statements, copied rows and what is read back come from this one list, in its order: a value
 //! cannot end up in the column of another.
 
 use kollect_model::{
     batch::InventoryId,
+    claim::Claim,
     row::{Row, RowDigest},
 };
 
@@ -118,6 +119,65 @@ impl<'a> Held<'a> {
             // A digest that cannot be read equals none, so the row is written again.
             digest: text(5)?.parse().unwrap_or(RowDigest(0)),
         })
+    }
+}
+
+/// The columns of a claim in the table of claims. Tables of older versions lack those after [`OLD_CLAIM_COLUMNS`].
+pub(crate) const CLAIM_COLUMNS: [&str; 8] =
+    ["owner", "writer", "epoch", "writer_id", "destination_id", "claimed_at", "taken_from", "writes"];
+
+/// So many of them are in tables of all versions.
+pub(crate) const OLD_CLAIM_COLUMNS: usize = 3;
+
+/// The columns that the table of claims has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClaimTable {
+    /// All of [`CLAIM_COLUMNS`].
+    Current,
+    /// Those of older versions. Claims have no ids there, and a table that was restored from a backup looks as if
+    /// the writer had left it like that: only a comparison finds out.
+    Old,
+}
+
+impl ClaimTable {
+    /// The table that has these columns.
+    pub(crate) fn with(has_column: impl Fn(&str) -> bool) -> Self {
+        if CLAIM_COLUMNS.iter().all(|name| has_column(name)) { Self::Current } else { Self::Old }
+    }
+
+    /// The columns of a claim, in their order.
+    pub(crate) fn columns(self) -> &'static [&'static str] {
+        match self {
+            Self::Current => &CLAIM_COLUMNS,
+            Self::Old => CLAIM_COLUMNS.split_at(OLD_CLAIM_COLUMNS).0,
+        }
+    }
+
+    /// Counts a write, at the end of the SET clause of an UPDATE.
+    pub(crate) fn count_write(self) -> &'static str {
+        match self {
+            Self::Current => ", writes = writes + 1",
+            Self::Old => "",
+        }
+    }
+
+    /// A claim without what the table has no room for.
+    pub(crate) fn fit(self, claim: Claim) -> Claim {
+        match self {
+            Self::Current => Claim { writes: Some(0), ..claim },
+            Self::Old => {
+                Claim { owner: claim.owner, writer: claim.writer, epoch: claim.epoch, ..Claim::default() }
+            }
+        }
+    }
+
+    /// What is said once about a table of older versions. `what_helps` adds the columns.
+    pub(crate) fn warning(table: &str, what_helps: &str) -> String {
+        format!(
+            "{table} has no columns {}: that the database was restored from a backup, or that it is another one under \
+             the same name, is noticed only when its rows are compared; {what_helps}",
+            CLAIM_COLUMNS.split_at(OLD_CLAIM_COLUMNS).1.join(", ")
+        )
     }
 }
 

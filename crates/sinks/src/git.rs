@@ -7,6 +7,7 @@ use std::{
     collections::HashMap,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -14,10 +15,10 @@ use git2::Oid;
 use kollect_model::{
     SpecError,
     batch::{Baseline, Batch, InventoryId, Receipt},
-    claim::{Claim, Claimant, Holder},
+    claim::{Claim, Claimant},
     crd::sinks::{GitPreview, KollectSnapshotSinkSpec, Preview, ProvisioningMode, PushPolicy, SinkCommon},
     destination::Destination,
-    sink::{Sink, SinkError, SinkReason},
+    sink::{Atomicity, Sink, SinkError, SinkReason},
 };
 
 use crate::{
@@ -206,7 +207,7 @@ async fn open(config: Config, policy: &Policy, branches: &Branches) -> Result<Gi
             .map_err(|error| SinkError::because(SinkReason::WriteFailed, "make a repository", error))??;
     }
     let branch = branches.get(Key { remote, policy: policy.clone(), depth, force, create })?;
-    Ok(GitSink { branch, settings, messages, name, known: Mutex::default(), ended: Mutex::default() })
+    Ok(GitSink { branch, settings, messages, name, known: Mutex::default() })
 }
 
 fn make(path: &str, branch: &str, files: &crate::Files) -> Result<(), SinkError> {
@@ -242,8 +243,6 @@ pub(crate) struct GitSink {
     name: String,
     /// The books of inventories when we last looked. Others mean that what we know is not true any more.
     known: Mutex<HashMap<InventoryId, Option<Oid>>>,
-    /// Claims that ended with their inventories.
-    ended: Mutex<Vec<(InventoryId, Claim)>>,
 }
 
 impl GitSink {
@@ -274,6 +273,14 @@ impl GitSink {
 
 #[async_trait]
 impl Sink for GitSink {
+    fn atomicity(&self) -> Atomicity {
+        Atomicity::WholeDelta
+    }
+
+    fn claim_check_interval(&self) -> Duration {
+        Duration::from_mins(5)
+    }
+
     async fn check(&self) -> Result<(), SinkError> {
         self.branch.check().await
     }
@@ -288,12 +295,11 @@ impl Sink for GitSink {
         self.branch.claim(inventory, claimant).await
     }
 
+    async fn claims(&self, inventories: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError> {
+        self.branch.held_claims(inventories).await
+    }
+
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
-        let ended =
-            |(inventory, claim): &(InventoryId, Claim)| inventory == batch.inventory && claim == batch.claim;
-        if self.ended.lock().unwrap_or_else(PoisonError::into_inner).iter().any(ended) {
-            Holder::admits(None, batch.inventory, batch.claim)?;
-        }
         let task = Task::Write {
             delta: batch.delta.clone(),
             sink: self.name.clone(),
@@ -306,9 +312,6 @@ impl Sink for GitSink {
     async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
         self.run(inventory, claim, Task::Forget).await?;
         // The right to do all this goes last: a run that was cut off is repeated.
-        self.branch.release(inventory, claim).await?;
-        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        ended.push((inventory.clone(), claim.clone()));
-        Ok(())
+        self.branch.release(inventory, claim).await
     }
 }

@@ -200,6 +200,11 @@ impl Settings {
         if errors.is_empty() { Ok(settings) } else { Err(errors) }
     }
 
+    /// Whether all rows are in documents, whatever they are.
+    pub(crate) fn is_document(&self) -> bool {
+        self.mode == Some(LayoutMode::Document)
+    }
+
     /// Where a document with all rows would be.
     pub(crate) fn document_path(
         &self,

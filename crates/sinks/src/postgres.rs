@@ -1,8 +1,7 @@
 //! PostgreSQL: one table, one row per row.
 //!
 //! A batch is one transaction: a reader sees all of it or nothing. The table has the columns of the Go
-//! implementation and some more; `kollect_bindings` in the same schema says which cluster an inventory
-//! belongs to and who may write it. The address is in a Secret and appears in no message: what fails is
+//! implementation and some more; `kollect_bindings` in the same schema holds the claims. The address is in a Secret and appears in no message: what fails is
 //! named by its table.
 
 use std::{
@@ -18,16 +17,17 @@ use async_trait::async_trait;
 use futures::TryStreamExt as _;
 use kollect_model::{
     batch::{Baseline, Batch, InventoryId, Receipt, Refusal},
-    claim::{Claim, Claimant, Holder, Writer},
+    claim::{Claim, Claimant},
     row::{RowKey, TargetId},
-    sink::{Sink, SinkError, SinkReason},
+    sink::{Atomicity, Sink, SinkError, SinkReason},
 };
 use tokio::time::{error::Elapsed, timeout};
-use tokio_postgres::{Client, Statement, Transaction, types::ToSql};
+use tokio_postgres::{Client, Statement, Transaction};
 
 use crate::{Network, columns::Held};
 
 mod binding;
+mod claims;
 mod config;
 mod dsn;
 mod failure;
@@ -58,7 +58,7 @@ pub struct PostgresSink {
     create: bool,
     network: Network,
     pool: Arc<Pool>,
-    /// Whether the warning about the key of the table has been given.
+    /// Whether warnings about tables of older versions have been given.
     warned: AtomicBool,
 }
 
@@ -140,7 +140,7 @@ impl PostgresSink {
     ) -> Result<Vec<Refusal>, Failure> {
         let tables = &self.tables;
         let transaction = client.transaction().await?;
-        if check_claim(&transaction, tables, statements, batch.inventory, batch.claim).await? {
+        if claims::check(&transaction, tables, statements, batch.inventory, batch.claim).await? {
             remove_parts(&transaction, tables, batch.inventory).await?;
         }
         let Applied { grown, refused } =
@@ -165,10 +165,9 @@ impl PostgresSink {
         Ok(refused)
     }
 
-    /// What is said about the key of the table, with the first write.
-    fn warning(&self, statements: &Statements) -> Option<String> {
-        let warning = statements.warning.as_ref()?;
-        (!self.warned.swap(true, Ordering::Relaxed)).then(|| warning.clone())
+    /// What is said about tables of older versions, with the first write.
+    fn warnings(&self, statements: &Statements) -> Vec<String> {
+        if self.warned.swap(true, Ordering::Relaxed) { Vec::new() } else { statements.warnings.clone() }
     }
 
     /// Writes what the server takes, and names what it does not.
@@ -192,7 +191,7 @@ impl PostgresSink {
                 }
                 outcome => {
                     refused.extend(outcome?);
-                    let warnings = self.warning(statements).into_iter().collect();
+                    let warnings = self.warnings(statements);
                     return Ok(Receipt { refused, warnings, ..Receipt::default() });
                 }
             }
@@ -202,6 +201,10 @@ impl PostgresSink {
 
 #[async_trait]
 impl Sink for PostgresSink {
+    fn atomicity(&self) -> Atomicity {
+        Atomicity::WholeDelta
+    }
+
     async fn check(&self) -> Result<(), SinkError> {
         let (lease, _) = self.lease().await?;
         let outcome = timeout(ANSWER_LIMIT, check(&lease.session.client, &self.tables)).await;
@@ -217,9 +220,16 @@ impl Sink for PostgresSink {
 
     async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
         let (mut lease, statements) = self.lease().await?;
-        let work = claim(&mut lease.session.client, &self.tables, &statements, inventory, claimant);
+        let work = claims::claim(&mut lease.session.client, &self.tables, &statements, inventory, claimant);
         let outcome = timeout(ANSWER_LIMIT, work).await;
         self.settle("claim", lease, outcome)
+    }
+
+    async fn claims(&self, inventories: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError> {
+        let (lease, statements) = self.lease().await?;
+        let work = claims::held(&lease.session.client, &self.tables, statements.claims, inventories);
+        let outcome = timeout(ANSWER_LIMIT, work).await;
+        self.settle("read the claims of", lease, outcome)
     }
 
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
@@ -246,7 +256,7 @@ async fn forget(
     claim: &Claim,
 ) -> Result<(), Failure> {
     let transaction = client.transaction().await?;
-    check_claim(&transaction, tables, statements, inventory, claim).await?;
+    claims::check(&transaction, tables, statements, inventory, claim).await?;
     remove_parts(&transaction, tables, inventory).await?;
     let InventoryId { cluster, name, .. } = inventory;
     let namespace = inventory.stored_namespace();
@@ -307,75 +317,6 @@ async fn baseline(
         baseline.insert(key, held.digest);
     }
     Ok(baseline)
-}
-
-/// Takes the inventory over.
-async fn claim(
-    client: &mut Client,
-    tables: &Tables,
-    statements: &Statements,
-    inventory: &InventoryId,
-    claimant: &Claimant,
-) -> Result<Claim, Failure> {
-    let transaction = client.transaction().await?;
-    let bindings = tables.bindings();
-    let namespace = inventory.stored_namespace();
-    let begin = format!(
-        "INSERT INTO {bindings} (cluster, inventory_namespace, inventory_name, inventory_table, epoch)
-         VALUES ($1, $2, $3, $4, 0) ON CONFLICT DO NOTHING"
-    );
-    transaction.execute(&begin, &[&inventory.cluster, &namespace, &inventory.name, &tables.table]).await?;
-    let held = holder(&transaction, tables, statements, inventory).await?;
-    let taken = claimant.take(inventory, held.as_ref().map(|(holder, _)| holder))?;
-    // Counted here, so that rows that others have added or removed count as well.
-    let take = format!(
-        "UPDATE {bindings} SET owner = $5, writer = $6, epoch = $7, row_count = (
-             SELECT count(*) FROM {tables}
-             WHERE cluster = $1 AND inventory_namespace = $2 AND inventory_name = $3)
-         WHERE cluster = $1 AND inventory_namespace = $2 AND inventory_name = $3 AND inventory_table = $4"
-    );
-    let place: [&(dyn ToSql + Sync); 7] = [
-        &inventory.cluster,
-        &namespace,
-        &inventory.name,
-        &tables.table,
-        &taken.owner,
-        &taken.writer.as_str(),
-        &taken.epoch,
-    ];
-    transaction.execute(&take, &place).await?;
-    transaction.commit().await?;
-    Ok(taken.claim())
-}
-
-/// The holder of an inventory, locked until the transaction ends, and whether nothing was ever written.
-async fn holder(
-    transaction: &Transaction<'_>,
-    tables: &Tables,
-    statements: &Statements,
-    inventory: &InventoryId,
-) -> Result<Option<(Holder, bool)>, Failure> {
-    let namespace = inventory.stored_namespace();
-    let found = transaction
-        .query_opt(&statements.holder, &[&inventory.cluster, &namespace, &inventory.name, &tables.table])
-        .await?;
-    Ok(found.map(|row| {
-        let holder = Holder { owner: row.get(0), writer: Writer::stored(row.get(1)), epoch: row.get(2) };
-        (holder, row.get(3))
-    }))
-}
-
-/// Makes sure that nobody has claimed the inventory since. Answers whether nothing was ever written.
-async fn check_claim(
-    transaction: &Transaction<'_>,
-    tables: &Tables,
-    statements: &Statements,
-    inventory: &InventoryId,
-    claim: &Claim,
-) -> Result<bool, Failure> {
-    let held = holder(transaction, tables, statements, inventory).await?;
-    Holder::admits(held.as_ref().map(|(holder, _)| holder), inventory, claim)?;
-    Ok(held.is_some_and(|(_, never_written)| never_written))
 }
 
 /// The Go implementation cut large inventories into parts with names of their own, such as

@@ -40,7 +40,7 @@ impl Sample {
                 namespace: Some("team-a".into()),
                 name: "api".into(),
             },
-            claim: Claim { owner: None, epoch: 1 },
+            claim: Claim { epoch: 1, ..Claim::default() },
             delta: Delta { added, ..Delta::default() },
         }
     }

@@ -1,8 +1,7 @@
 //! SQLite: one file, one table, one row per row.
 //!
 //! A batch is one transaction: a reader sees all of it or nothing. The table `inventory` has the
-//! columns of the other databases; `kollect_bindings` says which cluster an inventory belongs to and who
-//! may write it. Readers are never blocked: the file has a write-ahead log.
+//! columns of the other databases; `kollect_bindings` holds the claims. Readers are never blocked: the file has a write-ahead log.
 
 use std::{
     collections::HashSet,
@@ -18,17 +17,17 @@ use async_trait::async_trait;
 use kollect_model::{
     SpecError,
     batch::{Baseline, Batch, Delta, InventoryId, Receipt, Refusal},
-    claim::{Claim, Claimant, Holder, Writer},
+    claim::{Claim, Claimant, Writer},
     crd::sinks::{KollectDatabaseSinkSpec, Preview, ProvisioningMode, TablePreview},
     destination::Destination,
     row::{Row, RowKey, TargetId},
-    sink::{Sink, SinkError, SinkReason},
+    sink::{Atomicity, Sink, SinkError, SinkReason},
 };
-use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction, params, params_from_iter};
+use rusqlite::{Connection, ErrorCode, OptionalExtension, ToSql, Transaction, params, params_from_iter};
 
 use crate::{
     Backend, Files, Out, Policy, SinkSettings,
-    columns::{self, COLUMNS, Held, KEY, Value},
+    columns::{self, CLAIM_COLUMNS, COLUMNS, ClaimTable, Held, KEY, Value},
     old_key::{self, HeldKinds, Key},
     preview::provisioned,
 };
@@ -38,7 +37,7 @@ const SCHEME: &str = "sqlite:";
 
 mod connect;
 
-use connect::{connect, schema};
+use connect::{claim_table, connect, schema};
 
 /// Its parameters are the values of all columns, in their order. Under the old key too, no row replaces one of
 /// another group or kind.
@@ -61,9 +60,14 @@ static DELETE: LazyLock<String> = LazyLock::new(|| {
     format!("DELETE FROM inventory WHERE {}", terms.join(" AND "))
 });
 
-const NOTE_EXPORT: &str = "
-UPDATE kollect_bindings SET last_export = ?4, row_count = row_count + ?5, revision = ?6, coverage = ?7
-WHERE cluster = ?1 AND inventory_namespace = ?2 AND inventory_name = ?3";
+fn note_export(table: ClaimTable) -> String {
+    format!(
+        "UPDATE kollect_bindings
+         SET last_export = ?4, row_count = row_count + ?5, revision = ?6, coverage = ?7{}
+         WHERE cluster = ?1 AND inventory_namespace = ?2 AND inventory_name = ?3",
+        table.count_write()
+    )
+}
 
 /// Where the file is, and whether it may be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,7 +140,8 @@ impl Backend for Config {
 pub struct SqliteSink {
     path: Arc<Path>,
     connection: Arc<Mutex<Connection>>,
-    /// Whether the warning about the key of the table has been given.
+    claims: ClaimTable,
+    /// Whether warnings about tables of older versions have been given.
     warned: AtomicBool,
 }
 
@@ -144,7 +149,7 @@ impl SqliteSink {
     /// Opens the file, and creates what is missing unless the plan says that it must exist.
     pub(crate) async fn open(config: Config, files: &Files) -> Result<Self, SinkError> {
         let files = files.clone();
-        let (path, connection) = blocking(move || {
+        let (path, connection, claims) = blocking(move || {
             let forbidden = |why| {
                 SinkError::new(
                     SinkReason::Forbidden,
@@ -161,17 +166,31 @@ impl SqliteSink {
                 })?;
             }
             let connection = connect(&path, config.create)?;
-            Ok((path, connection))
+            let claims = claim_table(&connection)
+                .map_err(|error| sqlite_error(format!("open {}", path.display()), error))?;
+            Ok((path, connection, claims))
         })
         .await?;
         let connection = Arc::new(Mutex::new(connection));
-        Ok(Self { path: path.into(), connection, warned: AtomicBool::new(false) })
+        Ok(Self { path: path.into(), connection, claims, warned: AtomicBool::new(false) })
     }
 
-    fn old_key_warning(&self) -> String {
-        let what_helps = "open the file once with provisioning.mode: ensure, which keeps it as it is while the \
-                          table inventory has columns of others or other tables refer to it";
-        old_key::warning(&format!("table inventory of {}", self.path.display()), what_helps)
+    /// What is said about tables of older versions, with the first write.
+    fn warnings(&self, key: Key) -> Vec<String> {
+        if self.warned.swap(true, Ordering::Relaxed) {
+            return Vec::new();
+        }
+        let table = |name: &str| format!("table {name} of {}", self.path.display());
+        let old_key = (key == Key::Old).then(|| {
+            let what_helps = "open the file once with provisioning.mode: ensure, which keeps it as it is while \
+                              the table inventory has columns of others or other tables refer to it";
+            old_key::warning(&table("inventory"), what_helps)
+        });
+        let old_claims = (self.claims == ClaimTable::Old).then(|| {
+            let what_helps = "open the file once with provisioning.mode: ensure";
+            ClaimTable::warning(&table("kollect_bindings"), what_helps)
+        });
+        old_key.into_iter().chain(old_claims).collect()
     }
 
     /// Runs on a thread that may block: SQLite has no other way.
@@ -231,6 +250,10 @@ fn sqlite_error(attempt: String, error: rusqlite::Error) -> SinkError {
 
 #[async_trait]
 impl Sink for SqliteSink {
+    fn atomicity(&self) -> Atomicity {
+        Atomicity::WholeDelta
+    }
+
     async fn check(&self) -> Result<(), SinkError> {
         self.with("read", |connection| {
             Ok(connection.query_row("SELECT count(*) FROM kollect_bindings", [], |_| Ok(()))?)
@@ -244,13 +267,22 @@ impl Sink for SqliteSink {
     }
 
     async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
-        let (inventory, claimant) = (inventory.clone(), claimant.clone());
+        let (inventory, claimant, table) = (inventory.clone(), claimant.clone(), self.claims);
         self.with("claim", move |connection| {
             let transaction =
                 connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-            let claim = claim(&transaction, &inventory, &claimant)?;
+            let claim = claim(&transaction, table, &inventory, &claimant)?;
             transaction.commit()?;
             Ok(claim)
+        })
+        .await
+    }
+
+    async fn claims(&self, inventories: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError> {
+        let (inventories, table) = (inventories.to_vec(), self.claims);
+        self.with("read the claims of", move |connection| {
+            let transaction = connection.transaction()?;
+            inventories.iter().map(|inventory| held_claim(&transaction, table, inventory)).collect()
         })
         .await
     }
@@ -258,17 +290,18 @@ impl Sink for SqliteSink {
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
         let (inventory, claim, delta) = (batch.inventory.clone(), batch.claim.clone(), batch.delta.clone());
         let (revision, coverage) = (i64::try_from(batch.revision).ok(), batch.coverage.to_owned());
+        let table = self.claims;
         let (key, refused) = self
             .with("write", move |connection| {
                 // Taking the write lock first keeps others from claiming between check and write.
                 let transaction =
                     connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-                check_claim(&transaction, &inventory, &claim)?;
+                check_claim(&transaction, table, &inventory, &claim)?;
                 let now: String =
                     transaction
                         .query_row("SELECT strftime('%Y-%m-%dT%H:%M:%fZ', 'now')", [], |row| row.get(0))?;
                 let Applied { key, grown, refused } = apply(&transaction, &inventory, &delta, &now)?;
-                transaction.prepare_cached(NOTE_EXPORT)?.execute(params![
+                transaction.prepare_cached(&note_export(table))?.execute(params![
                     inventory.cluster,
                     inventory.stored_namespace(),
                     inventory.name,
@@ -281,17 +314,15 @@ impl Sink for SqliteSink {
                 Ok((key, refused))
             })
             .await?;
-        let warned = key == Key::Current || self.warned.swap(true, Ordering::Relaxed);
-        let warnings = if warned { Vec::new() } else { vec![self.old_key_warning()] };
-        Ok(Receipt { refused, warnings, ..Receipt::default() })
+        Ok(Receipt { refused, warnings: self.warnings(key), ..Receipt::default() })
     }
 
     async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
-        let (inventory, claim) = (inventory.clone(), claim.clone());
+        let (inventory, claim, table) = (inventory.clone(), claim.clone(), self.claims);
         self.with("clean", move |connection| {
             let transaction =
                 connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-            check_claim(&transaction, &inventory, &claim)?;
+            check_claim(&transaction, table, &inventory, &claim)?;
             for table in ["inventory", "kollect_bindings"] {
                 transaction.execute(
                     &format!(
@@ -334,51 +365,78 @@ fn baseline(connection: &Connection, inventory: &InventoryId) -> Result<Baseline
     Ok(baseline)
 }
 
-/// Takes the inventory over.
+/// Claims the inventory.
 fn claim(
     transaction: &Transaction<'_>,
+    table: ClaimTable,
     inventory: &InventoryId,
     claimant: &Claimant,
 ) -> Result<Claim, WriteError> {
-    let taken = claimant.take(inventory, holder(transaction, inventory)?.as_ref())?;
-    transaction.execute(
-        "INSERT INTO kollect_bindings (cluster, inventory_namespace, inventory_name, owner, writer, epoch)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6)
-         ON CONFLICT DO UPDATE SET owner = excluded.owner, writer = excluded.writer, epoch = excluded.epoch",
-        params![
-            inventory.cluster,
-            inventory.stored_namespace(),
-            inventory.name,
-            taken.owner,
-            taken.writer.as_str(),
-            taken.epoch
-        ],
-    )?;
-    Ok(taken.claim())
+    let held = held_claim(transaction, table, inventory)?;
+    let granted = table.fit(claimant.take(inventory, held.as_ref())?);
+    let columns = table.columns();
+    let parameters: Vec<String> = (4..4 + columns.len()).map(|number| format!("?{number}")).collect();
+    let replacements: Vec<String> = columns.iter().map(|name| format!("{name} = excluded.{name}")).collect();
+    let statement = format!(
+        "INSERT INTO kollect_bindings (cluster, inventory_namespace, inventory_name, {}) VALUES (?1, ?2, ?3, {})
+         ON CONFLICT DO UPDATE SET {}",
+        columns.join(", "),
+        parameters.join(", "),
+        replacements.join(", ")
+    );
+    let (namespace, writer) = (inventory.stored_namespace(), granted.writer.as_str());
+    let Claim { owner, epoch, writer_id, destination_id, claimed_at, taken_from, writes, .. } = &granted;
+    let of_claim: [&dyn ToSql; CLAIM_COLUMNS.len()] =
+        [owner, &writer, epoch, writer_id, destination_id, claimed_at, taken_from, writes];
+    let place: [&dyn ToSql; 3] = [&inventory.cluster, &namespace, &inventory.name];
+    let values = place.into_iter().chain(of_claim.into_iter().take(columns.len()));
+    transaction.execute(&statement, params_from_iter(values))?;
+    Ok(granted)
 }
 
-/// Who may write an inventory.
-fn holder(transaction: &Transaction<'_>, inventory: &InventoryId) -> Result<Option<Holder>, WriteError> {
+/// The claim of an inventory.
+fn held_claim(
+    transaction: &Transaction<'_>,
+    table: ClaimTable,
+    inventory: &InventoryId,
+) -> Result<Option<Claim>, WriteError> {
     let place = params![inventory.cluster, inventory.stored_namespace(), inventory.name];
-    Ok(transaction
-        .prepare_cached(
-            "SELECT owner, writer, epoch FROM kollect_bindings
-             WHERE cluster = ?1 AND inventory_namespace = ?2 AND inventory_name = ?3",
-        )?
-        .query_row(place, |row| {
-            let writer: String = row.get(1)?;
-            Ok(Holder { owner: row.get(0)?, writer: Writer::stored(&writer), epoch: row.get(2)? })
+    let question = format!(
+        "SELECT {} FROM kollect_bindings
+         WHERE cluster = ?1 AND inventory_namespace = ?2 AND inventory_name = ?3",
+        table.columns().join(", ")
+    );
+    let read = |row: &rusqlite::Row<'_>| {
+        let writer: String = row.get(1)?;
+        let old = Claim {
+            owner: row.get(0)?,
+            writer: Writer::stored(&writer),
+            epoch: row.get(2)?,
+            ..Claim::default()
+        };
+        if table == ClaimTable::Old {
+            return Ok(old);
+        }
+        Ok(Claim {
+            writer_id: row.get(3)?,
+            destination_id: row.get(4)?,
+            claimed_at: row.get(5)?,
+            taken_from: row.get(6)?,
+            writes: row.get(7)?,
+            ..old
         })
-        .optional()?)
+    };
+    Ok(transaction.prepare_cached(&question)?.query_row(place, read).optional()?)
 }
 
-/// Makes sure that nobody has claimed the inventory since.
+/// Makes sure that the writer may write.
 fn check_claim(
     transaction: &Transaction<'_>,
+    table: ClaimTable,
     inventory: &InventoryId,
-    claim: &Claim,
+    granted: &Claim,
 ) -> Result<(), WriteError> {
-    Ok(Holder::admits(holder(transaction, inventory)?.as_ref(), inventory, claim)?)
+    Ok(Claim::admits(held_claim(transaction, table, inventory)?.as_ref(), inventory, granted)?)
 }
 
 /// What came of a delta.

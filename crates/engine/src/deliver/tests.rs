@@ -1,12 +1,19 @@
-//! Bindings that come, go, move and pause.
+//! Bindings that come, go, move and pause, and what they leave.
 
 use std::sync::Mutex;
 
-use kollect_model::{binding::InventoryName, row::RowKey};
+use kollect_model::{
+    binding::InventoryName,
+    claim::{Claim, Claimant, TakeOver, Writer},
+    row::RowKey,
+};
 
 use super::*;
 use crate::{
-    export::tests::{Fault, Memory, binding, gvk, row, target},
+    export::{
+        Cleaned, CurrentClaim, Sibling,
+        tests::{Fault, Memory, binding, gvk, row, target},
+    },
     store::{KindRows, Origin, Sight, store},
 };
 
@@ -14,6 +21,7 @@ struct World {
     deliveries: Deliveries,
     pods: KindRows,
     wanted: BTreeMap<BindingName, Wanted>,
+    leftovers: Vec<Leftover>,
     told: Arc<Mutex<Vec<String>>>,
     tasks: Tasks,
 }
@@ -26,13 +34,15 @@ impl World {
         let told = Arc::new(Mutex::new(Vec::new()));
         let log = told.clone();
         let tasks = Tasks::default();
-        let deliveries = Deliveries::new(rows, tasks.clone(), move |name, told| {
+        let deliveries = Deliveries::new(rows, tasks.clone(), Arc::new(|| true), move |name, _, told| {
             let word = match told {
                 Told::Failed { error, .. } if error.to_string().contains("panicked") => "panicked",
                 Told::NotCleaned { error, .. } if error.to_string().contains("panicked") => {
                     "not cleaned, panicked"
                 }
                 Told::Compared(_) => "compared",
+                Told::Cleaned { cleaned: Cleaned::NotOurs, .. } => "not ours",
+                Told::Cleaned { cleaned: Cleaned::SameAs(_), .. } => "the same",
                 Told::Cleaned { moved: false, .. } => "cleaned",
                 Told::Cleaned { moved: true, .. } => "moved",
                 Told::NotCleaned { .. } => "not cleaned",
@@ -41,7 +51,8 @@ impl World {
             };
             log.lock().unwrap().push(format!("{} {word}", name.sink));
         });
-        let world = Self { deliveries, pods, wanted: BTreeMap::new(), told, tasks };
+        let (wanted, leftovers) = (BTreeMap::new(), Vec::new());
+        let world = Self { deliveries, pods, wanted, leftovers, told, tasks };
         world.put(1, 1);
         world
     }
@@ -52,13 +63,31 @@ impl World {
 
     /// Wants a binding to a destination.
     fn want(&mut self, name: &str, destination: &str, sink: &Memory) -> &mut Wanted {
-        let wanted =
-            Wanted { binding: Arc::new(binding(sink)), destination: destination.into(), suspended: false };
+        let binding = Binding { destination: destination.into(), ..binding(sink) };
+        let wanted = Wanted { binding: Arc::new(binding), suspended: false };
         self.wanted.entry(named(name)).insert_entry(wanted).into_mut()
     }
 
+    /// A binding is not wanted any more, and what it wrote shall go.
+    fn leave(&mut self, name: &str) -> &mut Leftover {
+        let Wanted { binding, .. } = self.wanted.remove(&named(name)).unwrap();
+        let (name, others) = (named(name), Vec::new());
+        self.leftovers.push(Leftover { name, binding, was_granted: true, others, moved: false });
+        self.leftovers.last_mut().unwrap()
+    }
+
+    /// A binding that another one may be the same as.
+    fn sibling(&self, name: &str) -> Sibling {
+        let Wanted { binding, .. } = &self.wanted[&named(name)];
+        Sibling { name: name.into(), current: binding.current.clone(), sink: binding.sink.clone() }
+    }
+
+    fn apply(&mut self) {
+        self.deliveries.set(self.wanted.clone(), self.leftovers.clone());
+    }
+
     async fn set(&mut self) {
-        self.deliveries.set(self.wanted.clone());
+        self.apply();
         time::sleep(Duration::from_secs(5)).await;
     }
 
@@ -85,33 +114,15 @@ async fn w61_a_removed_reference_leaves_nothing_behind() {
     world.want("two", "b", &two);
     world.set().await;
     assert_eq!((held(&one), held(&two)), (1, 1));
-    world.wanted.remove(&named("two"));
+    world.leave("two");
     world.put(2, 2);
     world.set().await;
     assert_eq!((held(&one), held(&two)), (2, 0));
+    assert_eq!(two.with(|held| held.claim.clone()), None);
     assert_eq!(world.told().last().unwrap(), "two cleaned");
     world.put(3, 3);
     time::sleep(Duration::from_mins(30)).await;
-    assert_eq!((held(&one), held(&two)), (3, 0), "and nobody writes there again");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_new_place_is_filled_before_the_old_one_is_cleaned() {
-    let mut world = World::new();
-    let (old, new) = (Memory::default(), Memory::default());
-    world.want("one", "a", &old);
-    world.set().await;
-    // The new place does not answer for a while.
-    new.with(|held| held.faults = vec![Fault::Before; 3]);
-    world.want("one", "b", &new);
-    world.deliveries.set(world.wanted.clone());
-    time::sleep(Duration::from_millis(200)).await;
-    assert_eq!((held(&old), held(&new)), (1, 0));
-    time::sleep(Duration::from_mins(2)).await;
-    assert_eq!((held(&old), held(&new)), (0, 1));
-    let told = world.told();
-    let position = |what: &str| told.iter().rposition(|told| told == what).unwrap();
-    assert!(position("one compared") < position("one moved"), "{told:?}");
+    assert_eq!((held(&one), held(&two)), (3, 0), "and it is not written again");
 }
 
 #[tokio::test(start_paused = true)]
@@ -131,7 +142,7 @@ async fn a_suspended_binding_leaves_its_rows_and_goes_on_later() {
     // Deleted while it is suspended: gone is gone.
     world.want("one", "a", &sink).suspended = true;
     world.set().await;
-    world.wanted.clear();
+    world.leave("one");
     world.set().await;
     assert_eq!(held(&sink), 0);
 }
@@ -163,71 +174,148 @@ async fn what_is_wanted_again_is_not_cleaned_any_more() {
     world.set().await;
     // The sink is away while the reference is removed, and comes back with it.
     sink.with(|held| held.faults = vec![Fault::Before; 1000]);
-    world.wanted.clear();
+    world.leave("one");
     world.set().await;
     assert_eq!(world.told().last().unwrap(), "one not cleaned");
     world.want("two", "a", &sink);
-    world.deliveries.set(world.wanted.clone());
+    world.apply();
     sink.with(|held| held.faults.clear());
     time::sleep(Duration::from_mins(30)).await;
-    assert_eq!(held(&sink), 1);
+    assert_eq!(held(&sink), 1, "a place that is written is not cleaned");
     assert!(!world.told().contains(&"one cleaned".to_owned()));
 }
 
 #[tokio::test(start_paused = true)]
-async fn cleaning_outlives_failures_until_somebody_gives_up() {
+async fn cleaning_outlives_failures() {
     let mut world = World::new();
     let sink = Memory::default();
-    let wanted = world.want("one", "a", &sink).clone();
+    world.want("one", "a", &sink);
     world.set().await;
     sink.with(|held| held.faults = vec![Fault::Before; 3]);
-    world.wanted.clear();
+    world.leave("one").moved = true;
     world.set().await;
-    time::sleep(Duration::from_mins(1)).await;
-    assert_eq!(held(&sink), 0);
-    // Left behind by an earlier process.
-    sink.with(|held| {
-        held.faults = vec![Fault::Before; 1000];
-        held.rows.insert(row("Pod", 1, 1).key, row("Pod", 1, 1).digest);
-    });
-    world.deliveries.clean(&named("one"), wanted.clone(), false);
-    time::sleep(Duration::from_mins(1)).await;
-    assert!(world.deliveries.is_cleaning(&named("one")));
-    sink.with(|held| held.faults.clear());
-    time::sleep(Duration::from_hours(1)).await;
-    assert_eq!((held(&sink), world.deliveries.is_cleaning(&named("one"))), (0, false));
-    // Left behind by a move: told apart from the end of the binding.
-    assert_eq!(world.told().last().unwrap(), "one cleaned");
-    sink.with(|held| held.rows.insert(row("Pod", 1, 1).key, row("Pod", 1, 1).digest));
-    world.deliveries.clean(&named("one"), wanted.clone(), true);
-    assert!(world.deliveries.is_cleaning_place(&"a".into(), &wanted.binding.inventory));
-    assert!(!world.deliveries.is_cleaning_place(&"b".into(), &wanted.binding.inventory));
     time::sleep(Duration::from_mins(1)).await;
     assert_eq!((held(&sink), world.told().pop().unwrap().as_str()), (0, "one moved"));
-    // What is written under another name is nobody's leftover.
-    world.want("two", "a", &sink);
     world.set().await;
-    world.deliveries.clean(&named("one"), wanted, false);
-    time::sleep(Duration::from_mins(1)).await;
-    assert_eq!(held(&sink), 1);
+    assert!(world.told().is_empty(), "it is done once");
+}
+
+/// What the sink holds as an operator of this cluster left it.
+fn claimed_by(owner: &str) -> Memory {
+    let sink = Memory::default();
+    sink.with(|held| {
+        held.rows.insert(row("Pod", 1, 1).key, row("Pod", 1, 1).digest);
+        let claimant =
+            Claimant { owner: Some(owner.into()), writer: Writer::Operator, ..Claimant::default() };
+        let inventory = binding(&Memory::default()).inventory;
+        held.claim = Some(claimant.take(&inventory, None).unwrap());
+    });
+    sink
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_place_is_cleaned_when_the_last_of_several_moves_has_been_filled() {
+async fn cleaning_touches_nothing_of_another_owner() {
     let mut world = World::new();
-    let (first, second, third) = (Memory::default(), Memory::default(), Memory::default());
-    world.want("one", "a", &first);
+    let neighbour = claimed_by("c2");
+    let mut wanted = world.want("one", "a", &neighbour).clone();
+    // Whatever the binding may take over, cleaning does not.
+    let claimant = Claimant { take_over: TakeOver::Always, ..wanted.binding.claimant.clone() };
+    wanted.binding = Arc::new(Binding { claimant, ..Binding::clone(&wanted.binding) });
+    world.wanted.insert(named("one"), wanted);
+    world.leave("one");
+    let before = neighbour.with(|held| held.claim.clone());
     world.set().await;
-    second.with(|held| held.faults = vec![Fault::Before; 1000]);
-    third.with(|held| held.faults = vec![Fault::Before; 3]);
-    world.want("one", "b", &second);
+    assert_eq!((held(&neighbour), neighbour.with(|held| held.claim.clone())), (1, before));
+    assert_eq!(world.told(), ["one not ours"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_was_asked_for_and_never_granted_is_no_reason_to_clean() {
+    for (was_granted, left, told) in [(false, 1, "one not ours"), (true, 0, "one cleaned")] {
+        let mut world = World::new();
+        let sink = claimed_by("c1");
+        // Rows of a time before claims, or a claim that got lost.
+        sink.with(|held| held.claim = None);
+        world.want("one", "a", &sink);
+        world.leave("one").was_granted = was_granted;
+        world.set().await;
+        assert_eq!((held(&sink), world.told()), (left, vec![told.to_owned()]));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_destination_that_is_written_under_another_name_is_not_cleaned() {
+    let mut world = World::new();
+    let sink = Memory::default();
+    world.want("one", "a", &sink);
     world.set().await;
-    world.want("one", "c", &third);
-    world.deliveries.set(world.wanted.clone());
-    time::sleep(Duration::from_millis(300)).await;
-    assert_eq!((held(&first), held(&third)), (1, 0), "the only copy stays");
-    time::sleep(Duration::from_mins(3)).await;
-    assert_eq!((held(&first), held(&third)), (0, 1));
+    // The same under another name: what is there is adopted.
+    world.want("two", "a", &sink);
+    world.leave("one").moved = true;
+    world.want("one", "alias of a", &sink);
+    world.wanted.remove(&named("two"));
+    world.leftovers[0].others = vec![world.sibling("one")];
+    let writes = sink.with(|held| held.writes);
+    world.set().await;
+    assert_eq!((held(&sink), sink.with(|held| held.writes)), (1, writes), "no row was touched");
+    assert!(world.told().contains(&"one the same".to_owned()));
+
+    // The writer under the other name is not known: the claim that cleaning writes is read there.
+    world.leftovers[0].others[0].current = CurrentClaim::default();
+    let leftover = &mut world.leftovers[0];
+    leftover.binding = Arc::new(Binding { destination: "another alias".into(), ..binding(&sink) });
+    world.told();
+    world.set().await;
+    assert!(world.told().contains(&"one the same".to_owned()));
+    world.put(2, 2);
+    time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(held(&sink), 2, "the writer claims it again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_is_cleaned_and_the_other_gets_an_id_of_its_own() {
+    let mut world = World::new();
+    let old = Memory::default();
+    world.want("one", "a", &old);
+    world.set().await;
+    let copy = Memory::default();
+    let (rows, claim) = old.with(|held| (held.rows.clone(), held.claim.clone()));
+    copy.with(|held| (held.rows, held.claim) = (rows, claim.clone()));
+    let id = |sink: &Memory| sink.with(|held| held.claim.as_ref().unwrap().destination_id.clone().unwrap());
+    let old_id = id(&old);
+    world.leave("one").moved = true;
+    let leftover = world.leftovers.pop().unwrap();
+    world.want("one", "b", &copy);
+    world.set().await;
+    world.leftovers.push(Leftover { others: vec![world.sibling("one")], ..leftover });
+    world.set().await;
+    assert_eq!((held(&old), held(&copy)), (0, 1));
+    assert_eq!(id(&copy), old_id);
+    // Its next claim makes the difference.
+    copy.with(|held| held.claim = Some(Claim { epoch: 0, ..held.claim.clone().unwrap() }));
+    world.put(2, 2);
+    world.set().await;
+    assert_ne!(id(&copy), old_id);
+    assert_eq!(held(&copy), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_references_to_one_destination_under_two_names_are_one_too_many() {
+    let mut world = World::new();
+    let sink = Memory::default();
+    world.want("one", "a", &sink);
+    world.set().await;
+    world.told();
+    let wanted = world.want("two", "alias of a", &sink);
+    let siblings = wanted.binding.siblings.clone();
+    siblings.set(vec![world.sibling("one"), world.sibling("two")]);
+    world.set().await;
+    assert_eq!(world.told(), ["two failed"]);
+    world.put(2, 2);
+    time::sleep(Duration::from_mins(30)).await;
+    assert_eq!(held(&sink), 2);
+    let told = world.told();
+    assert!(!told.contains(&"one failed".to_owned()), "the first one is not disturbed: {told:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -284,7 +372,7 @@ async fn law_16_a_binding_whose_sink_panics_is_shown_counted_and_restarted() {
     // Whatever was changed may have been the reason: that is not waited for.
     sink.with(|held| held.faults.clear());
     world.want("one", "a", &sink);
-    world.deliveries.set(world.wanted.clone());
+    world.apply();
     time::sleep(Duration::from_millis(100)).await;
     assert_eq!((held(&sink), world.told()), (1, vec!["one compared".to_owned()]));
     assert!(world.tasks.running(&[TaskKind::Binding]).to_string().ends_with("binding team/inventory one"));
@@ -299,7 +387,7 @@ async fn law_16_cleaning_that_panics_is_shown_counted_and_done_again() {
     world.want("one", "a", &sink);
     world.set().await;
     sink.with(|held| held.faults = vec![Fault::CrashWhenForgetting; 2]);
-    world.wanted.clear();
+    world.leave("one");
     world.set().await;
     assert_eq!((held(&sink), restarts(&world, TaskKind::Cleaning)), (0, 2));
     let panicked = "one not cleaned, panicked";

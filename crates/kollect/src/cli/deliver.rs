@@ -6,7 +6,7 @@ use anyhow::Context;
 use async_trait::async_trait;
 use kollect_engine::{
     deliver::{Deliveries, Wanted},
-    export::{Binding, Choice, LastChecksum, Open, Told},
+    export::{Binding, Choice, Open, Told},
     schedule::{Cadence, Intervals},
     select::Namespaces,
     store::{Sight, StoreReader},
@@ -66,20 +66,16 @@ impl Destination {
         claimant: &Claimant,
         opener: &Sinks,
     ) -> Binding {
+        let sink = Arc::new(Planned { plan: self.plan.clone(), opener: opener.clone() });
+        let destination = self.plan.destination(&Policy::default());
         Binding {
-            inventory: self.id.clone(),
-            generation: 0,
-            claimant: claimant.clone(),
             targets: inventory.targets.clone(),
             cadence: self.cadence,
             rest: rest.clone(),
             scope: rest.clone(),
             choice,
             part_bytes: self.part_bytes,
-            last_checksum: LastChecksum::default(),
-            requested: None,
-            sink: Arc::new(Planned { plan: self.plan.clone(), opener: opener.clone() }),
-            breaker: Arc::default(),
+            ..Binding::new(self.id.clone(), claimant.clone(), destination, sink)
         }
     }
 }
@@ -88,7 +84,7 @@ impl Out {
     /// Who this run is for the sinks; rows from files belong to no cluster.
     pub(crate) fn claimant(&self, cluster: Option<String>) -> Claimant {
         let take_over = if self.take_over { TakeOver::Always } else { TakeOver::Never };
-        Claimant { owner: cluster, writer: Writer::Cli, take_over }
+        Claimant { owner: cluster, writer: Writer::Cli, take_over, ..Claimant::default() }
     }
 
     /// Where the inventories go; nowhere, if the run only prints. Or everything that is wrong.
@@ -169,7 +165,7 @@ pub(crate) fn follow(
     namespaces: Option<&Namespaces>,
     tasks: &Tasks,
 ) -> anyhow::Result<Deliveries> {
-    let mut deliveries = Deliveries::new(rows.clone(), tasks.clone(), |name, told| {
+    let mut deliveries = Deliveries::new(rows.clone(), tasks.clone(), Arc::new(|| true), |name, _, told| {
         if let Some(line) = line(&told) {
             eprintln!("{} → {}: {line}", name.inventory, name.sink);
         }
@@ -183,11 +179,10 @@ pub(crate) fn follow(
         for sink in sinks {
             let binding = sink.binding(&inventory, choice.clone(), rest, claimant, &opener);
             let name = BindingName { inventory: (&sink.id).into(), sink: sink.name.clone() };
-            let destination = sink.plan.destination(&Policy::default());
-            wanted.insert(name, Wanted { binding: Arc::new(binding), destination, suspended: false });
+            wanted.insert(name, Wanted { binding: Arc::new(binding), suspended: false });
         }
     }
-    deliveries.set(wanted);
+    deliveries.set(wanted, Vec::new());
     Ok(deliveries)
 }
 
@@ -206,11 +201,13 @@ impl Open for Planned {
 
 fn line(told: &Told<'_>) -> Option<String> {
     match told {
+        Told::Claimed(_) => None,
+        Told::ClaimLost(error) => Some(format!("{}; all is compared", told_once(*error))),
         Told::Compared(outcome) if outcome.delta.is_empty() => None,
         Told::Compared(outcome) => {
             let drift = match outcome.drifted {
                 0 => String::new(),
-                rows => format!(", {rows} of them changed by somebody else"),
+                rows => format!(", {rows} of them changed by others"),
             };
             let counts = counts(&outcome.delta);
             Some(format!(

@@ -5,12 +5,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    pin::pin,
     sync::{Arc, PoisonError, RwLock},
     time::Duration,
 };
 
 use anyhow::Context;
-use futures::{FutureExt, StreamExt, stream};
+use futures::{FutureExt, Stream, StreamExt, stream};
 use http::{Request, header::ACCEPT};
 use kollect_engine::watch::{BlindReason, Blindness, Event, Query, Resolution, WatchSource};
 use kollect_model::crd::shapes::Gvk;
@@ -240,8 +241,7 @@ impl Discovery {
             loop {
                 tokio::select! {
                     _ = refresh.tick() => {
-                        // It is asked again soon enough.
-                        drop(self.refresh().await);
+                        self.refresh_beside(&mut changes, &mut ended).await;
                         if ended || changes.is_empty() {
                             break;
                         }
@@ -255,7 +255,33 @@ impl Discovery {
                         while let Some(Some(event)) = changes.next().now_or_never() {
                             ended |= event.is_none();
                         }
-                        drop(self.refresh().await);
+                        self.refresh_beside(&mut changes, &mut ended).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks again, and once more if definitions changed meanwhile. A watch that begins asks as well, and all of them
+    /// take turns: it must go on while this waits for its turn. A failure is no matter: it is asked again soon enough.
+    async fn refresh_beside(
+        &self,
+        changes: &mut (impl Stream<Item = Option<Event>> + Unpin),
+        ended: &mut bool,
+    ) {
+        let mut again = true;
+        while std::mem::take(&mut again) {
+            let mut refreshed = pin!(self.refresh());
+            loop {
+                tokio::select! {
+                    biased;
+                    asked = &mut refreshed => {
+                        drop(asked);
+                        break;
+                    }
+                    Some(event) = changes.next() => {
+                        *ended |= event.is_none();
+                        again |= matches!(event, Some(Event::Apply(_) | Event::Delete(_)));
                     }
                 }
             }

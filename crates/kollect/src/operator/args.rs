@@ -110,6 +110,10 @@ pub(crate) struct Args {
     /// How long a deleted inventory waits for sinks that cannot be cleaned.
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration)]
     pub(crate) cleanup_timeout: Duration,
+    /// How often a sink with nothing to write is asked whether its inventories are still ours; 0s: never. Default: every
+    /// minute, Git every five.
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) claim_check_interval: Option<Duration>,
     /// Seconds that running writes get to finish.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub(crate) shutdown_grace_period: u64,

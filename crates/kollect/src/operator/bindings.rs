@@ -1,15 +1,16 @@
-//! From inventories to bindings: what is wanted, what stays as it is, and what is cleaned up.
+//! From inventories to bindings: what is written where, and what is cleaned up.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use async_trait::async_trait;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kollect_engine::{
     deliver::{Deliveries, Wanted},
-    export::{Binding, Choice, LastChecksum, Open},
+    export::{Binding, ClaimChecks, LastChecksum, Leftover, Open, Sibling, Siblings},
     schedule::Breaker,
     select::Namespaces,
     store::Sight,
@@ -17,21 +18,22 @@ use kollect_engine::{
 use kollect_model::{
     binding::{BindingName, SinkName},
     claim::{Claimant, TakeOver, Writer},
-    crd::inventory::{ExportPlace, SinkExport},
+    crd::inventory::{ExportPlace, InventoryStatus, SinkExport},
     sink::{Sink, SinkError},
 };
 use kollect_sinks::{Plan, Policy, Sinks};
 
-use super::{finalize::is_protected, metrics::Meter, objects::Known, progress::Board};
+use super::{
+    destinations::Destinations, finalize::is_protected, metrics::Meter, objects::Known, progress::Board,
+    take_over::Requests,
+};
 use crate::{
     reason::Reason,
-    world::{BoundSink, Family, InventoryName, Name, Resolved, ResolvedInventory, Rules},
+    world::{BoundSink, InventoryName, Resolved, ResolvedInventory, Rules, SinkKey, World},
 };
 
 /// Annotation: the sinks of the inventory are compared when it changes.
 pub(crate) const REQUESTED_AT: &str = "kollect.dev/requestedAt";
-/// Annotation: id of the cluster whose rows this inventory takes over.
-const TAKE_OVER: &str = "kollect.dev/take-over";
 
 /// The bindings of all inventories.
 pub(crate) struct Bindings {
@@ -43,19 +45,29 @@ pub(crate) struct Bindings {
     cluster: String,
     /// All that the operator looks at.
     scope: Sight,
+    claim_check_interval: Option<Duration>,
     /// What is known about namespaces.
     pub(crate) namespaces: Option<Arc<Namespaces>>,
     /// The last definition of each binding that could be opened.
     good: BTreeMap<BindingName, Good>,
-    /// One per sink object, for as long as somebody uses it.
-    breakers: BTreeMap<(Family, Name), Arc<Breaker>>,
+    /// How destinations are reached, for as long as statuses speak of them.
+    openers: BTreeMap<(BindingName, ExportPlace), (Plan, Arc<dyn Open>)>,
+    /// What the bindings of a sink share, for as long as it is used.
+    shared: BTreeMap<SinkKey, Shared>,
+    /// What the bindings of an inventory share.
+    siblings: BTreeMap<InventoryName, Siblings>,
 }
 
 struct Good {
-    plan: Plan,
     place: ExportPlace,
-    moves: u64,
-    wanted: Wanted,
+    binding: Arc<Binding>,
+}
+
+/// What the bindings of one sink share.
+#[derive(Clone, Default)]
+struct Shared {
+    breaker: Arc<Breaker>,
+    claim_checks: Arc<ClaimChecks>,
 }
 
 /// The name of a binding.
@@ -98,6 +110,45 @@ impl Open for Planned {
     }
 }
 
+/// An inventory with everything that its bindings are made from.
+struct Inventory<'a> {
+    name: &'a InventoryName,
+    metadata: &'a ObjectMeta,
+    resolved: &'a ResolvedInventory,
+    take_overs: Requests,
+    status: &'a InventoryStatus,
+}
+
+/// A binding as the spec and the status name it.
+struct Line<'a> {
+    binding: BindingName,
+    /// The sink as it is now; `None` if the status names no sink object.
+    sink: Option<BoundSink>,
+    export: Option<&'a SinkExport>,
+    /// Whether the spec names the sink.
+    is_named: bool,
+}
+
+/// What became of the destinations that inventories have left.
+#[derive(Default)]
+pub(crate) struct Left {
+    /// Rows that cannot be removed, by inventory.
+    pub(crate) behind: BTreeMap<InventoryName, Vec<String>>,
+    /// Deleted inventories that still wait for a destination to be cleaned.
+    pub(crate) waiting: BTreeSet<InventoryName>,
+    /// Deleted inventories with destinations that are not clean.
+    pub(crate) unclean: BTreeMap<InventoryName, Vec<String>>,
+}
+
+/// Whether a destination can be cleaned.
+enum Cleaning {
+    Begins(Leftover),
+    /// Not now: the sink cannot be used, and may be mended.
+    Waits,
+    /// The sink is gone, or leads to another server now.
+    Impossible,
+}
+
 impl Bindings {
     pub(crate) fn new(
         sinks: Arc<dyn OpenPlan>,
@@ -106,9 +157,22 @@ impl Bindings {
         board: Board,
         cluster: String,
         scope: Sight,
+        claim_check_interval: Option<Duration>,
     ) -> Self {
-        let (good, breakers) = (BTreeMap::new(), BTreeMap::new());
-        Self { sinks, meter, rules, board, cluster, scope, namespaces: None, good, breakers }
+        Self {
+            sinks,
+            meter,
+            rules,
+            board,
+            cluster,
+            scope,
+            claim_check_interval,
+            namespaces: None,
+            good: BTreeMap::new(),
+            openers: BTreeMap::new(),
+            shared: BTreeMap::new(),
+            siblings: BTreeMap::new(),
+        }
     }
 
     /// All that the operator looks at.
@@ -116,204 +180,336 @@ impl Bindings {
         &self.scope
     }
 
+    /// Forgets everything: another process may have led meanwhile.
+    pub(crate) fn clear(&mut self) {
+        self.good.clear();
+        self.openers.clear();
+        self.shared.clear();
+        self.siblings.clear();
+    }
+
     /// Hands over what is wanted now.
-    pub(crate) fn deliver(&mut self, known: &Known, resolved: &Resolved, deliveries: &mut Deliveries) {
-        let mut wanted = BTreeMap::new();
+    pub(crate) fn deliver(
+        &mut self,
+        known: &Known,
+        world: &World,
+        resolved: &Resolved,
+        deliveries: &mut Deliveries,
+    ) -> Left {
+        let (mut wanted, mut leftovers, mut left) = (BTreeMap::new(), Vec::new(), Left::default());
         let mut used = BTreeSet::new();
         for (name, inventory) in &resolved.inventories {
-            let Some((metadata, exports)) = known.inventory(name) else { continue };
-            let exports = self.rules.shown_exports(exports);
-            if metadata.deletion_timestamp.is_some() {
+            let Some((metadata, status)) = known.inventory(name) else { continue };
+            let status = self.rules.shown_status(status);
+            let sinks = inventory.sinks.iter().map(|sink| &sink.name);
+            let inventory = Inventory {
+                name,
+                metadata,
+                resolved: inventory,
+                take_overs: Requests::of(metadata, sinks),
+                status: &status,
+            };
+            // What was never written, because its name is another's, is not there.
+            if name.is_reserved() {
                 continue;
             }
-            // What is wrong stops writing, and leaves what is there.
-            let usable = inventory.faults.is_empty() && !inventory.suspended;
-            for sink in &inventory.sinks {
-                used.insert((sink.family, sink.key.clone()));
-                let binding = binding_name(name, &sink.name);
-                let export = exports.iter().find(|export| export.name == sink.name);
-                export.into_iter().for_each(|export| self.board.remember(&binding, export));
-                self.want(name, metadata, inventory, sink, export);
-                if let Some(good) = self.good.get(&binding) {
-                    let suspended = !usable || sink.plan.is_err();
-                    wanted.insert(binding, Wanted { suspended, ..good.wanted.clone() });
+            used.extend(inventory.resolved.sinks.iter().map(|sink| (sink.family, sink.key.clone())));
+            if inventory.resolved.faults.is_empty() || inventory.is_deleted() {
+                let lines = inventory.lines(world, &self.rules, resolved);
+                for line in lines.iter().filter(|line| line.is_named) {
+                    wanted.extend(self.write(&inventory, line));
                 }
-            }
-            if !inventory.faults.is_empty() {
-                // Which sinks it names cannot be told.
+                self.join(name, &lines);
+                for line in &lines {
+                    leftovers.extend(self.clean(&inventory, line, &lines, &mut left));
+                }
+            } else {
+                // Which sinks it names cannot be told: nothing is written, and what is there stays.
                 for (binding, good) in self.good.iter().filter(|(binding, _)| binding.inventory == *name) {
-                    wanted.insert(binding.clone(), Wanted { suspended: true, ..good.wanted.clone() });
+                    wanted.insert(binding.clone(), Wanted { binding: good.binding.clone(), suspended: true });
                 }
             }
         }
-        self.breakers.retain(|sink, _| used.contains(sink));
+        self.shared.retain(|sink, _| used.contains(sink));
         self.good.retain(|binding, _| wanted.contains_key(binding));
-        deliveries.set(wanted);
+        self.siblings.retain(|name, _| resolved.inventories.contains_key(name));
+        self.openers.retain(|(binding, place), _| self.board.speaks_of(binding, place));
+        deliveries.set(wanted, leftovers);
+        left
+    }
+
+    /// What a binding shall write now, and whether it may. Says where that is.
+    fn write(&mut self, inventory: &Inventory<'_>, line: &Line<'_>) -> Option<(BindingName, Wanted)> {
+        let sink = line.sink.as_ref()?;
+        if inventory.is_deleted() {
+            return None;
+        }
+        line.export.into_iter().for_each(|export| self.board.remember(&line.binding, export));
+        self.want(inventory, line, sink);
+        let binding = self.good.get(&line.binding)?.binding.clone();
+        let suspended = inventory.resolved.suspended || sink.plan.is_err();
+        Some((line.binding.clone(), Wanted { binding, suspended }))
     }
 
     /// Keeps the definition of a binding, the same value as before if nothing has changed.
-    fn want(
-        &mut self,
-        name: &InventoryName,
-        metadata: &ObjectMeta,
-        inventory: &ResolvedInventory,
-        sink: &BoundSink,
-        export: Option<&SinkExport>,
-    ) {
-        let choice = inventory.rows.among(self.namespaces.as_deref());
+    fn want(&mut self, inventory: &Inventory<'_>, line: &Line<'_>, sink: &BoundSink) {
+        let Inventory { name, metadata, resolved, .. } = inventory;
+        let choice = resolved.rows.among(self.namespaces.as_deref());
         let (Ok(Some(plan)), Some(place), Some(choice)) = (&*sink.plan, &sink.place, choice) else { return };
-        let binding = binding_name(name, &sink.name);
-        let known = self.good.get(&binding);
-        // Before the first row is written the inventory cannot vanish, and its status says where rows are:
-        // whoever comes after this process finds them. Until then it is written where it was.
-        let findable = is_protected(name.kind(), metadata)
-            && export.is_some_and(|export| export.place.as_ref() == Some(place));
-        if known.is_none_or(|known| known.place != *place) && !findable {
+        // Before a claim is asked for the inventory cannot vanish, and its status says where: a process that comes
+        // after this one finds the rows. Until then they are written where they were.
+        let findable = is_protected(name.kind(), metadata) && line.told().speak_of(place);
+        let known = self.good.get(&line.binding).filter(|known| known.place.is_at(place));
+        if known.is_none() && !findable {
             return;
         }
-        // The old place and the new one may be one under two names: whatever was cleaned is compared again,
-        // with a claim of its own.
-        let moves = self.board.look(&binding, |progress| progress.moves).unwrap_or(0);
-        let opener = match known.filter(|known| known.plan == *plan && known.moves == moves) {
-            Some(known) => known.wanted.binding.sink.clone(),
-            None => self.opener(name, sink, plan.clone()),
+        let (last_checksum, current) = match known {
+            Some(known) => (known.binding.last_checksum.clone(), known.binding.current.clone()),
+            None => {
+                let told = line.export.and_then(|export| export.last_checksum.clone());
+                (LastChecksum::new(told), kollect_engine::export::CurrentClaim::default())
+            }
         };
-        let breaker = self.breakers.entry((sink.family, sink.key.clone())).or_default().clone();
+        let take_over = inventory.take_overs.for_sink(&sink.name, &inventory.status.take_overs);
+        let opener = self.opener(name, sink, place, plan);
         let candidate = Binding {
-            targets: inventory.targets.clone(),
+            generation: metadata.generation.unwrap_or(0),
+            current,
+            siblings: self.siblings.entry((*name).clone()).or_default().clone(),
+            targets: resolved.targets.clone(),
+            cadence: sink.cadence,
             choice,
-            last_checksum: known.map_or_else(
-                || LastChecksum::new(export.and_then(|export| export.last_checksum.clone())),
-                |known| known.wanted.binding.last_checksum.clone(),
-            ),
+            part_bytes: sink.part_bytes,
+            last_checksum,
             requested: annotation(metadata, REQUESTED_AT),
-            breaker,
-            ..self.binding(name, metadata, sink, place, opener)
+            ..self.binding(name, sink, place, opener, take_over)
         };
-        let same = |known: &Good| same(&known.wanted.binding, &candidate) && known.place == *place;
-        if !known.is_some_and(same) {
-            self.board.doubt(&binding, place);
-            let destination = place.destination.clone();
-            let wanted = Wanted { binding: Arc::new(candidate), destination, suspended: false };
-            let (plan, place) = (plan.clone(), place.clone());
-            self.good.insert(binding, Good { plan, place, moves, wanted });
+        let known = self.good.get(&line.binding).filter(|known| known.place.is_at(place));
+        if !known.is_some_and(|known| same(&known.binding, &candidate)) {
+            self.board.begin(&line.binding, place);
+            let good = Good { place: place.clone(), binding: Arc::new(candidate) };
+            self.good.insert(line.binding.clone(), good);
         }
-    }
-
-    fn opener(&self, name: &InventoryName, sink: &BoundSink, plan: Plan) -> Arc<dyn Open> {
-        Arc::new(Planned {
-            sinks: self.sinks.clone(),
-            plan,
-            policy: self.rules.sink_policy(&sink.key.0),
-            meter: self.meter.clone(),
-            counted: Some(name.kind()),
-        })
     }
 
     /// A binding without targets.
     fn binding(
-        &self,
+        &mut self,
         name: &InventoryName,
-        metadata: &ObjectMeta,
         sink: &BoundSink,
         place: &ExportPlace,
         opener: Arc<dyn Open>,
+        take_over: TakeOver,
     ) -> Binding {
-        let take_over = annotation(metadata, TAKE_OVER).map_or(TakeOver::Never, TakeOver::From);
+        let claimant = Claimant {
+            owner: Some(self.cluster.clone()),
+            writer: Writer::Operator,
+            take_over,
+            sink: sink.name.to_string(),
+            ..Claimant::default()
+        };
+        let Shared { breaker, claim_checks } =
+            self.shared.entry((sink.family, sink.key.clone())).or_default().clone();
+        let inventory = name.in_cluster(&place.cluster);
         Binding {
-            inventory: name.in_cluster(&place.cluster),
-            generation: metadata.generation.unwrap_or(0),
-            claimant: Claimant { owner: Some(self.cluster.clone()), writer: Writer::Operator, take_over },
-            targets: Vec::new(),
-            cadence: sink.cadence,
-            // All targets of an inventory are known, wherever the operator looks for what they select: rows
-            // of others, and of kinds that they have left, do not belong there.
-            rest: Sight::Everything,
             scope: self.scope.clone(),
-            choice: Choice::default(),
-            part_bytes: sink.part_bytes,
-            last_checksum: LastChecksum::default(),
-            requested: None,
-            sink: opener,
-            breaker: Arc::default(),
+            claim_checks,
+            claim_check_interval: self.claim_check_interval,
+            breaker,
+            ..Binding::new(inventory, claimant, place.destination.clone(), opener)
         }
     }
 
-    /// Forgets everything: another process may have led meanwhile.
-    pub(crate) fn clear(&mut self) {
-        self.good.clear();
-        self.breakers.clear();
-    }
-
-    /// Whether nobody knows how to get to a place of a sink that leads somewhere else now.
-    pub(crate) fn is_lost(
-        &self,
-        name: &InventoryName,
-        sink: &BoundSink,
-        place: &ExportPlace,
-        deliveries: &Deliveries,
-    ) -> bool {
-        let policy = self.rules.sink_policy(&sink.key.0);
-        let leads_there = |plan: &Plan| self.rules.plan_at(plan, &place.destination, &policy).is_some();
-        !deliveries.is_cleaning_place(&place.destination, &name.in_cluster(&place.cluster))
-            && matches!(&*sink.plan, Ok(Some(plan)) if !leads_there(plan))
-    }
-
-    /// Sees to it that a place where an inventory was written is cleaned. `moved`: its sink is still
-    /// named, and leads somewhere else.
-    pub(crate) fn clean(
+    /// How a destination is reached with a plan: the same value as before if the plan has not changed.
+    fn opener(
         &mut self,
         name: &InventoryName,
-        metadata: &ObjectMeta,
         sink: &BoundSink,
         place: &ExportPlace,
-        moved: bool,
-        deliveries: &mut Deliveries,
-    ) -> Cleaning {
-        if deliveries.is_cleaning_place(&place.destination, &name.in_cluster(&place.cluster)) {
-            return Cleaning::Underway;
+        plan: &Plan,
+    ) -> Arc<dyn Open> {
+        let key = (binding_name(name, &sink.name), place.without_id());
+        if let Some((_, opener)) = self.openers.get(&key).filter(|(known, _)| known == plan) {
+            return opener.clone();
         }
-        let plan = match &*sink.plan {
-            Ok(Some(plan)) => {
-                let policy = self.rules.sink_policy(&sink.key.0);
-                self.rules.plan_at(plan, &place.destination, &policy)
+        let opener: Arc<dyn Open> = Arc::new(Planned {
+            sinks: self.sinks.clone(),
+            plan: plan.clone(),
+            policy: self.rules.sink_policy(&sink.key.0),
+            meter: self.meter.clone(),
+            counted: Some(name.kind()),
+        });
+        self.openers.insert(key, (plan.clone(), opener.clone()));
+        opener
+    }
+
+    /// How a destination is reached that a binding has left: as the sink is now, or as this process reached it before.
+    fn opener_of_left(
+        &mut self,
+        name: &InventoryName,
+        sink: &BoundSink,
+        place: &ExportPlace,
+    ) -> Option<Arc<dyn Open>> {
+        if let Ok(Some(plan)) = &*sink.plan {
+            let policy = self.rules.sink_policy(&sink.key.0);
+            if let Some(plan) = self.rules.plan_at(plan, &place.destination, &policy) {
+                return Some(self.opener(name, sink, place, &plan));
             }
-            Err(faults) if faults.iter().any(|fault| fault.reason == Reason::SinkNotFound) => None,
-            Ok(None) | Err(_) => return Cleaning::Waiting,
+        }
+        let key = (binding_name(name, &sink.name), place.without_id());
+        self.openers.get(&key).map(|(_, opener)| opener.clone())
+    }
+
+    /// Lets the bindings of an inventory know each other.
+    fn join(&self, name: &InventoryName, lines: &[Line<'_>]) {
+        let Some(siblings) = self.siblings.get(name) else { return };
+        siblings.set(lines.iter().filter_map(|line| self.sibling(line)).collect());
+    }
+
+    fn sibling(&self, line: &Line<'_>) -> Option<Sibling> {
+        let Binding { current, sink, .. } = &*self.good.get(&line.binding)?.binding;
+        Some(Sibling { name: line.binding.sink.clone(), current: current.clone(), sink: sink.clone() })
+    }
+
+    /// The destinations of a line that are cleaned now. What cannot be cleaned is told.
+    fn clean(
+        &mut self,
+        inventory: &Inventory<'_>,
+        line: &Line<'_>,
+        lines: &[Line<'_>],
+        left: &mut Left,
+    ) -> Vec<Leftover> {
+        let told = line.told();
+        let wanted = if inventory.is_deleted() { None } else { line.wanted(&told) };
+        let (next, due) = self.board.advance(&line.binding, told, wanted.as_ref());
+        let mut leftovers = Vec::new();
+        let mut lost = BTreeSet::new();
+        for place in &next.left {
+            if lines.iter().any(|other| other.binding != line.binding && other.writes(place)) {
+                // Another sink leads there now.
+                self.board.give_up(&line.binding, place);
+                continue;
+            }
+            let named = format!("{} at {place}", line.binding.sink);
+            if inventory.is_deleted() {
+                left.unclean.entry(inventory.name.clone()).or_default().push(named.clone());
+            }
+            match self.cleaning(inventory, line, lines, place) {
+                Cleaning::Begins(leftover) if due => leftovers.push(leftover),
+                Cleaning::Begins(_) | Cleaning::Waits => {}
+                Cleaning::Impossible if inventory.is_deleted() => continue,
+                Cleaning::Impossible if place.asked_only => self.board.give_up(&line.binding, place),
+                Cleaning::Impossible if next.is_held_under_another_name(place) => {
+                    self.board.adopt(&line.binding, place);
+                }
+                Cleaning::Impossible if wanted.is_some() => drop(lost.insert(place.clone())),
+                Cleaning::Impossible => {
+                    self.board.give_up(&line.binding, place);
+                    left.behind.entry(inventory.name.clone()).or_default().push(named);
+                }
+            }
+            if inventory.is_deleted() {
+                left.waiting.insert(inventory.name.clone());
+            }
+        }
+        self.board.lose(&line.binding, lost);
+        leftovers
+    }
+
+    fn cleaning(
+        &mut self,
+        inventory: &Inventory<'_>,
+        line: &Line<'_>,
+        lines: &[Line<'_>],
+        place: &ExportPlace,
+    ) -> Cleaning {
+        let Some(sink) = &line.sink else { return Cleaning::Impossible };
+        let name = inventory.name;
+        let Some(opener) = self.opener_of_left(name, sink, place) else {
+            let is_gone = |reason| reason == Reason::SinkNotFound;
+            return match &*sink.plan {
+                Ok(Some(_)) => Cleaning::Impossible,
+                Err(faults) if faults.iter().any(|fault| is_gone(fault.reason)) => Cleaning::Impossible,
+                Ok(None) | Err(_) => Cleaning::Waits,
+            };
         };
-        let Some(plan) = plan else { return Cleaning::Impossible };
-        let opener = self.opener(name, sink, plan);
-        let binding = Arc::new(self.binding(name, metadata, sink, place, opener));
-        let destination = place.destination.clone();
-        let wanted = Wanted { binding, destination, suspended: false };
-        deliveries.clean(&binding_name(name, &sink.name), wanted, moved);
-        Cleaning::Underway
+        let mut others = Vec::new();
+        for other in lines.iter().filter(|other| other.is_named && !inventory.is_deleted()) {
+            let held = other.told().held.filter(|_| other.binding != line.binding);
+            let good = self.good.get(&other.binding).map(|good| &good.place);
+            if !good.or(held.as_ref()).is_some_and(|other| may_be(other, held.as_ref(), place)) {
+                continue;
+            }
+            match self.sibling(other) {
+                Some(sibling) => others.push(sibling),
+                // It cannot be reached now, and may lead to the same destination.
+                None => return Cleaning::Waits,
+            }
+        }
+        let moved = line.is_named && !inventory.is_deleted();
+        let binding = Arc::new(self.binding(name, sink, place, opener, TakeOver::Never));
+        let (name, was_granted) = (line.binding.clone(), !place.asked_only);
+        Cleaning::Begins(Leftover { name, binding, was_granted, others, moved })
     }
 }
 
-/// What can be done about a place that shall be cleaned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cleaning {
-    Underway,
-    /// The sink cannot be used now, and may be mended.
-    Waiting,
-    /// Nobody knows how to get there: the sink is gone, or leads to another server now.
-    Impossible,
+impl Inventory<'_> {
+    fn is_deleted(&self) -> bool {
+        self.metadata.deletion_timestamp.is_some()
+    }
+
+    /// The sinks of the spec, and those that only the status names.
+    fn lines(&self, world: &World, rules: &Rules, resolved: &Resolved) -> Vec<Line<'_>> {
+        let exports = &self.status.sink_exports;
+        let binding = |sink: &SinkName| binding_name(self.name, sink);
+        let mut lines = Vec::new();
+        for sink in &self.resolved.sinks {
+            let export = exports.iter().find(|export| export.name == sink.name);
+            let (binding, sink) = (binding(&sink.name), Some(sink.clone()));
+            lines.push(Line { binding, sink, export, is_named: true });
+        }
+        let is_named = |export: &&SinkExport| self.resolved.sinks.iter().any(|sink| sink.name == export.name);
+        for export in exports.iter().filter(|export| !is_named(export)) {
+            let namespace =
+                export.namespace.as_deref().or(self.name.namespace.as_deref()).unwrap_or_default();
+            let sink = world.left_sink(&export.name, namespace, rules, &resolved.sinks);
+            lines.push(Line { binding: binding(&export.name), sink, export: Some(export), is_named: false });
+        }
+        lines
+    }
+}
+
+impl Line<'_> {
+    /// What the status says about the destinations.
+    fn told(&self) -> Destinations {
+        let leads_to = self.sink.as_ref().and_then(|sink| sink.place.as_ref());
+        self.export.map(|export| Destinations::of(export, leads_to)).unwrap_or_default()
+    }
+
+    /// Whether the rows are written to a destination, and the status says so.
+    fn writes(&self, place: &ExportPlace) -> bool {
+        let told = self.told();
+        told.speak_of(place) && self.wanted(&told).is_some_and(|wanted| wanted.is_at(place))
+    }
+
+    /// Where the rows shall be. While it cannot be told where the sink leads, they stay where they are.
+    fn wanted(&self, told: &Destinations) -> Option<ExportPlace> {
+        let sink = self.sink.as_ref().filter(|_| self.is_named)?;
+        sink.place.clone().or_else(|| told.claiming.clone()).or_else(|| told.held.clone())
+    }
+}
+
+/// Whether the destination of another binding may be `place` under another name. `held` is where its rows are, with the
+/// id: two ids are two destinations.
+fn may_be(other: &ExportPlace, held: Option<&ExportPlace>, place: &ExportPlace) -> bool {
+    let id = held.filter(|held| held.is_at(other)).and_then(|held| held.id.as_ref());
+    other.cluster == place.cluster
+        && other.destination.scheme() == place.destination.scheme()
+        && (id.is_none() || place.id.is_none() || id == place.id.as_ref())
 }
 
 fn annotation(metadata: &ObjectMeta, key: &str) -> Option<String> {
     metadata.annotations.as_ref().and_then(|all| all.get(key)).cloned()
-}
-
-/// The places that hold rows, as a line of a status tells. What was written before places were told is
-/// where its sink leads now, as far as anybody knows.
-pub(crate) fn places(export: &SinkExport, sink: Option<&BoundSink>) -> Vec<ExportPlace> {
-    let untold = || {
-        export.last_export_time.as_ref()?;
-        let unknown = || ExportPlace { destination: "an unknown place".into(), cluster: String::new() };
-        Some(sink.and_then(|sink| sink.place.clone()).unwrap_or_else(unknown))
-    };
-    export.place.clone().or_else(untold).into_iter().chain(export.left.iter().cloned()).collect()
 }
 
 /// Whether nothing has changed that a binding would notice.

@@ -1,23 +1,18 @@
-//! Deleted inventories: their sinks are cleaned, and then they may go. That always ends.
+//! Finalizers and annotations of objects: inventories may go when their sinks are clean, and that always ends.
 
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
-use kollect_engine::deliver::Deliveries;
-use kollect_model::crd::inventory::SinkExport;
 use kube::Client;
+use serde_json::json;
 use tracing::{info, warn};
 
 use super::{
-    bindings::{Bindings, Cleaning, binding_name, places},
-    progress::Board,
-    write::{create_event, record, set_finalizers},
+    take_over::ANNOTATION,
+    write::{create_event, patch_metadata, record},
 };
-use crate::{
-    reason::Reason,
-    world::{BoundSink, InventoryName},
-};
+use crate::reason::Reason;
 
 /// Finalizers that this program or the Go implementation has set, by kind.
 const OURS: [(&str, &str); 4] = [
@@ -40,14 +35,25 @@ fn without(metadata: &ObjectMeta, finalizer: &str) -> Option<Vec<String>> {
     all.iter().any(|f| f == finalizer).then(|| all.iter().filter(|f| *f != finalizer).cloned().collect())
 }
 
-/// A change of the finalizers of an object, and what there is to say about it.
+/// A change of the metadata of an object, and what there is to say about it.
 pub(crate) struct Step<'a> {
     kind: &'static str,
     metadata: &'a ObjectMeta,
     /// `None`: they stay.
     finalizers: Option<Vec<String>>,
-    /// Places that hold rows which nobody can remove.
+    /// Destinations that hold rows which cannot be removed.
     behind: Vec<String>,
+    /// Destinations that turned out to be others under another name.
+    adopted: Vec<String>,
+    /// The annotation that asks for take-overs; empty: without it; `None`: it stays.
+    take_over: Option<String>,
+}
+
+impl<'a> Step<'a> {
+    fn new(kind: &'static str, metadata: &'a ObjectMeta) -> Self {
+        let (behind, adopted) = (Vec::new(), Vec::new());
+        Self { kind, metadata, finalizers: None, behind, adopted, take_over: None }
+    }
 }
 
 /// Keeps an inventory from vanishing before its sinks are clean.
@@ -57,7 +63,7 @@ pub(crate) fn protect<'a>(kind: &'static str, metadata: &'a ObjectMeta) -> Optio
     }
     let mut finalizers = metadata.finalizers.clone().unwrap_or_default();
     finalizers.push(ours(kind)?.to_owned());
-    Some(Step { kind, metadata, finalizers: Some(finalizers), behind: Vec::new() })
+    Some(Step { finalizers: Some(finalizers), ..Step::new(kind, metadata) })
 }
 
 /// Whether an inventory cannot vanish before its sinks are clean.
@@ -68,7 +74,7 @@ pub(crate) fn is_protected(kind: &str, metadata: &ObjectMeta) -> bool {
 /// Lets an object go.
 pub(crate) fn release<'a>(kind: &'static str, metadata: &'a ObjectMeta) -> Option<Step<'a>> {
     let finalizers = without(metadata, ours(kind)?)?;
-    Some(Step { kind, metadata, finalizers: Some(finalizers), behind: Vec::new() })
+    Some(Step { finalizers: Some(finalizers), ..Step::new(kind, metadata) })
 }
 
 /// Says that rows of an inventory stay in places that nobody can clean.
@@ -77,7 +83,7 @@ pub(crate) fn leave_behind<'a>(
     metadata: &'a ObjectMeta,
     behind: Vec<String>,
 ) -> Option<Step<'a>> {
-    (!behind.is_empty()).then_some(Step { kind, metadata, finalizers: None, behind })
+    (!behind.is_empty()).then_some(Step { behind, ..Step::new(kind, metadata) })
 }
 
 /// Takes the steps, some of them at the same time.
@@ -87,7 +93,7 @@ pub(crate) async fn take(client: &Client, steps: Vec<Step<'_>>) {
 
 impl Step<'_> {
     async fn take(self, client: &Client) {
-        let Self { kind, metadata, finalizers, behind } = self;
+        let Self { kind, metadata, finalizers, behind, adopted, take_over } = self;
         let ObjectMeta { namespace, name, .. } = metadata;
         if !behind.is_empty() {
             let message = format!(
@@ -95,57 +101,71 @@ impl Step<'_> {
                 behind.join(", ")
             );
             warn!(kind, namespace, name, detail = message, "left behind");
-            let event = record(kind, metadata, "Warning", Reason::CleanupTerminal.as_str(), &message);
-            let namespace = namespace.as_deref().unwrap_or_default();
-            if let Err(error) = create_event(client, namespace, event).await {
-                info!(%error, "cannot record an event");
-            }
+            tell(client, kind, metadata, "Warning", Reason::CleanupTerminal, &message).await;
         }
-        let Some(finalizers) = finalizers else { return };
+        if !adopted.is_empty() {
+            let message = format!(
+                "{}: by its id that is the destination that holds the rows, under another name, or a copy of it; nothing \
+                 was removed there",
+                adopted.join(", ")
+            );
+            tell(client, kind, metadata, "Normal", Reason::Adopted, &message).await;
+        }
+        let mut patch = serde_json::Map::new();
+        if let Some(finalizers) = finalizers {
+            patch.insert("finalizers".into(), json!(finalizers));
+        }
+        if let Some(text) = take_over {
+            let text = (!text.is_empty()).then_some(text);
+            patch.insert("annotations".into(), json!({ ANNOTATION: text }));
+        }
+        if patch.is_empty() {
+            return;
+        }
         // A conflict means that the object comes again.
-        if let Err(error) = set_finalizers(client, kind, metadata, &finalizers).await {
-            info!(kind, namespace, name, %error, "cannot change the finalizers yet");
+        if let Err(error) = patch_metadata(client, kind, metadata, patch).await {
+            info!(kind, namespace, name, %error, "cannot change the metadata yet");
         }
     }
 }
 
-/// A deleted inventory.
-pub(crate) struct Deleted<'a> {
-    pub(crate) kind: &'static str,
-    pub(crate) name: &'a InventoryName,
-    pub(crate) metadata: &'a ObjectMeta,
-    /// What it has written, and the sinks that did, as they are now.
-    pub(crate) written: Vec<(SinkExport, Option<BoundSink>)>,
-    /// How long it waits for sinks that cannot be cleaned.
-    pub(crate) patience: Duration,
+async fn tell(
+    client: &Client,
+    kind: &'static str,
+    metadata: &ObjectMeta,
+    type_: &str,
+    reason: Reason,
+    message: &str,
+) {
+    let event = record(kind, metadata, type_, reason.as_str(), message);
+    let namespace = metadata.namespace.as_deref().unwrap_or_default();
+    if let Err(error) = create_event(client, namespace, event).await {
+        info!(%error, "cannot record an event");
+    }
 }
 
-impl<'a> Deleted<'a> {
-    /// Sees to the sinks of the inventory. It may go when nothing is left, or nothing can be done.
-    pub(crate) fn finish(
-        &self,
-        bindings: &mut Bindings,
-        board: &Board,
-        deliveries: &mut Deliveries,
-    ) -> Option<Step<'a>> {
-        let step = release(self.kind, self.metadata)?;
-        let (mut behind, mut hope) = (Vec::new(), false);
-        for (export, sink) in &self.written {
-            let binding = binding_name(self.name, &export.name);
-            for place in places(export, sink.as_ref()) {
-                if board.is_done_with(&binding, &place) {
-                    continue;
-                }
-                let cleaning = sink.as_ref().map_or(Cleaning::Impossible, |sink| {
-                    bindings.clean(self.name, self.metadata, sink, &place, false, deliveries)
-                });
-                hope |= cleaning != Cleaning::Impossible;
-                behind.push(format!("{} at {place}", export.name));
-            }
-        }
-        let deleted = self.metadata.deletion_timestamp.as_ref().map_or(Timestamp::now(), |time| time.0);
-        let waited = Timestamp::now().as_second() - deleted.as_second();
-        let late = waited >= i64::try_from(self.patience.as_secs()).unwrap_or(i64::MAX);
-        (!hope || late).then_some(Step { behind, ..step })
-    }
+/// Lets a deleted inventory go when nothing of it is left, or nothing can be done about the rest. `unclean` are the
+/// destinations that still hold rows; it waits for them for as long as `patience`, if there is `hope`.
+pub(crate) fn finish<'a>(
+    kind: &'static str,
+    metadata: &'a ObjectMeta,
+    unclean: Vec<String>,
+    hope: bool,
+    patience: Duration,
+) -> Option<Step<'a>> {
+    let step = release(kind, metadata)?;
+    let deleted = metadata.deletion_timestamp.as_ref().map_or(Timestamp::now(), |time| time.0);
+    let waited = Timestamp::now().as_second() - deleted.as_second();
+    let late = waited >= i64::try_from(patience.as_secs()).unwrap_or(i64::MAX);
+    (unclean.is_empty() || !hope || late).then_some(Step { behind: unclean, ..step })
+}
+
+/// Removes requests for take-overs that are over from an inventory.
+pub(crate) fn annotate<'a>(kind: &'static str, metadata: &'a ObjectMeta, take_over: String) -> Step<'a> {
+    Step { take_over: Some(take_over), ..Step::new(kind, metadata) }
+}
+
+/// Says that destinations turned out to be others under another name.
+pub(crate) fn adopt<'a>(kind: &'static str, metadata: &'a ObjectMeta, adopted: Vec<String>) -> Step<'a> {
+    Step { adopted, ..Step::new(kind, metadata) }
 }

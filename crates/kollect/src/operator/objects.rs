@@ -21,7 +21,8 @@ use kollect_model::{
     crd::{
         GROUP, KollectClusterInventory, KollectClusterScope, KollectClusterTarget, KollectConnectionTest,
         KollectDatabaseSink, KollectEventSink, KollectInventory, KollectProfile, KollectScope,
-        KollectSnapshotSink, KollectTarget, VERSION, inventory::SinkExport, shapes::Gvk, sinks::SinkStatus,
+        KollectSnapshotSink, KollectTarget, VERSION, inventory::InventoryStatus, shapes::Gvk,
+        sinks::SinkStatus,
     },
     sink::SinkSpec,
 };
@@ -66,6 +67,17 @@ pub(crate) struct Known {
     blind: BTreeMap<Query, Blindness>,
 }
 
+/// What an inventory says that has no status yet.
+static NO_STATUS: InventoryStatus = InventoryStatus {
+    conditions: Vec::new(),
+    observed_generation: None,
+    observed_revision: None,
+    item_count: None,
+    last_export_time: None,
+    sink_exports: Vec::new(),
+    take_overs: Vec::new(),
+};
+
 impl Known {
     pub(crate) fn profiles(&self) -> &BTreeMap<Name, Arc<KollectProfile>> {
         &self.profiles
@@ -87,17 +99,17 @@ impl Known {
         &self.cluster_inventories
     }
 
-    /// Metadata of an inventory, and what its status says about its sinks.
-    pub(crate) fn inventory(&self, name: &InventoryName) -> Option<(&ObjectMeta, &[SinkExport])> {
+    /// Metadata and status of an inventory of either kind.
+    pub(crate) fn inventory(&self, name: &InventoryName) -> Option<(&ObjectMeta, &InventoryStatus)> {
         let key = (name.namespace.clone().unwrap_or_default(), name.name.clone());
-        let (metadata, exports) = if name.namespace.is_some() {
+        let (metadata, status) = if name.namespace.is_some() {
             let inventory = self.inventories.get(&key)?;
-            (&inventory.metadata, inventory.status.as_ref().map(|status| &status.sink_exports))
+            (&inventory.metadata, inventory.status.as_ref())
         } else {
             let inventory = self.cluster_inventories.get(&key)?;
-            (&inventory.metadata, inventory.status.as_ref().map(|status| &status.inventory.sink_exports))
+            (&inventory.metadata, inventory.status.as_ref().map(|status| &status.inventory))
         };
-        Some((metadata, exports.map_or(&[], Vec::as_slice)))
+        Some((metadata, status.unwrap_or(&NO_STATUS)))
     }
 
     pub(crate) fn connection_tests(&self) -> &BTreeMap<Name, Arc<KollectConnectionTest>> {

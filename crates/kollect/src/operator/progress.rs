@@ -6,7 +6,10 @@ use std::{
     time::SystemTime,
 };
 
-use kollect_engine::export::{BeyondReach, Outcome, Told};
+use kollect_engine::{
+    deliver::Place,
+    export::{BeyondReach, Cleaned, Outcome, Told},
+};
 use kollect_model::{
     batch::{Delta, Receipt},
     binding::BindingName,
@@ -16,6 +19,8 @@ use kollect_model::{
 };
 use tokio::sync::watch;
 use tracing::{info, warn};
+
+use super::destinations::{Destinations, KnownDestinations, described, export_place};
 
 /// What is known about one binding.
 #[derive(Clone, Debug, Default)]
@@ -44,14 +49,12 @@ pub(crate) struct Progress {
     /// Why nothing is sent although nothing failed.
     pub(crate) held_back: Option<String>,
     pub(crate) held_back_since: Option<SystemTime>,
-    /// Places that nothing is left to do about: they are clean, or nobody can clean them.
-    done_with: BTreeSet<ExportPlace>,
-    /// How many places were cleaned after it had moved away.
-    pub(crate) moves: u64,
-    /// Places that hold rows, and where the sink does not lead any more.
+    /// What is known about its destinations.
+    pub(crate) destinations: KnownDestinations,
+    /// What its line of the status shall say about them.
+    pub(crate) line: Destinations,
+    /// Destinations that hold rows, and where the sink does not lead any more.
     pub(crate) lost: BTreeSet<ExportPlace>,
-    /// The sink is no longer named, and nothing is left to do about any of its places.
-    pub(crate) cleared: bool,
 }
 
 /// A failure.
@@ -67,6 +70,8 @@ pub(crate) struct Failure {
 #[derive(Clone, Default)]
 pub(crate) struct Board {
     bindings: Arc<Mutex<BTreeMap<BindingName, Progress>>>,
+    /// Destinations that turned out to be others under another name, until that has been told.
+    adopted: Arc<Mutex<Vec<(BindingName, ExportPlace)>>>,
     changed: watch::Sender<()>,
     counted: watch::Sender<()>,
 }
@@ -119,60 +124,86 @@ impl Board {
             last_export: export.last_export_time.as_ref().map(|time| time.0.into()),
             rows: export.rows,
             checksum: export.last_checksum.clone(),
+            destinations: KnownDestinations::told(export),
             ..Progress::default()
         });
     }
 
-    /// A binding wants something else now, or begins: it has not been seen that its place holds that.
-    pub(crate) fn doubt(&self, name: &BindingName, place: &ExportPlace) {
-        if let Some(progress) = self.lock().get_mut(name) {
-            (progress.confirmed, progress.cleared) = (false, false);
-            progress.done_with.remove(place);
+    /// A binding wants something else now, or begins: it has not been seen that its destination holds that.
+    pub(crate) fn begin(&self, name: &BindingName, place: &ExportPlace) {
+        let mut bindings = self.lock();
+        let progress = bindings.entry(name.clone()).or_default();
+        if !progress.destinations.is_current(place) {
+            progress.begin_elsewhere();
         }
+        progress.confirmed = false;
+        progress.destinations.begin(place);
     }
 
-    /// Nobody can clean what a binding wrote to a place.
+    /// What the line of a binding shall say about its destinations, and whether those that it has left may be cleaned.
+    pub(crate) fn advance(
+        &self,
+        name: &BindingName,
+        told: Destinations,
+        wanted: Option<&ExportPlace>,
+    ) -> (Destinations, bool) {
+        let mut bindings = self.lock();
+        let progress = bindings.entry(name.clone()).or_default();
+        progress.destinations.retain(&told);
+        progress.line = told.next(wanted, &progress.destinations);
+        (progress.line.clone(), progress.destinations.may_clean(wanted))
+    }
+
+    /// Whether the line of a binding names a destination.
+    pub(crate) fn speaks_of(&self, name: &BindingName, place: &ExportPlace) -> bool {
+        self.look(name, |progress| progress.line.all().any(|told| told.is_at(place))).unwrap_or(false)
+    }
+
+    /// Nothing more is done about a destination that a binding has left.
     pub(crate) fn give_up(&self, name: &BindingName, place: &ExportPlace) {
-        warn!(binding = %name, %place, "rows were left behind");
-        self.lock().entry(name.clone()).or_default().done_with.insert(place.clone());
+        self.lock().entry(name.clone()).or_default().destinations.give_up(place);
+        self.changed.send_replace(());
     }
 
-    /// Whether nothing is left to do about a place of a binding.
-    pub(crate) fn is_done_with(&self, name: &BindingName, place: &ExportPlace) -> bool {
-        self.look(name, |progress| progress.done_with.contains(place)).unwrap_or(false)
+    /// A destination that a binding has left is the one that holds the rows, under another name.
+    pub(crate) fn adopt(&self, name: &BindingName, place: &ExportPlace) {
+        self.give_up(name, place);
+        self.adopted.lock().unwrap_or_else(PoisonError::into_inner).push((name.clone(), place.clone()));
     }
 
-    /// Only these places that a sink has left are still spoken of, and nobody gets to the `lost` ones. Others
-    /// are forgotten: rows may come there again.
-    pub(crate) fn speak_of(&self, name: &BindingName, places: &[ExportPlace], lost: BTreeSet<ExportPlace>) {
+    /// Those of which that has become known since the last time.
+    pub(crate) fn take_adopted(&self) -> Vec<(BindingName, ExportPlace)> {
+        std::mem::take(&mut *self.adopted.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// These destinations of a binding hold rows and cannot be reached.
+    pub(crate) fn lose(&self, name: &BindingName, lost: BTreeSet<ExportPlace>) {
         if let Some(progress) = self.lock().get_mut(name) {
-            progress.done_with.retain(|place| places.contains(place));
             progress.lost = lost;
         }
     }
 
-    /// Forgets what is clean: another process may have led meanwhile, and written there.
-    pub(crate) fn forget_places(&self) {
+    /// Forgets what is known about destinations: another process may have led meanwhile, and written there.
+    pub(crate) fn forget_destinations(&self) {
         for progress in self.lock().values_mut() {
-            progress.done_with.clear();
-            progress.cleared = false;
-        }
-    }
-
-    /// Nothing is left to do about any place of a binding that nobody wants.
-    pub(crate) fn clear(&self, name: &BindingName) {
-        let mut bindings = self.lock();
-        let cleared = &mut bindings.entry(name.clone()).or_default().cleared;
-        if !std::mem::replace(cleared, true) {
-            drop(bindings);
-            self.changed.send_replace(());
+            progress.destinations = KnownDestinations::default();
         }
     }
 
     /// Hears what a binding did.
-    pub(crate) fn hear(&self, name: &BindingName, told: &Told<'_>) {
+    pub(crate) fn hear(&self, name: &BindingName, place: &Place, told: &Told<'_>) {
+        let place = export_place(place);
         let mut bindings = self.lock();
         let progress = bindings.entry(name.clone()).or_default();
+        let is_current = progress.destinations.is_current(&place);
+        progress.destinations.hear(&place, told);
+        if is_current && matches!(told, Told::Cleaned { .. }) {
+            progress.begin_elsewhere();
+        }
+        if !is_current && !matches!(told, Told::Cleaned { .. } | Told::NotCleaned { .. }) {
+            // A write to a destination that it has left.
+            return;
+        }
         let now = SystemTime::now();
         let worked = progress.works();
         let beyond = progress.beyond.clone();
@@ -185,6 +216,13 @@ impl Board {
             warn!(binding = %name, warning, "written with a warning");
         }
         match told {
+            Told::Claimed(claim) => {
+                info!(binding = %name, %place, epoch = claim.epoch, taken_from = claim.taken_from, "claimed");
+            }
+            Told::ClaimLost(error) => {
+                progress.confirmed = false;
+                warn!(binding = %name, reason = ?error.reason, error = crate::causes::told_once(*error), "claims again");
+            }
             Told::Compared(outcome) => progress.compared(outcome, now, name),
             Told::Written(delta, receipt) => progress.written(delta, receipt, now, name),
             Told::Failed { error, pause } => {
@@ -213,15 +251,12 @@ impl Board {
                 progress.held_back = Some((*coverage).to_owned());
                 progress.held_back_since.get_or_insert(now);
             }
-            Told::Cleaned { destination, inventory, moved } => {
-                info!(binding = %name, %destination, moved, "cleaned");
-                if !moved {
-                    let done_with = std::mem::take(&mut progress.done_with);
-                    *progress = Progress { done_with, ..Progress::default() };
+            Told::Cleaned { cleaned, moved } => {
+                info!(binding = %name, %place, moved, outcome = described(cleaned), "cleaned");
+                if matches!(cleaned, Cleaned::SameAs(_)) {
+                    let mut adopted = self.adopted.lock().unwrap_or_else(PoisonError::into_inner);
+                    adopted.push((name.clone(), place));
                 }
-                progress.moves += u64::from(*moved);
-                let (destination, cluster) = ((*destination).clone(), inventory.cluster.clone());
-                progress.done_with.insert(ExportPlace { destination, cluster });
             }
             Told::NotCleaned { error, moved, .. } => {
                 warn!(binding = %name, moved, error = crate::causes::told_once(*error), "cannot clean");
@@ -242,6 +277,20 @@ fn count(rows: usize) -> i64 {
 }
 
 impl Progress {
+    /// The destination is another one: what happened in the last one is not about it.
+    fn begin_elsewhere(&mut self) {
+        let Self { destinations, line, lost, written, drifted, refused_attempts, .. } = std::mem::take(self);
+        *self = Self { destinations, line, lost, written, drifted, refused_attempts, ..Self::default() };
+    }
+
+    /// Whether the sink holds the rows, in the destination that the status names.
+    pub(crate) fn is_synced(&self) -> bool {
+        let held = self.line.held.as_ref();
+        self.confirmed
+            && self.line.claiming.is_none()
+            && held.is_some_and(|held| self.destinations.is_current(held))
+    }
+
     /// Whether there is nothing to tell but how much was written.
     fn works(&self) -> bool {
         let Self { confirmed, refused, failure, held_back, .. } = self;

@@ -1,7 +1,6 @@
 //! The loop: whenever something has changed, look at everything, hand over what is wanted, say what is true.
 
 mod connection;
-mod left;
 mod preview;
 mod refused;
 mod tell;
@@ -19,7 +18,7 @@ use kollect_engine::{
     tasks::Tasks,
     watch::WatchSource,
 };
-use kollect_model::{crd::inventory::SinkExport, row::TargetId};
+use kollect_model::{binding::SinkName, row::TargetId};
 use kube::Client;
 use tokio::{
     sync::watch,
@@ -28,12 +27,11 @@ use tokio::{
 use tracing::warn;
 
 use connection::{test_connection, tested_sink};
-use left::left_sink;
 use refused::Refusals;
 
 use super::{
-    bindings::{Bindings, OpenPlan, Planned},
-    finalize::{self, Deleted},
+    bindings::{Bindings, Left, OpenPlan, Planned, binding_name},
+    finalize::{self, Step},
     health::Health,
     leader::{self, Leadership},
     metrics::{Metrics, Picture},
@@ -43,11 +41,12 @@ use super::{
     progress::Board,
     secrets::Secrets,
     shards::Shards,
+    take_over::Requests,
     write::StatusWriter,
 };
 use crate::{
     cluster::ClusterSource,
-    world::{Compiled, Family, Name, Resolved, Rules, World},
+    world::{Compiled, Family, InventoryName, Name, Resolved, Rules, World},
 };
 
 /// Changes that come together are looked at together.
@@ -105,12 +104,14 @@ pub(crate) struct Setup {
     pub(crate) metrics: Metrics,
     pub(crate) tasks: Tasks,
     pub(crate) cleanup_timeout: Duration,
+    /// How often claims are looked at between writes; `None`: as each sink says; zero: never.
+    pub(crate) claim_check_interval: Option<Duration>,
 }
 
 impl Operator {
     pub(crate) fn new(setup: Setup, leadership: watch::Receiver<Leadership>, health: Health) -> Self {
-        let Setup { source, rules, collector, rows, within, sinks, board, metrics, tasks, cleanup_timeout } =
-            setup;
+        let Setup { source, rules, collector, rows, within, sinks, board, metrics, tasks, .. } = setup;
+        let Setup { cleanup_timeout, claim_check_interval, .. } = setup;
         let client = source.client();
         let watches: Arc<dyn WatchSource> = source.clone();
         let planner = SinkPlanner::new(tasks.clone());
@@ -125,6 +126,7 @@ impl Operator {
                 board.clone(),
                 source.id.clone(),
                 scope,
+                claim_check_interval,
             ),
             writer: StatusWriter::new(client.clone(), metrics.meter.clone()),
             source,
@@ -235,7 +237,7 @@ impl Operator {
             warn!("no longer leading: nothing is written");
         }
         self.bindings.clear();
-        self.board.forget_places();
+        self.board.forget_destinations();
         self.probes.set(BTreeMap::new());
     }
 
@@ -293,28 +295,14 @@ impl Operator {
 
     async fn deliver(&mut self, known: &Known, world: &World, resolved: &Resolved) {
         let (rows, tasks, board) = (self.rows.clone(), self.tasks.clone(), self.board.clone());
-        let deliveries = self
-            .deliveries
-            .get_or_insert_with(|| Deliveries::new(rows, tasks, move |name, told| board.hear(name, &told)));
+        let (leadership, term) = (self.leadership.clone(), self.term);
+        let deliveries = self.deliveries.get_or_insert_with(|| {
+            let may_write = Arc::new(move || leadership.borrow().term() == term);
+            Deliveries::new(rows, tasks, may_write, move |name, place, told| board.hear(name, place, &told))
+        });
         self.bindings.namespaces.clone_from(&self.collector.namespaces().borrow());
-        self.bindings.deliver(known, resolved, deliveries);
-        let mut steps = self.clean_left(known, world, resolved);
-        let Some(deliveries) = &mut self.deliveries else { return };
-        for (name, inventory) in &resolved.inventories {
-            let Some((metadata, exports)) = known.inventory(name) else { continue };
-            let kind = name.kind();
-            if metadata.deletion_timestamp.is_some() {
-                // What never could be written, because its name is another's, is not there.
-                let exports = if name.is_reserved() { &[][..] } else { exports };
-                let exports = self.rules.shown_exports(exports);
-                let sink = |export: &SinkExport| left_sink(world, &self.rules, resolved, name, export);
-                let written = exports.iter().map(|export| (export.clone(), sink(export))).collect();
-                let deleted = Deleted { kind, name, metadata, written, patience: self.cleanup_timeout };
-                steps.extend(deleted.finish(&mut self.bindings, &self.board, deliveries));
-            } else if !inventory.sinks.is_empty() && !name.is_reserved() {
-                steps.extend(finalize::protect(kind, metadata));
-            }
-        }
+        let left = self.bindings.deliver(known, world, resolved, deliveries);
+        let mut steps = self.steps(known, resolved, left);
         let targets = known.targets().values().map(|target| ("KollectTarget", &target.metadata));
         let cluster_targets = known.cluster_targets().values();
         let cluster_targets = cluster_targets.map(|target| ("KollectClusterTarget", &target.metadata));
@@ -323,6 +311,38 @@ impl Operator {
         steps.extend(deleted.filter_map(|(kind, metadata)| finalize::release(kind, metadata)));
         finalize::take(&self.client, steps).await;
         self.board.retain(|binding| resolved.inventories.contains_key(&binding.inventory));
+    }
+
+    /// What changes in the metadata of inventories, and what there is to say about their destinations.
+    fn steps<'a>(&self, known: &'a Known, resolved: &Resolved, mut left: Left) -> Vec<Step<'a>> {
+        let mut adopted: BTreeMap<InventoryName, Vec<String>> = BTreeMap::new();
+        for (binding, place) in self.board.take_adopted() {
+            adopted.entry(binding.inventory).or_default().push(format!("{} at {place}", binding.sink));
+        }
+        let mut steps = Vec::new();
+        for (name, inventory) in &resolved.inventories {
+            let Some((metadata, status)) = known.inventory(name) else { continue };
+            let kind = name.kind();
+            steps.extend(adopted.remove(name).map(|adopted| finalize::adopt(kind, metadata, adopted)));
+            if metadata.deletion_timestamp.is_some() {
+                let (unclean, hope) = (left.unclean.remove(name), left.waiting.contains(name));
+                let unclean = unclean.unwrap_or_default();
+                steps.extend(finalize::finish(kind, metadata, unclean, hope, self.cleanup_timeout));
+                continue;
+            }
+            steps.extend(left.behind.remove(name).and_then(|b| finalize::leave_behind(kind, metadata, b)));
+            if !inventory.sinks.is_empty() && !name.is_reserved() {
+                steps.extend(finalize::protect(kind, metadata));
+            }
+            let requests = Requests::of(metadata, inventory.sinks.iter().map(|sink| &sink.name));
+            let claim = |sink: &SinkName| {
+                let binding = binding_name(name, sink);
+                self.board.look(&binding, |progress| progress.destinations.claim().cloned()).flatten()
+            };
+            let rest = requests.without_granted(claim, &status.take_overs);
+            steps.extend(rest.map(|rest| finalize::annotate(kind, metadata, rest)));
+        }
+        steps
     }
 
     fn probe(&mut self, known: &Known, resolved: &Resolved) {

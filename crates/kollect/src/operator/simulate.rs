@@ -197,10 +197,14 @@ impl Simulation {
                     // What comes back in a destination that is not used any more is found by no operator.
                     continue;
                 }
-                if rows.unwrap_or_default() != held.rows {
-                    return Err(format!("at the end {destination} holds other rows of {inventory:?}"));
+                let rows = rows.unwrap_or_default();
+                if rows != held.rows {
+                    let missing: Vec<_> = rows.keys().filter(|key| !held.rows.contains_key(key)).collect();
+                    let extra: Vec<_> = held.rows.keys().filter(|key| !rows.contains_key(key)).collect();
+                    let statuses: Vec<String> = self.clusters.iter().map(|c| c.api.objects("kollectinventories").iter().chain(&c.api.objects("kollecttargets")).map(|o| o["status"].to_string()).collect::<Vec<_>>().join("\n")).collect();
+                    return Err(format!("at the end {destination} holds other rows of {inventory:?}: {missing:?} are missing, {extra:?} are too many\n{}", statuses.join("\n")));
                 }
-                if held.holder.is_some() && !exists {
+                if held.claim.is_some() && !exists {
                     return Err(format!("at the end the claim of {inventory:?} is left in {destination}"));
                 }
             }
@@ -303,6 +307,9 @@ fn shows_known_fault(name: &str) -> bool {
 
 #[test]
 fn readers_see_only_what_was_true() {
+    if let Ok(filter) = std::env::var("LOG") {
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    }
     let seeds = match number("SEED") {
         Some(seed) => seed..seed + 1,
         None => 0..number("SEEDS").unwrap_or(SEEDS),

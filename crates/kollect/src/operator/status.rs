@@ -4,7 +4,7 @@
 //! true now; times move with what they describe.
 
 mod blind;
-mod places;
+mod destinations;
 mod reach;
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
@@ -230,27 +230,33 @@ impl View<'_> {
             && resolved.faults.is_empty()
             && resolved.sinks.iter().any(unheard)
             && !resolved.sinks.iter().any(failing);
-        if waiting && stands(metadata, before.observed_generation, &before.conditions) {
-            return self.with_places(before, name, resolved);
+        let line = |sink: &BoundSink| before.sink_exports.iter().find(|export| export.name == sink.name);
+        let stays = |sink: &BoundSink| {
+            line(sink).is_some_and(|line| self.is_about(&binding_name(name, &sink.name), line))
+        };
+        if waiting
+            && resolved.sinks.iter().all(stays)
+            && stands(metadata, before.observed_generation, &before.conditions)
+        {
+            return self.with_all_destinations(before, name);
         }
         let same = before.observed_generation == metadata.generation && !resolved.suspended;
         let export = |sink: &BoundSink| {
-            let line = before.sink_exports.iter().find(|export| export.name == sink.name);
             // A sink that held the rows is not in doubt because another one fails.
-            match line.filter(|line| same && unheard(sink) && is_synced(line)) {
-                Some(line) => self.with_place(line, name, sink),
+            match line(sink).filter(|line| same && unheard(sink) && stays(sink) && is_synced(line)) {
+                Some(line) => self.with_destinations(&binding_name(name, &sink.name), line.clone()),
                 None => self.sink_export(metadata, before, name, resolved, sink),
             }
         };
         let mut exports: Vec<SinkExport> = resolved.sinks.iter().map(export).collect();
-        let left = before.sink_exports.iter().filter(|export| {
-            !resolved.sinks.iter().any(|sink| sink.name == export.name)
-                && !self.board.of(&binding_name(name, &export.name)).cleared
-        });
-        let left: Vec<SinkExport> = left.map(|export| self.left_export(metadata, export)).collect();
+        let is_named = |export: &&SinkExport| resolved.sinks.iter().any(|sink| sink.name == export.name);
+        let left = before.sink_exports.iter().filter(|export| !is_named(export));
+        let left: Vec<SinkExport> =
+            left.filter_map(|export| self.left_export(metadata, name, export)).collect();
         let mut conditions = Conditions::after(&before.conditions, metadata.generation, self.now);
         self.judge_inventory(name, resolved, &exports, &mut conditions);
-        self.judge_places(name, &exports, &mut conditions);
+        self.judge_destinations(name, &exports, &mut conditions);
+        Self::judge_take_overs(metadata, resolved, &mut conditions);
         let rows: usize = resolved.targets.iter().map(|target| self.rows.count(target)).sum();
         let synced = exports.iter().all(is_synced) && !exports.is_empty();
         let revision = i64::try_from(self.rows.revision(&resolved.targets)).ok();
@@ -265,6 +271,7 @@ impl View<'_> {
             item_count: count(rows),
             last_export_time,
             sink_exports: exports,
+            take_overs: self.take_overs(&before.take_overs, name, resolved),
         }
     }
 
@@ -398,7 +405,7 @@ impl View<'_> {
             }
             (Ok(_), None) => match (&progress.held_back, progress.last_export) {
                 (Some(why), _) => conditions.set("Synced", false, Reason::HeldBack, why.clone()),
-                (None, Some(_)) if progress.confirmed => {
+                (None, Some(_)) if progress.is_synced() => {
                     conditions.set("Synced", true, Reason::Exported, "the sink holds the rows");
                 }
                 (None, _) => {
@@ -407,18 +414,15 @@ impl View<'_> {
             },
         }
         let digest = || format!("{:032x}", self.rows.digest(&resolved.targets));
-        let checksum = if progress.confirmed {
+        let checksum = if progress.is_synced() {
             progress.checksum.clone().or_else(|| Some(digest()))
         } else {
             known.and_then(|known| known.last_checksum.clone())
         };
-        let (place, left) = self.places(name, sink, known);
         let lag = progress.failure.as_ref().and_then(|failure| failure.since.elapsed().ok());
-        SinkExport {
+        let line = SinkExport {
             name: sink.name.clone(),
             namespace: name.namespace.is_none().then(|| sink.key.0.clone()),
-            place,
-            left,
             last_export_time: progress.last_export.and_then(time),
             last_checksum: checksum,
             rows: progress.rows,
@@ -426,7 +430,9 @@ impl View<'_> {
             next_attempt_time: progress.failure.and_then(|failure| failure.next_attempt).and_then(time),
             last_error,
             conditions: conditions.done(),
-        }
+            ..SinkExport::default()
+        };
+        self.with_destinations(&binding_name(name, &sink.name), line)
     }
 }
 

@@ -270,22 +270,18 @@ pub(crate) async fn create_event(client: &Client, namespace: &str, event: Value)
     events.create(&PostParams::default(), &event).await.map(drop)
 }
 
-/// Sets the finalizers of an object. Somebody who changed it meanwhile wins.
-pub(crate) async fn set_finalizers(
+/// Changes the metadata of an object by a merge patch. A change that was made meanwhile by others wins.
+pub(crate) async fn patch_metadata(
     client: &Client,
     kind: &str,
     metadata: &ObjectMeta,
-    finalizers: &[String],
+    mut patch: serde_json::Map<String, Value>,
 ) -> Result<(), kube::Error> {
     let namespace = metadata.namespace.as_deref().unwrap_or_default();
     let name = metadata.name.as_deref().unwrap_or_default();
-    let patch = json!({ "metadata": {
-        "finalizers": finalizers,
-        "resourceVersion": metadata.resource_version,
-    } });
-    let written =
-        api(client, kind, namespace).patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
-    match written {
+    patch.insert("resourceVersion".into(), json!(metadata.resource_version));
+    let patch = Patch::Merge(json!({ "metadata": patch }));
+    match api(client, kind, namespace).patch(name, &PatchParams::default(), &patch).await {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         other => other.map(drop),
     }

@@ -309,7 +309,7 @@ impl World {
 /// Where a sink of a namespace leads, as statuses show it.
 fn place(plan: &SinkPlan, namespace: &str, cluster: &str, rules: &Rules) -> Option<ExportPlace> {
     let destination = plan.as_ref().ok()?.as_ref()?.destination(&rules.sink_policy(namespace));
-    Some(ExportPlace { destination: rules.shown(&destination), cluster: cluster.to_owned() })
+    Some(ExportPlace::new(rules.shown(&destination), cluster))
 }
 
 impl Asked<'_> {

@@ -23,28 +23,20 @@ impl Rules {
         }
     }
 
-    /// What a status says about sinks. Statuses of older versions name every server.
-    pub(crate) fn shown_exports<'a>(&self, exports: &'a [SinkExport]) -> Cow<'a, [SinkExport]> {
+    /// The status with servers as they are shown. Statuses of older versions name every server.
+    pub(crate) fn shown_status<'a>(&self, status: &'a InventoryStatus) -> Cow<'a, InventoryStatus> {
         let is_shown = |place: &ExportPlace| self.shown(&place.destination) == place.destination;
-        let places = |export: &'a SinkExport| export.place.iter().chain(&export.left);
-        if exports.iter().flat_map(places).all(is_shown) {
-            return Cow::Borrowed(exports);
+        let places = |export: &'a SinkExport| export.place.iter().chain(&export.claiming).chain(&export.left);
+        if status.sink_exports.iter().flat_map(places).all(is_shown) {
+            return Cow::Borrowed(status);
         }
-        let mut exports = exports.to_vec();
-        for export in &mut exports {
-            for place in export.place.iter_mut().chain(&mut export.left) {
+        let mut status = status.clone();
+        for export in &mut status.sink_exports {
+            for place in export.place.iter_mut().chain(&mut export.claiming).chain(&mut export.left) {
                 place.destination = self.shown(&place.destination);
             }
         }
-        Cow::Owned(exports)
-    }
-
-    /// The status with servers as they are shown.
-    pub(crate) fn shown_status<'a>(&self, status: &'a InventoryStatus) -> Cow<'a, InventoryStatus> {
-        match self.shown_exports(&status.sink_exports) {
-            Cow::Borrowed(_) => Cow::Borrowed(status),
-            Cow::Owned(sink_exports) => Cow::Owned(InventoryStatus { sink_exports, ..status.clone() }),
-        }
+        Cow::Owned(status)
     }
 
     /// The plan of a sink at a destination as it is shown, if its access leads there.
@@ -63,7 +55,7 @@ mod tests {
     use super::*;
 
     fn place(text: &str) -> ExportPlace {
-        ExportPlace { destination: text.into(), cluster: "one".into() }
+        ExportPlace::new(text.into(), "one")
     }
 
     fn operator() -> Rules {
@@ -83,15 +75,16 @@ mod tests {
             rows: Some(3),
             ..SinkExport::default()
         };
-        let shown = rules.shown_exports(std::slice::from_ref(&old)).into_owned();
+        let status = InventoryStatus { sink_exports: vec![old.clone()], ..InventoryStatus::default() };
+        let status_shown = rules.shown_status(&status).into_owned();
+        let shown = &status_shown.sink_exports;
         let text = format!("{shown:?}");
         assert!(!text.contains("db:5432") && !text.contains("old:5432") && !text.contains("shop"), "{text}");
         assert_eq!(shown[0].place.as_ref().unwrap().destination.names(), Some(["public", "new"]));
         assert_eq!(shown[0].left[1..], old.left[1..], "what a spec names stays");
         assert_eq!(shown[0].rows, Some(3));
-        assert!(matches!(rules.shown_exports(&shown), Cow::Borrowed(_)), "the new form stays as it is");
-        let exports = [old];
-        assert!(matches!(Rules::default().shown_exports(&exports), Cow::Borrowed(_)), "the command line");
+        assert!(matches!(rules.shown_status(&status_shown), Cow::Borrowed(_)), "the new form stays as it is");
+        assert!(matches!(Rules::default().shown_status(&status), Cow::Borrowed(_)), "the command line");
     }
 
     #[test]

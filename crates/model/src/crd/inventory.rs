@@ -247,7 +247,29 @@ pub struct InventoryStatus {
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
     )]
     pub sink_exports: Vec<SinkExport>,
+    /// Take-overs that were done, the latest 100. None of them is done again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 100))]
+    pub take_overs: Vec<TakeOverRecord>,
 }
+
+/// A take-over that was done.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TakeOverRecord {
+    /// Family and name of the sink, such as `database/portal`.
+    pub sink: SinkName,
+    /// Id of the destination.
+    pub destination_id: String,
+    /// Id of the cluster that owned the rows before.
+    pub from: String,
+    /// When it was done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
+}
+
+/// Take-overs that a status keeps.
+pub const MAX_TAKE_OVERS: usize = 100;
 
 /// What a cluster inventory holds and where it has been written.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -294,10 +316,13 @@ pub struct SinkExport {
     /// Namespace of the sink; only on cluster inventories.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Where the rows are. It is here before the first of them is written there.
+    /// Where the rows are: the claim was granted there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub place: Option<ExportPlace>,
-    /// Places that the sink has led to before, and that may still hold rows; the latest 20.
+    /// Where the rows shall be: a claim is asked for there. It is here before that is done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub claiming: Option<ExportPlace>,
+    /// Places where the rows were, or a claim was asked for, and that may still hold rows; the latest 20.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20))]
     pub left: Vec<ExportPlace>,
@@ -335,6 +360,30 @@ pub struct ExportPlace {
     /// Name of the cluster in the rows.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub cluster: String,
+    /// Random id of the destination, from its claim. Absent: no claim has been granted there, or it has no room for ids.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// A claim was asked for there, and is not known to have been granted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub asked_only: bool,
+}
+
+impl ExportPlace {
+    /// A place whose id is not known.
+    pub fn new(destination: Destination, cluster: impl Into<String>) -> Self {
+        Self { destination, cluster: cluster.into(), id: None, asked_only: false }
+    }
+
+    /// The place alone.
+    #[must_use]
+    pub fn without_id(&self) -> Self {
+        Self::new(self.destination.clone(), self.cluster.clone())
+    }
+
+    /// Whether both are the same place, by name.
+    pub fn is_at(&self, other: &Self) -> bool {
+        (&self.destination, &self.cluster) == (&other.destination, &other.cluster)
+    }
 }
 
 impl fmt::Display for ExportPlace {

@@ -13,7 +13,7 @@ use git2::Oid;
 use kollect_model::{
     backoff::Backoff,
     batch::{Baseline, InventoryId},
-    claim::Holder,
+    claim::Claim,
     sink::{SinkError, SinkReason},
 };
 use tokio::{sync::oneshot, time};
@@ -55,8 +55,8 @@ pub(super) struct Branch {
     waiting: Mutex<Vec<Waiting>>,
     /// Held by whoever uses the mirror.
     pub(super) turn: Arc<tokio::sync::Mutex<()>>,
-    /// What claims say, by the names of their commits.
-    pub(super) holders: Mutex<HashMap<Oid, Holder>>,
+    /// Claims, by the names of their commits.
+    pub(super) claims: Mutex<HashMap<Oid, Claim>>,
 }
 
 struct Waiting {
@@ -89,7 +89,7 @@ impl Branch {
             mirrors,
             waiting: Mutex::default(),
             turn: Arc::default(),
-            holders: Mutex::default(),
+            claims: Mutex::default(),
             key,
         })
     }

@@ -1,6 +1,6 @@
-//! Who may write an inventory on a branch: a ref of its own for each, so that history tells about rows alone.
+//! The claims of inventories on a branch: a ref of its own for each, so that history tells about rows alone.
 //!
-//! The ref names a commit without files whose message is the record. It is moved by compare and swap, and looked
+//! The ref names a commit without files whose message is the claim. It is moved by compare and swap, and looked
 //! at again in the moment of a push.
 
 use std::sync::{Arc, PoisonError};
@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use git2::{Oid, Repository, Signature};
 use kollect_model::{
     batch::InventoryId,
-    claim::{Claim, Claimant, Holder},
+    claim::{Claim, Claimant},
     sink::{SinkError, SinkReason},
 };
 use tokio::time;
@@ -22,7 +22,7 @@ use super::{
 use crate::layout::paths;
 
 impl Branch {
-    /// Takes the next number for an inventory.
+    /// Claims an inventory.
     pub(super) async fn claim(
         &self,
         inventory: &InventoryId,
@@ -30,26 +30,26 @@ impl Branch {
     ) -> Result<Claim, SinkError> {
         let _turn = self.turn.lock().await;
         let mirror = self.mirror().await?;
-        let reference = self.claims(inventory);
+        let reference = self.claim_ref(inventory);
         let mut backoff = PAUSES;
         for _ in 0..ATTEMPTS {
             let refs = self.remote.refs().await?;
             let found = refs.refs.get(&reference).copied();
-            let held = self.holder(&mirror, found).await?;
-            let taken = claimant.take(inventory, held.as_ref())?;
-            let record = taken.clone();
-            let made = blocking(&mirror, move |mirror| claim_commit(&mirror.repository()?, &record)).await?;
+            let held = self.claim_at(&mirror, found).await?;
+            let granted = claimant.take(inventory, held.as_ref())?;
+            let claim = granted.clone();
+            let made = blocking(&mirror, move |mirror| claim_commit(&mirror.repository()?, &claim)).await?;
             let (commit, pack) = made.map_err(|failure| self.unusable(failure))?;
             match self.remote.push(&reference, found.unwrap_or(Oid::ZERO_SHA1), commit, &[], pack).await? {
                 Ok(()) => {
-                    self.remember(commit, &taken);
-                    return Ok(taken.claim());
+                    self.remember(commit, &granted);
+                    return Ok(granted);
                 }
                 Err(Rejected::NonFastForward(_)) => time::sleep(backoff.next(fastrand::f64())).await,
                 Err(Rejected::Refused(words)) => {
                     let why = format!(
                         "claim inventory {inventory} in {}: the server does not take {reference}, where \
-                         Kollect notes who writes: {words}",
+                         Kollect keeps its claim: {words}",
                         self.place
                     );
                     return Err(SinkError::new(SinkReason::Forbidden, why));
@@ -60,14 +60,30 @@ impl Branch {
         Err(SinkError::new(SinkReason::Busy, why))
     }
 
+    /// The claims of some inventories, in their order: one look at the refs, and a fetch for each claim that is new.
+    pub(super) async fn held_claims(
+        &self,
+        inventories: &[InventoryId],
+    ) -> Result<Vec<Option<Claim>>, SinkError> {
+        let _turn = self.turn.lock().await;
+        let refs = self.remote.refs().await?;
+        let mirror = self.mirror().await?;
+        let mut claims = Vec::with_capacity(inventories.len());
+        for inventory in inventories {
+            let found = refs.refs.get(&self.claim_ref(inventory)).copied();
+            claims.push(self.claim_at(&mirror, found).await?);
+        }
+        Ok(claims)
+    }
+
     /// Gives an inventory back.
-    pub(super) async fn release(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
+    pub(super) async fn release(&self, inventory: &InventoryId, granted: &Claim) -> Result<(), SinkError> {
         let _turn = self.turn.lock().await;
         let mirror = self.mirror().await?;
-        let reference = self.claims(inventory);
+        let reference = self.claim_ref(inventory);
         let refs = self.remote.refs().await?;
         let Some(found) = refs.refs.get(&reference).copied() else { return Ok(()) };
-        Holder::admits(self.holder(&mirror, Some(found)).await?.as_ref(), inventory, claim)?;
+        Claim::admits(self.claim_at(&mirror, Some(found)).await?.as_ref(), inventory, granted)?;
         match self.remote.push(&reference, found, Oid::ZERO_SHA1, &[], bytes::Bytes::new()).await? {
             Ok(()) => Ok(()),
             Err(rejected) => {
@@ -90,55 +106,48 @@ impl Branch {
         if work.task.is_write() {
             self.exists(seen)?;
         }
-        let reference = self.claims(&work.inventory);
-        let Some(found) = seen.refs.refs.get(&reference).copied() else {
-            let why = format!(
-                "write inventory {} in {}: the ref {reference} is gone, where Kollect notes who writes; it is \
-                 claimed again",
-                work.inventory, self.place
-            );
-            return Err(SinkError::new(SinkReason::Busy, why));
-        };
-        let held = self.holder(mirror, Some(found)).await?;
-        Holder::admits(held.as_ref(), &work.inventory, &work.claim)?;
-        Ok((reference, found))
+        let reference = self.claim_ref(&work.inventory);
+        let found = seen.refs.refs.get(&reference).copied();
+        let held = self.claim_at(mirror, found).await?;
+        Claim::admits(held.as_ref(), &work.inventory, &work.claim)?;
+        Ok((reference, found.unwrap_or(Oid::ZERO_SHA1)))
     }
 
-    /// What a claim says.
-    async fn holder(&self, mirror: &Arc<Mirror>, claim: Option<Oid>) -> Result<Option<Holder>, SinkError> {
-        let Some(claim) = claim else { return Ok(None) };
-        let known = self.holders.lock().unwrap_or_else(PoisonError::into_inner).get(&claim).cloned();
+    /// The claim in a commit.
+    async fn claim_at(&self, mirror: &Arc<Mirror>, commit: Option<Oid>) -> Result<Option<Claim>, SinkError> {
+        let Some(commit) = commit else { return Ok(None) };
+        let known = self.claims.lock().unwrap_or_else(PoisonError::into_inner).get(&commit).cloned();
         if known.is_some() {
             return Ok(known);
         }
-        let read = move |mirror: &Mirror| Ok(claim_of(&mirror.repository()?, claim));
-        let mut holder = blocking(mirror, read).await?.map_err(|failure| self.unusable(failure))?;
-        if holder.is_none() {
-            self.fetch(mirror, claim, &[], 1).await?.map_err(|failure| self.unusable(failure))?;
-            holder = blocking(mirror, read).await?.map_err(|failure| self.unusable(failure))?;
+        let read = move |mirror: &Mirror| Ok(claim_of(&mirror.repository()?, commit));
+        let mut claim = blocking(mirror, read).await?.map_err(|failure| self.unusable(failure))?;
+        if claim.is_none() {
+            self.fetch(mirror, commit, &[], 1).await?.map_err(|failure| self.unusable(failure))?;
+            claim = blocking(mirror, read).await?.map_err(|failure| self.unusable(failure))?;
         }
-        let Some(holder) = holder else {
+        let Some(claim) = claim else {
             let why = format!(
-                "read commit {claim} in {}, where Kollect notes who writes: somebody has changed it; remove \
-                 the ref that names it and start again",
+                "read commit {commit} in {}, where Kollect keeps a claim: it was changed by others; remove the ref \
+                 that names it and start again",
                 self.place
             );
             return Err(SinkError::new(SinkReason::Incompatible, why));
         };
-        self.remember(claim, &holder);
-        Ok(Some(holder))
+        self.remember(commit, &claim);
+        Ok(Some(claim))
     }
 
-    fn remember(&self, claim: Oid, holder: &Holder) {
-        let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
-        if holders.len() > 1000 {
-            holders.clear();
+    fn remember(&self, commit: Oid, claim: &Claim) {
+        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        if claims.len() > 1000 {
+            claims.clear();
         }
-        holders.insert(claim, holder.clone());
+        claims.insert(commit, claim.clone());
     }
 
-    /// The ref of the claims of an inventory.
-    fn claims(&self, inventory: &InventoryId) -> String {
+    /// The ref of the claim of an inventory.
+    fn claim_ref(&self, inventory: &InventoryId) -> String {
         let books = paths::books(inventory);
         let name = books.rsplit('/').next().unwrap_or(&books);
         let safe: String =
@@ -148,20 +157,18 @@ impl Branch {
 }
 
 /// The commit of a claim, which has no files.
-fn claim_commit(repository: &Repository, holder: &Holder) -> Result<(Oid, bytes::Bytes), Failure> {
+fn claim_commit(repository: &Repository, claim: &Claim) -> Result<(Oid, bytes::Bytes), Failure> {
     repository.odb()?.add_new_mempack_backend(1000)?;
     let tree = repository.treebuilder(None)?.write()?;
     let signature = Signature::now("kollect", "kollect@kollect.dev")?;
-    let mut record = serde_json::to_value(holder).expect("a holder is always JSON");
-    // Two claims of the same second are two commits.
-    record["nonce"] = format!("{:016x}", fastrand::u64(..)).into();
-    let message = record.to_string();
+    // Two claims of the same second are two commits: each has an id of its own.
+    let message = serde_json::to_string(claim).expect("a claim is always JSON");
     let commit =
         repository.commit(None, &signature, &signature, &message, &repository.find_tree(tree)?, &[])?;
     Ok((commit, draw::pack(repository, &[tree, commit])?))
 }
 
-fn claim_of(repository: &Repository, commit: Oid) -> Option<Holder> {
+fn claim_of(repository: &Repository, commit: Oid) -> Option<Claim> {
     let commit = repository.find_commit(commit).ok()?;
     serde_json::from_slice(commit.message_bytes()).ok()
 }

@@ -184,11 +184,10 @@ impl Drawer<'_> {
         let (id, held) = held(&self.files, &books)?;
         if !matches!(self.work.known, Known::Nothing) && self.work.known != Known::Books(id) {
             let why = format!(
-                "write inventory {} in {}: somebody else has changed what says which files are ours; all \
-                 is compared again",
+                "write inventory {} in {}: what says which files are ours was changed by others; all is compared again",
                 self.work.inventory, self.place
             );
-            return Err(SinkError::new(SinkReason::Busy, why).into());
+            return Err(SinkError::new(SinkReason::ClaimLost, why).into());
         }
         let now = jiff::Timestamp::now().to_string();
         let (edits, message, receipt) = match &self.work.task {

@@ -1,11 +1,11 @@
-//! Who holds an inventory: one small file per claim, of which the one with the highest number counts.
+//! The claims of an inventory: one small file for each, of which the one with the highest epoch counts.
 //!
 //! A file is created or it is not, so no two claims have the same number.
 
 use bytes::Bytes;
 use kollect_model::{
     batch::InventoryId,
-    claim::{Claim, Claimant, Holder},
+    claim::{Claim, Claimant},
     sink::{SinkError, SinkReason},
 };
 
@@ -27,26 +27,26 @@ async fn epochs(blobs: &dyn Blobs, books: &str) -> Result<Vec<i64>, SinkError> {
     Ok(epochs)
 }
 
-/// The holder of an inventory.
-pub(super) async fn holder(blobs: &dyn Blobs, books: &str) -> Result<Option<Holder>, SinkError> {
+/// The claim of an inventory.
+pub(super) async fn held(blobs: &dyn Blobs, books: &str) -> Result<Option<Claim>, SinkError> {
     for _ in 0..ATTEMPTS {
         let Some(epoch) = epochs(blobs, books).await?.pop() else { return Ok(None) };
         // Gone again: there is a newer one.
         let Some(bytes) = blobs.read(&file(books, epoch)).await? else { continue };
-        let holder = serde_json::from_slice::<Holder>(&bytes).ok().filter(|holder| holder.epoch == epoch);
-        let Some(holder) = holder else {
+        let claim = serde_json::from_slice::<Claim>(&bytes).ok().filter(|claim| claim.epoch == epoch);
+        let Some(claim) = claim else {
             let attempt = format!(
                 "{} is damaged: remove the files claim-* beside it and start again",
                 file(books, epoch)
             );
             return Err(SinkError::new(SinkReason::Incompatible, attempt));
         };
-        return Ok(Some(holder));
+        return Ok(Some(claim));
     }
     Err(busy(books))
 }
 
-/// Takes the next number.
+/// Claims an inventory.
 pub(super) async fn claim(
     blobs: &dyn Blobs,
     books: &str,
@@ -54,27 +54,27 @@ pub(super) async fn claim(
     claimant: &Claimant,
 ) -> Result<Claim, SinkError> {
     for _ in 0..ATTEMPTS {
-        let held = holder(blobs, books).await?;
-        let taken = claimant.take(inventory, held.as_ref())?;
-        let bytes = serde_json::to_vec(&taken).expect("a holder is always JSON");
-        if !blobs.create(&file(books, taken.epoch), Bytes::from(bytes)).await? {
+        let held = held(blobs, books).await?;
+        let granted = claimant.take(inventory, held.as_ref())?;
+        let bytes = serde_json::to_vec(&granted).expect("a claim is always JSON");
+        if !blobs.create(&file(books, granted.epoch), Bytes::from(bytes)).await? {
             continue;
         }
         let epochs = epochs(blobs, books).await?;
-        if epochs.last() != Some(&taken.epoch) {
+        if epochs.last() != Some(&granted.epoch) {
             // Others were here twice while we were looking.
-            blobs.delete(&file(books, taken.epoch)).await?;
+            blobs.delete(&file(books, granted.epoch)).await?;
             continue;
         }
-        for old in epochs.iter().filter(|epoch| **epoch < taken.epoch) {
+        for old in epochs.iter().filter(|epoch| **epoch < granted.epoch) {
             blobs.delete(&file(books, *old)).await?;
         }
-        return Ok(taken.claim());
+        return Ok(granted);
     }
     Err(busy(books))
 }
 
-/// Removes the record.
+/// Removes the claim.
 pub(super) async fn forget(blobs: &dyn Blobs, books: &str) -> Result<(), SinkError> {
     for epoch in epochs(blobs, books).await? {
         blobs.delete(&file(books, epoch)).await?;

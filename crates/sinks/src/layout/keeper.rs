@@ -3,15 +3,18 @@
 //! At any moment the manifest names every file that is ours, so a write that was cut off is continued and
 //! nothing of others is ever removed. What we stopped in the middle of is repaired by the next write.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, MutexGuard, PoisonError},
+};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, future, stream};
 use kollect_model::{
     batch::{Baseline, Batch, InventoryId, Receipt},
-    claim::{Claim, Claimant, Holder},
-    sink::{Sink, SinkError, SinkReason},
+    claim::{Claim, Claimant},
+    sink::{Atomicity, Sink, SinkError, SinkReason},
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
@@ -37,6 +40,9 @@ pub struct Keeper<B> {
     /// Held from looking whose files are there until the manifest says that they are ours. Without it two
     /// inventories that want one path would both find it free.
     writing: Arc<Mutex<()>>,
+    /// The manifests of inventories when they were last read or written; `None`: there was none. Another one means that
+    /// the files are not as this keeper left them.
+    known: std::sync::Mutex<HashMap<InventoryId, Option<Hash>>>,
 }
 
 /// A chunk in the journal.
@@ -49,22 +55,31 @@ struct Noted {
 impl<B: Blobs> Keeper<B> {
     /// Keeps files in this store in this way. All keepers of one store must be given the same lock.
     pub fn new(blobs: B, settings: Settings, writing: Arc<Mutex<()>>) -> Self {
-        Self { blobs, settings, writing }
+        Self { blobs, settings, writing, known: std::sync::Mutex::default() }
     }
 
-    async fn manifest(&self, books: &str) -> Result<Option<Manifest>, SinkError> {
+    /// The manifest of an inventory, and the hash of its bytes.
+    async fn manifest(&self, books: &str) -> Result<Option<(Manifest, Hash)>, SinkError> {
         let path = format!("{books}/manifest.ndjson");
         let Some(bytes) = self.blobs.read(&path).await? else { return Ok(None) };
-        Manifest::read(&bytes).map(Some).map_err(|error| {
+        let manifest = Manifest::read(&bytes).map_err(|error| {
             let attempt =
                 format!("read {path} in {}, which says which files are ours", self.blobs.describe());
             SinkError::because(SinkReason::Incompatible, attempt, unreadable(&error))
-        })
+        })?;
+        Ok(Some((manifest, Hash::of(&bytes))))
     }
 
-    async fn note(&self, books: &str, manifest: &Manifest) -> Result<(), SinkError> {
+    /// Writes the manifest of an inventory. Answers the hash of its bytes.
+    async fn note(&self, books: &str, manifest: &Manifest) -> Result<Hash, SinkError> {
         let bytes = manifest.to_bytes().expect("a manifest is always JSON");
-        self.blobs.write(&format!("{books}/manifest.ndjson"), bytes.into()).await
+        let hash = Hash::of(&bytes);
+        self.blobs.write(&format!("{books}/manifest.ndjson"), bytes.into()).await?;
+        Ok(hash)
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<InventoryId, Option<Hash>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn journal(&self, books: &str) -> Result<BTreeMap<Hash, String>, SinkError> {
@@ -157,9 +172,9 @@ impl<B: Blobs> Keeper<B> {
         }
     }
 
-    async fn admitted(&self, books: &str, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
-        let held = claims::holder(&self.blobs, books).await?;
-        Holder::admits(held.as_ref(), inventory, claim)
+    async fn admitted(&self, books: &str, inventory: &InventoryId, granted: &Claim) -> Result<(), SinkError> {
+        let held = claims::held(&self.blobs, books).await?;
+        Claim::admits(held.as_ref(), inventory, granted)
     }
 
     async fn delete_all(&self, paths: Vec<String>) -> Result<(), SinkError> {
@@ -169,13 +184,14 @@ impl<B: Blobs> Keeper<B> {
         Ok(())
     }
 
+    /// Makes a change. Answers the hash of the manifest, if it was written.
     async fn apply(
         &self,
         books: &str,
         held: Option<&Manifest>,
         change: Change,
         noted: bool,
-    ) -> Result<(), SinkError> {
+    ) -> Result<Option<Hash>, SinkError> {
         let journal = format!("{books}/journal.ndjson");
         if !change.journal.is_empty() {
             let mut bytes = Vec::new();
@@ -193,13 +209,14 @@ impl<B: Blobs> Keeper<B> {
             all(writes.iter().map(|(path, bytes)| self.blobs.write(path, bytes.clone()))).await?;
         }
         self.delete_all(change.deletes).await?;
+        let mut hash = None;
         if held != Some(&change.manifest) {
-            self.note(books, &change.manifest).await?;
+            hash = Some(self.note(books, &change.manifest).await?);
         }
         if noted || !change.journal.is_empty() {
             self.blobs.delete(&journal).await?;
         }
-        Ok(())
+        Ok(hash)
     }
 }
 
@@ -212,14 +229,19 @@ async fn all(
 
 #[async_trait]
 impl<B: Blobs> Sink for Keeper<B> {
+    /// A document is one file, unless it has several parts: then each part is replaced by itself.
+    fn atomicity(&self) -> Atomicity {
+        if self.settings.is_document() { Atomicity::WholeDelta } else { Atomicity::SingleRows }
+    }
+
     async fn check(&self) -> Result<(), SinkError> {
         self.blobs.check().await
     }
 
     async fn baseline(&self, inventory: &InventoryId) -> Result<Baseline, SinkError> {
-        let Some(manifest) = self.manifest(&paths::books(inventory)).await? else {
-            return Ok(Baseline::new());
-        };
+        let found = self.manifest(&paths::books(inventory)).await?;
+        self.known().insert(inventory.clone(), found.as_ref().map(|(_, hash)| *hash));
+        let Some((manifest, _)) = found else { return Ok(Baseline::new()) };
         let shape = manifest.header.shape;
         let files = manifest.paths().into_iter().map(ToOwned::to_owned).collect();
         let seen = self.read_all(files, |bytes| Seen::new(shape, &bytes)).await?;
@@ -230,18 +252,34 @@ impl<B: Blobs> Sink for Keeper<B> {
         claims::claim(&self.blobs, &paths::books(inventory), inventory, claimant).await
     }
 
+    async fn claims(&self, inventories: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError> {
+        let read = |inventory: &InventoryId| {
+            let books = paths::books(inventory);
+            async move { claims::held(&self.blobs, &books).await }
+        };
+        stream::iter(inventories.iter().map(read)).buffered(AT_ONCE).try_collect().await
+    }
+
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
         let books = paths::books(batch.inventory);
         let _one = self.writing.lock().await;
         self.admitted(&books, batch.inventory, batch.claim).await?;
-        let held = self.manifest(&books).await?;
+        let found = self.manifest(&books).await?;
+        let hash = found.as_ref().map(|(_, hash)| *hash);
+        // After a failure nothing is known.
+        if self.known().remove(batch.inventory).is_some_and(|known| known != hash) {
+            let attempt = format!("write inventory {}: its files are not as they were left", batch.inventory);
+            return Err(SinkError::new(SinkReason::ClaimLost, attempt));
+        }
+        let held = found.map(|(manifest, _)| manifest);
         let (mut change, noted) = self.draw(&books, batch, held.as_ref()).await?;
         // Others may have claimed the inventory while we were reading.
         self.admitted(&books, batch.inventory, batch.claim).await?;
         let checksum = Some(change.checksum.clone());
         let refused = std::mem::take(&mut change.refused);
         let warnings = std::mem::take(&mut change.warnings);
-        self.apply(&books, held.as_ref(), change, noted).await?;
+        let written = self.apply(&books, held.as_ref(), change, noted).await?;
+        self.known().insert(batch.inventory.clone(), written.or(hash));
         Ok(Receipt { checksum, refused, warnings })
     }
 
@@ -249,7 +287,8 @@ impl<B: Blobs> Sink for Keeper<B> {
         let books = paths::books(inventory);
         let _one = self.writing.lock().await;
         self.admitted(&books, inventory, claim).await?;
-        if let Some(manifest) = self.manifest(&books).await? {
+        self.known().remove(inventory);
+        if let Some((manifest, _)) = self.manifest(&books).await? {
             self.delete_all(manifest.paths().into_iter().map(ToOwned::to_owned).collect()).await?;
         }
         // The right to do all this goes last: a run that was cut off is repeated.

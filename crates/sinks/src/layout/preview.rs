@@ -64,7 +64,7 @@ fn word(value: impl serde::Serialize) -> Option<String> {
 mod tests {
     use std::{collections::BTreeSet, fs};
 
-    use kollect_model::claim::{Claimant, TakeOver, Writer};
+    use kollect_model::claim::Claimant;
     use serde_json::{Value, json};
 
     use super::*;
@@ -76,8 +76,7 @@ mod tests {
         let policy = Policy { files: Files::Below(dir.path().to_owned()), ..Policy::default() };
         let sink = config.open(&policy, &()).await.unwrap();
         let mut sample = Sample::new("east", whole);
-        let claimant = Claimant { owner: None, writer: Writer::Cli, take_over: TakeOver::Never };
-        sample.claim = sink.claim(&sample.inventory, &claimant).await.unwrap();
+        sample.claim = sink.claim(&sample.inventory, &Claimant::default()).await.unwrap();
         sink.write(&sample.batch()).await.unwrap();
         let shown: BTreeSet<&String> = preview.layout.as_ref().unwrap().sample_paths.iter().collect();
         let root = dir.path().join("out");

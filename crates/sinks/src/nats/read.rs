@@ -34,8 +34,8 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(30);
 /// What the stream holds of an inventory: where, and since which message. At most a hundred bytes a row.
 #[derive(Debug, Default)]
 pub(super) struct Known {
-    /// Sequence of the record of who may write; 0: there is none.
-    pub(super) record: u64,
+    /// Sequence of the claim; 0: there is none.
+    pub(super) claim: u64,
     /// By [`place`] of the subject.
     pub(super) rows: HashMap<u64, Position>,
 }
@@ -88,7 +88,7 @@ async fn fetch(
     consumer: &jetstream::consumer::Consumer<pull::Config>,
     subjects: &Subjects,
 ) -> Result<(Baseline, Known), Failure> {
-    let holder = subjects.holder();
+    let claim = subjects.claim();
     let (mut baseline, mut known) = (Baseline::new(), Known::default());
     // Thousands of rows share a few targets, groups, kinds and namespaces.
     let mut shared = HashSet::new();
@@ -108,8 +108,8 @@ async fn fetch(
             pending = info.pending;
             let sequence = info.stream_sequence;
             let subject = message.subject.as_str();
-            if subject == holder {
-                known.record = sequence;
+            if subject == claim {
+                known.claim = sequence;
                 continue;
             }
             let (key, held) = message::read(message.headers.as_ref());

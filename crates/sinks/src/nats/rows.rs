@@ -1,6 +1,12 @@
-//! `mode: rows`: a subject for each row, and one for the record of who may write.
+//! `mode: rows`: a subject for each row, and one for the claim.
 
-use std::{collections::HashMap, sync::Mutex};
+use std::{
+    collections::HashMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use async_nats::jetstream::{message::PublishMessage, publish::PublishAck};
 use async_trait::async_trait;
@@ -8,12 +14,12 @@ use bytes::Bytes;
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use kollect_model::{
     batch::{Baseline, Batch, Delta, InventoryId, Receipt, Refusal, Removed},
-    claim::{Claim, Claimant, Holder},
+    claim::{Claim, Claimant},
     event::{Change, Event},
     row::{Row, RowKey},
-    sink::{Sink, SinkError, SinkReason},
+    sink::{Atomicity, Sink, SinkError, SinkReason},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{
@@ -40,16 +46,21 @@ pub(super) struct RowSink {
     stream: Stream,
     subject: String,
     marker_ttl: Option<String>,
-    /// Of inventories that nobody works on. What is taken out and not put back is read again.
+    /// Of inventories that no write is working on. What is taken out and not put back is read again.
     known: Mutex<HashMap<InventoryId, Known>>,
+    /// The newest sequence that the stream has given to a message of ours. One that it has not reached was restored
+    /// from a backup.
+    newest: AtomicU64,
 }
 
 /// One write.
 struct Work<'a> {
     batch: &'a Batch<'a>,
     subjects: Subjects,
-    /// Sequence of the record that lets us.
-    record: u64,
+    /// Sequence of our claim.
+    claim: u64,
+    /// The newest sequence of a message of ours when it began.
+    newest: u64,
     time: String,
 }
 
@@ -63,7 +74,8 @@ struct Sent<'a> {
 impl RowSink {
     pub(super) fn new(connection: Connection, stream: Stream, config: &Config) -> Self {
         let marker_ttl = stream.expires.then(|| stream::ttl(config));
-        Self { connection, stream, subject: config.subject.clone(), marker_ttl, known: Mutex::default() }
+        let (subject, known) = (config.subject.clone(), Mutex::default());
+        Self { connection, stream, subject, marker_ttl, known, newest: AtomicU64::new(0) }
     }
 
     fn subjects(&self, inventory: &InventoryId) -> Subjects {
@@ -82,53 +94,54 @@ impl RowSink {
         self.known.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(inventory.clone(), known);
     }
 
-    /// Who may write, and since which message.
-    async fn holder(&self, subjects: &Subjects) -> Result<Option<(u64, Holder)>, Failure> {
-        let subject = subjects.holder();
+    /// The claim of an inventory, and the sequence of its message.
+    async fn held(&self, subjects: &Subjects) -> Result<Option<(u64, Claim)>, Failure> {
+        let subject = subjects.claim();
         let Some(last) = read::last(&self.connection, &self.stream.name, &subject).await? else {
             return Ok(None);
         };
-        let holder = serde_json::from_slice(&last.body).map_err(|_| {
+        let claim = serde_json::from_slice(&last.body).map_err(|_| {
             let name = &self.stream.name;
             let why = format!(
-                "read who may write: {subject} holds something else; if nobody needs it, run: \
+                "read the claim: {subject} holds something else; if it is not needed, run: \
                  nats stream purge {name} --subject='{subject}'"
             );
             SinkError::new(SinkReason::Incompatible, why)
         })?;
-        Ok(Some((last.sequence, holder)))
+        Ok(Some((last.sequence, claim)))
     }
 
-    /// Makes sure that nobody has claimed the inventory since. Answers the sequence of the record.
+    /// Makes sure that the writer may write. Answers the sequence of its claim.
     async fn admitted(
         &self,
         subjects: &Subjects,
         inventory: &InventoryId,
-        claim: &Claim,
+        granted: &Claim,
     ) -> Result<u64, Failure> {
-        let held = self.holder(subjects).await?;
-        Holder::admits(held.as_ref().map(|(_, holder)| holder), inventory, claim)?;
+        let held = self.held(subjects).await?;
+        Claim::admits(held.as_ref().map(|(_, claim)| claim), inventory, granted)?;
         Ok(held.map_or(0, |(sequence, _)| sequence))
     }
 
     async fn take(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, Failure> {
         let subjects = self.subjects(inventory);
         for _ in 0..TRIES {
-            let held = self.holder(&subjects).await?;
-            let taken = claimant.take(inventory, held.as_ref().map(|(_, holder)| holder))?;
+            let held = self.held(&subjects).await?;
+            let granted = claimant.take(inventory, held.as_ref().map(|(_, claim)| claim))?;
             let replaces = held.map_or(0, |(sequence, _)| sequence);
             let stamp = Stamp { stream: &self.stream.name, replaces, id: None, ttl: None };
-            let record = message::message(stamp.headers(), Bytes::from(json!(taken).to_string()));
-            match self.connection.publish(subjects.holder(), record).await {
+            let message = message::message(stamp.headers(), Bytes::from(json!(granted).to_string()));
+            match self.connection.publish(subjects.claim(), message).await {
                 Ok(stored) => {
-                    // Nobody else was allowed to write since it was read: it still holds.
+                    // No other writer was admitted since it was read: it still holds.
                     if let Some(mut known) =
-                        self.take_known(inventory).filter(|known| known.record == replaces)
+                        self.take_known(inventory).filter(|known| known.claim == replaces)
                     {
-                        known.record = stored.sequence;
+                        known.claim = stored.sequence;
                         self.keep_known(inventory, known);
                     }
-                    return Ok(taken.claim());
+                    self.newest.store(stored.sequence, Ordering::Relaxed);
+                    return Ok(granted);
                 }
                 Err(Failure::Overtaken) => {}
                 Err(failure) => return Err(failure),
@@ -140,17 +153,18 @@ impl RowSink {
 
     async fn write_all(&self, batch: &Batch<'_>) -> Result<Receipt, Failure> {
         let subjects = self.subjects(batch.inventory);
-        let record = self.admitted(&subjects, batch.inventory, batch.claim).await?;
+        let claim = self.admitted(&subjects, batch.inventory, batch.claim).await?;
         if batch.delta.is_empty() {
             return Ok(Receipt::default());
         }
-        let known = self.take_known(batch.inventory).filter(|known| known.record == record);
+        let known = self.take_known(batch.inventory).filter(|known| known.claim == claim);
         let mut known = match known {
             Some(known) => known,
             None => read::all(&self.connection, &self.stream.name, &subjects).await?.1,
         };
-        known.record = record;
-        let work = Work { batch, subjects, record, time: jiff::Timestamp::now().to_string() };
+        known.claim = claim;
+        let newest = self.newest.load(Ordering::Relaxed);
+        let work = Work { batch, subjects, claim, newest, time: jiff::Timestamp::now().to_string() };
         let mut refused = Vec::new();
         self.send(&work, &mut known, &mut refused).await?;
         self.keep_known(batch.inventory, known);
@@ -267,7 +281,15 @@ impl RowSink {
         outcome: Result<PublishAck, Failure>,
     ) -> Result<u64, Failure> {
         match outcome {
-            Ok(stored) if !stored.duplicate => return Ok(stored.sequence),
+            Ok(stored) if !stored.duplicate => {
+                self.newest.fetch_max(stored.sequence, Ordering::Relaxed);
+                // Sequences grow, unless the stream was restored.
+                return if stored.sequence > work.newest {
+                    Ok(stored.sequence)
+                } else {
+                    Err(self.went_back(work.batch.inventory).into())
+                };
+            }
             // It was there before, or something else is there now.
             Ok(_) | Err(Failure::Overtaken) => {}
             Err(failure) => return Err(failure),
@@ -293,6 +315,20 @@ impl RowSink {
         }
     }
 
+    fn went_back(&self, inventory: &InventoryId) -> SinkError {
+        self.newest.store(0, Ordering::Relaxed);
+        let why = "the stream has gone back to an earlier state";
+        SinkError::new(SinkReason::ClaimLost, format!("{}: {why}", self.attempt("write", inventory)))
+    }
+
+    /// Makes sure that the stream has everything that it took from us.
+    async fn check_position(&self, inventory: &InventoryId) -> Result<(), Failure> {
+        let info = self.connection.ask(format!("STREAM.INFO.{}", self.stream.name), &json!({})).await?;
+        let last = info.get("state").and_then(|state| state.get("last_seq")).and_then(Value::as_u64);
+        let newest = self.newest.load(Ordering::Relaxed);
+        if last.is_some_and(|last| last < newest) { Err(self.went_back(inventory).into()) } else { Ok(()) }
+    }
+
     async fn forget_all(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), Failure> {
         let subjects = self.subjects(inventory);
         self.admitted(&subjects, inventory, claim).await?;
@@ -303,10 +339,10 @@ impl RowSink {
         // Whoever listens hears of it, before nothing is left to read.
         self.write_all(&Batch::new(inventory, claim, &delta)).await?;
         self.take_known(inventory);
-        // Removals stay until they expire: whoever was away for a while reads them too. Of the records only
-        // ours goes, not that of somebody who comes meanwhile.
-        let record = self.admitted(&subjects, inventory, claim).await?;
-        let purge = json!({ "filter": subjects.holder(), "seq": record + 1 });
+        // Removals stay until they expire: a reader that was away for a while reads them too. Of the claims only
+        // ours goes, not that of a writer that comes meanwhile.
+        let claim = self.admitted(&subjects, inventory, claim).await?;
+        let purge = json!({ "filter": subjects.claim(), "seq": claim + 1 });
         self.connection.ask(format!("STREAM.PURGE.{}", self.stream.name), &purge).await?;
         Ok(())
     }
@@ -316,7 +352,7 @@ impl Work<'_> {
     /// The same for the same change of what the subject holds, under the same claim.
     fn id(&self, subject: &str, change: Change<'_>, replaces: u64) -> String {
         let digest = change.after().map(|row| row.digest.to_string()).unwrap_or_default();
-        let text = format!("{subject} {digest} {replaces} {}", self.record);
+        let text = format!("{subject} {digest} {replaces} {}", self.claim);
         format!("{:032x}", xxh3_128(text.as_bytes()))
     }
 
@@ -330,7 +366,7 @@ impl Work<'_> {
 /// Subject and body of the first message of a write to an empty stream.
 pub(super) fn sample(subject: &str, batch: &Batch<'_>) -> Option<(String, Vec<u8>)> {
     let subjects = Subjects::new(subject, batch.inventory);
-    let work = Work { batch, subjects, record: 1, time: TIME.to_owned() };
+    let work = Work { batch, subjects, claim: 1, newest: 0, time: TIME.to_owned() };
     let change = Change::all(batch.delta).next()?;
     let subject = work.subjects.row(change.key());
     let body = work.body(change, &work.id(&subject, change, 0), true).ok()?;
@@ -346,6 +382,10 @@ fn refusal(change: Change<'_>, why: &str) -> Refusal {
 
 #[async_trait]
 impl Sink for RowSink {
+    fn atomicity(&self) -> Atomicity {
+        Atomicity::SingleRows
+    }
+
     async fn check(&self) -> Result<(), SinkError> {
         self.stream.check(&self.connection).await
     }
@@ -363,6 +403,21 @@ impl Sink for RowSink {
     async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
         let claimed = self.take(inventory, claimant).await;
         claimed.map_err(|failure| failure.into_error(&self.attempt("claim", inventory)))
+    }
+
+    async fn claims(&self, inventories: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError> {
+        let mut claims = Vec::with_capacity(inventories.len());
+        for inventory in inventories {
+            let subjects = self.subjects(inventory);
+            let read = async {
+                self.check_position(inventory).await?;
+                self.held(&subjects).await
+            };
+            let held = read.await;
+            let held = held.map_err(|failure| failure.into_error(&self.attempt("read", inventory)))?;
+            claims.push(held.map(|(_, claim)| claim));
+        }
+        Ok(claims)
     }
 
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {

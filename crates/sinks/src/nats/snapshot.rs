@@ -13,7 +13,7 @@ use kollect_model::{
     claim::{Claim, Claimant},
     envelope::{self, About, Document, Item},
     row::Row,
-    sink::{Delivery, Sink, SinkError},
+    sink::{Atomicity, Delivery, Sink, SinkError},
 };
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -182,6 +182,11 @@ impl Sink for SnapshotSink {
         Delivery::Snapshots
     }
 
+    /// An event is a whole snapshot, as long as it has one part.
+    fn atomicity(&self) -> Atomicity {
+        Atomicity::WholeDelta
+    }
+
     async fn check(&self) -> Result<(), SinkError> {
         self.stream.check(&self.connection).await
     }
@@ -191,9 +196,14 @@ impl Sink for SnapshotSink {
         Ok(Baseline::new())
     }
 
-    /// Best effort: there is no record, so everybody may send.
+    /// Best effort: there is no record, so every writer may send.
     async fn claim(&self, _: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
-        Ok(Claim { owner: claimant.owner.clone(), epoch: 1 })
+        Ok(Claim { owner: claimant.owner.clone(), writer: claimant.writer, epoch: 1, ..Claim::default() })
+    }
+
+    /// None: a stream of snapshots has no record of its writers.
+    async fn claims(&self, inventories: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError> {
+        Ok(vec![None; inventories.len()])
     }
 
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {

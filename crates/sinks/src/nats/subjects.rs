@@ -12,8 +12,8 @@ const TOKEN: usize = 64;
 const SHOWN: usize = 32;
 /// Stands for the namespace of objects that have none.
 const NO_NAMESPACE: &str = "-";
-/// Behind an inventory: who holds it. No token of a row has this character.
-const HOLDER: &str = "$holder";
+/// Behind an inventory: its claim. No token of a row has this character.
+const CLAIM: &str = "$holder";
 
 /// Makes sure that messages can be sent to a subject, and below it.
 pub(super) fn check(subject: &str) -> Result<(), String> {
@@ -49,9 +49,9 @@ impl Subjects {
         format!("{}.>", self.prefix)
     }
 
-    /// The record of who may write.
-    pub(super) fn holder(&self) -> String {
-        format!("{}.{HOLDER}", self.prefix)
+    /// The claim.
+    pub(super) fn claim(&self) -> String {
+        format!("{}.{CLAIM}", self.prefix)
     }
 
     /// `<prefix>.<kind>.<namespace>.<row>`, one for each key.
@@ -152,7 +152,7 @@ mod tests {
                         namespace: Some((*one).into()),
                         name: (*other).into(),
                     };
-                    see(Subjects::new("kollect", &place).holder(), format!("{place:?}"));
+                    see(Subjects::new("kollect", &place).claim(), format!("{place:?}"));
                 }
             }
         }

@@ -59,8 +59,8 @@ impl Unique {
 pub(super) struct Todo {
     /// The table cannot be used without these statements.
     pub(super) needed: Vec<String>,
-    /// The table can be used without these, with the old key.
-    pub(super) widen_key: Vec<String>,
+    /// The tables can be used without these, with a key or claims of older versions.
+    pub(super) wanted: Vec<String>,
 }
 
 impl Relation {
@@ -143,7 +143,7 @@ impl Relation {
         }
         let change_key = self.change_key(tables);
         if missing.is_empty() && self.is_usable_with_old_key() {
-            return Ok(Todo { widen_key: change_key, ..Todo::default() });
+            return Ok(Todo { wanted: change_key, ..Todo::default() });
         }
         let mut needed = add_columns(tables, &missing);
         needed.extend(change_key);

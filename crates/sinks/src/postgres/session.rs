@@ -12,10 +12,16 @@ use super::{
     config::{Identity, NO_SOCKETS, port},
     dsn::{Dsn, SslMode},
     failure::Failure,
-    tables::{self, Tables},
+    tables::{OldParts, Tables},
     tls, write,
 };
-use crate::{Network, ResolveError, columns::baseline_columns, connection_task, old_key::Key, tls::Trust};
+use crate::{
+    Network, ResolveError,
+    columns::{ClaimTable, baseline_columns},
+    connection_task,
+    old_key::Key,
+    tls::Trust,
+};
 
 /// For the request that ends a statement nobody waits for.
 const CANCEL_LIMIT: Duration = Duration::from_secs(5);
@@ -49,12 +55,14 @@ pub(super) struct Statements {
     pub(super) baseline: Statement,
     pub(super) upsert: Statement,
     pub(super) delete: Statement,
-    pub(super) holder: Statement,
+    pub(super) claim: Statement,
     pub(super) note_export: Statement,
     /// The key of the table.
     pub(super) key: Key,
-    /// What is said about the key of the table, if it is the old one.
-    pub(super) warning: Option<String>,
+    /// The columns of claims.
+    pub(super) claims: ClaimTable,
+    /// What is said about tables of older versions.
+    pub(super) warnings: Vec<String>,
     /// Whether this user may create temporary tables.
     pub(super) may_stage: bool,
 }
@@ -124,30 +132,32 @@ impl Statements {
             .query_one("SELECT has_database_privilege(current_database(), 'TEMPORARY')", &[])
             .await?
             .get(0);
-        let warning = tables::old_key_warning(client, tables).await?;
-        let key = if warning.is_some() { Key::Old } else { Key::Current };
+        let OldParts { key, claims, warnings } = OldParts::read(client, tables).await?;
         Ok(Self {
             baseline: client
                 .prepare(&format!("SELECT {} FROM {tables} WHERE {place}", baseline_columns()))
                 .await?,
             upsert: client.prepare(&write::upsert_arrays(tables, key)).await?,
             delete: client.prepare(&write::delete(tables)).await?,
-            // Locked until the transaction ends: nobody claims between check and commit.
-            holder: client
+            // Locked until the transaction ends: no other writer claims between check and commit.
+            claim: client
                 .prepare(&format!(
-                    "SELECT owner, writer, epoch, last_export IS NULL FROM {bindings}
-                     WHERE {place} AND inventory_table = $4 FOR UPDATE"
+                    "SELECT last_export IS NULL, {} FROM {bindings}
+                     WHERE {place} AND inventory_table = $4 FOR UPDATE",
+                    claims.columns().join(", ")
                 ))
                 .await?,
             note_export: client
                 .prepare(&format!(
                     "UPDATE {bindings} SET last_export = now(), row_count = row_count + $5, revision = $6,
-                         coverage = $7
-                     WHERE {place} AND inventory_table = $4"
+                         coverage = $7{}
+                     WHERE {place} AND inventory_table = $4",
+                    claims.count_write()
                 ))
                 .await?,
             key,
-            warning,
+            claims,
+            warnings,
             may_stage,
         })
     }

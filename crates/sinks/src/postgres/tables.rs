@@ -14,11 +14,11 @@ use super::{
     relation::{Relation, Todo, type_name},
 };
 use crate::{
-    columns::{COLUMNS, Column, KEY},
-    old_key,
+    columns::{CLAIM_COLUMNS, COLUMNS, ClaimTable, Column, KEY, OLD_CLAIM_COLUMNS},
+    old_key::{self, Key},
 };
 
-/// Table of owners and epochs, in the schema of the rows.
+/// Table of claims, in the schema of the rows.
 const BINDINGS: &str = "kollect_bindings";
 
 const BINDING_COLUMNS: &str = "
@@ -33,6 +33,11 @@ const BINDING_COLUMNS: &str = "
     revision bigint,
     row_count bigint NOT NULL DEFAULT 0,
     coverage text,
+    writer_id text,
+    destination_id text,
+    claimed_at text,
+    taken_from text,
+    writes bigint,
     PRIMARY KEY (inventory_table, cluster, inventory_namespace, inventory_name)";
 
 /// Names of the tables. Printed quoted, the way SQL takes them.
@@ -48,7 +53,7 @@ impl Tables {
         format!("{}.{}", quoted(&self.schema), quoted(&self.table))
     }
 
-    /// The table of owners and epochs.
+    /// The table of claims.
     pub(super) fn bindings(&self) -> String {
         format!("{}.{}", quoted(&self.schema), quoted(BINDINGS))
     }
@@ -76,7 +81,7 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
         return Err(format!("is longer than {NAME_BYTES} bytes"));
     }
     if name == BINDINGS {
-        return Err("is the table of owners: choose another name".into());
+        return Err("is the table of claims: choose another name".into());
     }
     Ok(())
 }
@@ -88,12 +93,12 @@ pub(super) fn quoted(name: &str) -> String {
 /// Readers of the table wait behind a migration that waits for a lock. It gives up soon, and is tried again.
 const MIGRATION_LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '3s'";
 
-/// Makes the tables what they must be, or says what is to be done. A key of older versions is left where this
-/// user may not change it, or other objects of the database depend on it.
+/// Makes the tables what they must be, or says what is to be done. A key and claims of older versions are left where
+/// this user may not change them, or other objects of the database depend on them.
 pub(super) async fn prepare(client: &mut Client, tables: &Tables, create: bool) -> Result<(), Failure> {
     let found = Found::read(client, tables).await?;
     let todo = found.todo(tables)?;
-    if todo.needed.is_empty() && (!create || todo.widen_key.is_empty()) {
+    if todo.needed.is_empty() && (!create || todo.wanted.is_empty()) {
         return Ok(());
     }
     if !create {
@@ -113,24 +118,52 @@ async fn migrate(client: &mut Client, tables: &Tables) -> Result<(), Failure> {
     let lock = format!("kollect {}", tables.bindings());
     transaction.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", &[&lock]).await?;
     transaction.batch_execute(MIGRATION_LOCK_TIMEOUT).await?;
-    let Todo { needed, widen_key } = Found::read(&transaction, tables).await?.todo(tables)?;
-    for statement in needed.iter().chain(&widen_key) {
+    let Todo { needed, wanted } = Found::read(&transaction, tables).await?.todo(tables)?;
+    for statement in needed.iter().chain(&wanted) {
         transaction.batch_execute(statement).await?;
     }
     Ok(transaction.commit().await?)
 }
 
-/// What is said about a table that has the key of older versions; `None` for other tables.
-pub(super) async fn old_key_warning(
-    client: &impl GenericClient,
-    tables: &Tables,
-) -> Result<Option<String>, Failure> {
-    let Some(rows) = Relation::read(client, &tables.schema, &tables.table).await? else { return Ok(None) };
-    if !rows.is_usable_with_old_key() {
-        return Ok(None);
+/// What of the tables is of older versions.
+pub(super) struct OldParts {
+    pub(super) key: Key,
+    pub(super) claims: ClaimTable,
+    /// What is said about it.
+    pub(super) warnings: Vec<String>,
+}
+
+impl OldParts {
+    /// Looks at tables that can be used.
+    pub(super) async fn read(client: &impl GenericClient, tables: &Tables) -> Result<Self, Failure> {
+        let found = Found::read(client, tables).await?;
+        let (mut old, bindings) = (
+            Self { key: Key::Current, claims: ClaimTable::Current, warnings: Vec::new() },
+            tables.bindings(),
+        );
+        if let Some(rows) = found.rows.as_ref().filter(|rows| rows.is_usable_with_old_key()) {
+            old.key = Key::Old;
+            let statements = rows.migrate(tables)?.wanted.join("; ");
+            old.warnings.push(old_key::warning(&tables.rows(), &format!("run: {statements}")));
+        }
+        if let Some(statement) = found.bindings.as_ref().and_then(|table| longer_claims(table, tables)) {
+            old.claims = ClaimTable::Old;
+            old.warnings.push(ClaimTable::warning(&bindings, &format!("run: {statement}")));
+        }
+        Ok(old)
     }
-    let statements = rows.migrate(tables)?.widen_key.join("; ");
-    Ok(Some(old_key::warning(&tables.rows(), &format!("run: {statements}"))))
+}
+
+/// What adds the columns that claims of older versions lack.
+fn longer_claims(bindings: &Relation, tables: &Tables) -> Option<String> {
+    let newer = CLAIM_COLUMNS.iter().skip(OLD_CLAIM_COLUMNS);
+    let missing = newer.filter(|name| !bindings.columns.contains_key(**name));
+    let add = |name: &&str| {
+        let kind = if *name == "writes" { "bigint" } else { "text" };
+        format!("ADD COLUMN {name} {kind}")
+    };
+    let added: Vec<String> = missing.map(add).collect();
+    (!added.is_empty()).then(|| format!("ALTER TABLE {} {}", tables.bindings(), added.join(", ")))
 }
 
 /// What `ensure` would run in a database that has nothing.
@@ -175,12 +208,18 @@ impl Found {
                     format!("{} is the table of another program: use another schema", tables.bindings());
                 return Err(SinkError::new(SinkReason::Incompatible, attempt));
             }
-            Some(bindings) if !bindings.columns.contains_key("coverage") => todo.needed.push(format!(
-                "ALTER TABLE {} ADD COLUMN writer text NOT NULL DEFAULT 'cli', ADD COLUMN revision bigint, \
-                 ADD COLUMN coverage text",
-                tables.bindings()
-            )),
-            Some(_) => {}
+            Some(bindings) => {
+                let has_writer = bindings.columns.contains_key("coverage");
+                todo.needed.extend((!has_writer).then(|| {
+                    format!(
+                        "ALTER TABLE {} ADD COLUMN writer text NOT NULL DEFAULT 'cli', \
+                         ADD COLUMN revision bigint, ADD COLUMN coverage text",
+                        tables.bindings()
+                    )
+                }));
+                let claims = if has_writer { &mut todo.wanted } else { &mut todo.needed };
+                claims.extend(longer_claims(bindings, tables));
+            }
         }
         Ok(todo)
     }
@@ -189,9 +228,9 @@ impl Found {
         let (reason, what) = if self.rows.is_some() && self.bindings.is_some() {
             (SinkReason::Incompatible, "is not as it must be")
         } else {
-            (SinkReason::Missing, "is not there, or its table of owners is not")
+            (SinkReason::Missing, "is not there, or its table of claims is not")
         };
-        let todo = [todo.needed.as_slice(), &todo.widen_key].concat().join("; ");
+        let todo = [todo.needed.as_slice(), &todo.wanted].concat().join("; ");
         let attempt = format!("{tables} {what}, and provisioning.mode is existing; run: {todo}");
         SinkError::new(reason, attempt)
     }

@@ -15,12 +15,15 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavio
 
 use super::sqlite_error;
 use crate::{
-    columns::{COLUMNS, Column, KEY, names},
+    columns::{COLUMNS, ClaimTable, Column, KEY, names},
     old_key::Key,
 };
 
 /// Version of the tables, kept in the file's `user_version`.
-const SCHEMA_VERSION: i64 = 4;
+const SCHEMA_VERSION: i64 = 5;
+
+/// The last version whose claims lack columns. Such a file can be used as it is.
+const OLD_CLAIMS_VERSION: i64 = 4;
 
 /// The last version whose rows have the old key. Such a file can be used as it is.
 const OLD_KEY_VERSION: i64 = 3;
@@ -52,10 +55,15 @@ CREATE TABLE IF NOT EXISTS kollect_bindings (
     revision            INTEGER,
     row_count           INTEGER NOT NULL DEFAULT 0,
     coverage            TEXT,
+    writer_id           TEXT,
+    destination_id      TEXT,
+    claimed_at          TEXT,
+    taken_from          TEXT,
+    writes              INTEGER,
     PRIMARY KEY (cluster, inventory_namespace, inventory_name)
 );
 PRAGMA application_id = 1263488108;
-PRAGMA user_version = 4;
+PRAGMA user_version = 5;
 ";
 
 /// Files of the first version know owners, and no epochs.
@@ -64,6 +72,15 @@ INSERT INTO kollect_bindings (cluster, inventory_namespace, inventory_name, owne
     SELECT cluster, inventory_namespace, inventory_name, owner, 0 FROM kollect_owners;
 DROP TABLE kollect_owners;
 PRAGMA user_version = 3;
+";
+
+/// Those up to the fourth version have no ids of claims.
+const LONGER_CLAIMS: &str = "
+ALTER TABLE kollect_bindings ADD COLUMN writer_id TEXT;
+ALTER TABLE kollect_bindings ADD COLUMN destination_id TEXT;
+ALTER TABLE kollect_bindings ADD COLUMN claimed_at TEXT;
+ALTER TABLE kollect_bindings ADD COLUMN taken_from TEXT;
+ALTER TABLE kollect_bindings ADD COLUMN writes INTEGER;
 ";
 
 /// Those of the second version say nothing about the writer and what it saw.
@@ -87,8 +104,13 @@ const JOURNAL_MODE_PAUSE: Duration = Duration::from_millis(5);
 enum Found {
     /// It has the tables of this build.
     Current,
-    /// It has our tables with the old key; `rebuildable` if nothing would be lost with a new table of rows.
+    /// It has our tables, whose claims lack columns.
+    OldClaims,
+    /// It has our tables with the old key, and claims of this build; `rebuildable` if nothing would be lost with a
+    /// new table of rows.
     OldKey { rebuildable: bool },
+    /// It has our tables with the old key, whose claims lack columns.
+    OldKeyAndClaims,
     /// It has our tables of an older version that must be migrated.
     Older(i64),
     /// It has our tables of a version that this build does not know.
@@ -111,13 +133,13 @@ pub(super) fn connect(file: &Path, create: bool) -> Result<Connection, SinkError
     connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
     let found = provision(&mut connection, create).map_err(failed)?;
     let (reason, why) = match found {
-        Found::Current | Found::OldKey { .. } => {
+        Found::Current | Found::OldClaims | Found::OldKey { .. } | Found::OldKeyAndClaims => {
             use_write_ahead_log(&connection).map_err(failed)?;
             return Ok(connection);
         }
         Found::Older(version) => {
             let why = format!(
-                "{path} has tables of version {version}, this build needs version {OLD_KEY_VERSION} or \
+                "{path} has tables of version {version}, this build needs version {OLD_KEY_VERSION} to \
                  {SCHEMA_VERSION}, and provisioning.mode is existing: open it once with mode ensure"
             );
             (SinkReason::Incompatible, why)
@@ -144,8 +166,12 @@ pub(super) fn connect(file: &Path, create: bool) -> Result<Connection, SinkError
 /// Creates or migrates the tables if that is needed and allowed. Answers what the file is afterwards.
 fn provision(connection: &mut Connection, create: bool) -> rusqlite::Result<Found> {
     let is_done = |found: &Found| match found {
-        Found::Empty | Found::Older(_) | Found::OldKey { rebuildable: true } => !create,
-        _ => true,
+        Found::Empty
+        | Found::Older(_)
+        | Found::OldClaims
+        | Found::OldKeyAndClaims
+        | Found::OldKey { rebuildable: true } => !create,
+        Found::Current | Found::OldKey { rebuildable: false } | Found::Unknown(_) | Found::Foreign => true,
     };
     // Most files are current: the write lock is taken only if something must be written.
     let mut found = inspect(&connection.transaction()?)?;
@@ -160,6 +186,9 @@ fn provision(connection: &mut Connection, create: bool) -> rusqlite::Result<Foun
             Found::Empty => transaction.execute_batch(&schema())?,
             Found::Older(1) => transaction.execute_batch(&format!("{} {FROM_VERSION_1}", schema()))?,
             Found::Older(_) => transaction.execute_batch(FROM_VERSION_2)?,
+            Found::OldKeyAndClaims => transaction.execute_batch(LONGER_CLAIMS)?,
+            Found::OldClaims => transaction
+                .execute_batch(&format!("{LONGER_CLAIMS} PRAGMA user_version = {SCHEMA_VERSION};"))?,
             _ => widen_key(&transaction)?,
         }
         found = inspect(&transaction)?;
@@ -216,6 +245,15 @@ pub(super) fn key(transaction: &Transaction<'_>) -> rusqlite::Result<Key> {
     Ok(if version == OLD_KEY_VERSION { Key::Old } else { Key::Current })
 }
 
+/// The columns of claims in a file that [`connect`] has opened.
+pub(super) fn claim_table(connection: &Connection) -> rusqlite::Result<ClaimTable> {
+    let columns: Vec<String> = connection
+        .prepare("SELECT name FROM pragma_table_info('kollect_bindings')")?
+        .query_map([], |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    Ok(ClaimTable::with(|name| columns.iter().any(|column| column == name)))
+}
+
 /// Reads header and tables. In a transaction, so that they are of one moment.
 fn inspect(transaction: &Transaction<'_>) -> rusqlite::Result<Found> {
     let number = |query: &str| transaction.query_row(query, [], |row| row.get::<_, i64>(0));
@@ -224,6 +262,10 @@ fn inspect(transaction: &Transaction<'_>) -> rusqlite::Result<Found> {
     let tables = number("SELECT count(*) FROM sqlite_master")?;
     Ok(match (application, version) {
         (APPLICATION_ID, SCHEMA_VERSION) => Found::Current,
+        (APPLICATION_ID, OLD_CLAIMS_VERSION) => Found::OldClaims,
+        (APPLICATION_ID, OLD_KEY_VERSION) if claim_table(transaction)? == ClaimTable::Old => {
+            Found::OldKeyAndClaims
+        }
         (APPLICATION_ID, OLD_KEY_VERSION) => Found::OldKey { rebuildable: is_rebuildable(transaction)? },
         (APPLICATION_ID, older @ (1 | 2)) => Found::Older(older),
         (APPLICATION_ID, other) => Found::Unknown(other),

@@ -8,7 +8,7 @@ use kollect_model::{
     batch::{Baseline, Batch, InventoryId, Receipt},
     claim::{Claim, Claimant},
     row::RowKey,
-    sink::{Delivery, ErrorClass, Sink, SinkError},
+    sink::{Atomicity, Delivery, ErrorClass, Sink, SinkError},
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -225,6 +225,14 @@ impl Sink for Measured {
         self.inner.delivery()
     }
 
+    fn atomicity(&self) -> Atomicity {
+        self.inner.atomicity()
+    }
+
+    fn claim_check_interval(&self) -> Duration {
+        self.inner.claim_check_interval()
+    }
+
     async fn check(&self) -> Result<(), SinkError> {
         self.attempts.noted(self.inner.check().await)
     }
@@ -235,6 +243,10 @@ impl Sink for Measured {
 
     async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
         self.attempts.noted(self.inner.claim(inventory, claimant).await)
+    }
+
+    async fn claims(&self, inventories: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError> {
+        self.attempts.noted(self.inner.claims(inventories).await)
     }
 
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {

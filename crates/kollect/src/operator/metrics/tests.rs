@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use exposition::Exposition;
 use kollect_engine::{
+    deliver::Place,
     export::{Outcome, Told},
     store::{Origin, Sight, StoreWriter, store},
     tasks::Tasks,
@@ -21,6 +22,7 @@ use kollect_model::{
 use serde_json::value::RawValue;
 
 use super::{
+    super::destinations::export_place,
     picture::{InventorySeen, TargetSeen},
     scrape::{Bound, collected},
     *,
@@ -97,12 +99,25 @@ fn metrics(rows: StoreReader, board: Board, leads: bool) -> Metrics {
 fn written(board: &Board, drifted: usize) {
     let (delta, receipt) = (Delta::default(), Receipt::default());
     let outcome = Outcome { delta, receipt, unchanged: 5, left_alone: 0, drifted, beyond: [].into() };
-    board.hear(&binding(), &Told::Compared(&outcome));
+    hear(board, &Told::Compared(&outcome));
 }
 
 fn fail(board: &Board) {
     let error = SinkError::new(SinkReason::Unreachable, "told to");
-    board.hear(&binding(), &Told::Failed { error: &error, pause: None });
+    hear(board, &Told::Failed { error: &error, pause: None });
+}
+
+/// Tells the board what the binding did where it is written.
+fn hear(board: &Board, told: &Told<'_>) {
+    let current = export_place(&place());
+    if !board.look(&binding(), |progress| progress.destinations.is_current(&current)).unwrap_or(false) {
+        board.begin(&binding(), &current);
+    }
+    board.hear(&binding(), &place(), told);
+}
+
+fn place() -> Place {
+    Place { destination: "sqlite:/data".into(), inventory: binding().inventory.in_cluster("") }
 }
 
 #[test]
@@ -152,7 +167,10 @@ fn lag_grows_while_a_sink_fails_and_is_told_by_the_leader_only() {
 #[test]
 fn a_sink_that_was_never_reached_has_a_lag_and_no_rows() {
     let board = Board::default();
-    board.remember(&binding(), &SinkExport { rows: Some(7), ..SinkExport::default() });
+    board.remember(
+        &binding(),
+        &SinkExport { rows: Some(7), place: Some(export_place(&place())), ..SinkExport::default() },
+    );
     let picture = Picture { targets: Vec::new(), inventories: vec![inventory(&[])] };
     let look = || Bound::of(&picture, &board, true, SystemTime::now()).pop().unwrap();
     assert_eq!((look().lag, look().rows), (None, None), "a status is no knowledge");

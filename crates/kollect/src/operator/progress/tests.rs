@@ -43,6 +43,7 @@ fn delta(added: &[&str], changed: &[&str], removed: &[&str]) -> Delta {
 #[test]
 fn refused_rows_are_remembered_until_they_are_written_or_gone() {
     let (board, name) = (Board::default(), binding());
+    board.begin(&name, &export_place(&place()));
     let state = || {
         let progress = board.of(&name);
         (progress.rows.unwrap(), progress.refused.join(" "), progress.written)
@@ -55,9 +56,10 @@ fn refused_rows_are_remembered_until_they_are_written_or_gone() {
         drifted: 0,
         beyond: [].into(),
     };
-    board.hear(&name, &Told::Compared(&outcome));
+    board.hear(&name, &place(), &Told::Compared(&outcome));
     assert_eq!(state(), (2, "3".into(), 2));
-    let written = |delta: Delta, receipt: Receipt| board.hear(&name, &Told::Written(&delta, &receipt));
+    let written =
+        |delta: Delta, receipt: Receipt| board.hear(&name, &place(), &Told::Written(&delta, &receipt));
     // A receipt names all rows that are missing, not only those of its write.
     written(delta(&["4"], &[], &[]), receipt(None, &["3"]));
     assert_eq!(state(), (3, "3".into(), 3), "another write does not make it fit");
@@ -70,20 +72,22 @@ fn refused_rows_are_remembered_until_they_are_written_or_gone() {
 #[test]
 fn what_is_held_back_knows_since_when() {
     let (board, name) = (Board::default(), binding());
-    board.hear(&name, &Told::HeldBack { coverage: "blind: Pod" });
+    board.begin(&name, &export_place(&place()));
+    board.hear(&name, &place(), &Told::HeldBack { coverage: "blind: Pod" });
     let first = board.of(&name).held_back_since.unwrap();
-    board.hear(&name, &Told::HeldBack { coverage: "blind: Pod" });
+    board.hear(&name, &place(), &Told::HeldBack { coverage: "blind: Pod" });
     assert_eq!(board.of(&name).held_back_since, Some(first));
-    board.hear(&name, &Told::Written(&delta(&["1"], &[], &[]), &receipt(Some("sum"), &[])));
+    board.hear(&name, &place(), &Told::Written(&delta(&["1"], &[], &[]), &receipt(Some("sum"), &[])));
     assert_eq!(board.of(&name).held_back_since, None);
 }
 
 #[test]
 fn writes_that_change_nothing_but_counts_are_told_apart() {
     let (board, name) = (Board::default(), binding());
+    board.begin(&name, &export_place(&place()));
     let (mut changes, mut counts) = (board.changes(), board.counts());
     let mut told = |what: Told<'_>| {
-        board.hear(&name, &what);
+        board.hear(&name, &place(), &what);
         let heard = (changes.has_changed().unwrap(), counts.has_changed().unwrap());
         changes.mark_unchanged();
         counts.mark_unchanged();
@@ -98,8 +102,25 @@ fn writes_that_change_nothing_but_counts_are_told_apart() {
     assert_eq!(told(Told::HeldBack { coverage: "blind: Pod" }), news);
     assert_eq!(told(Told::Written(&rows, &works)), news, "it is not held back any more");
     assert_eq!(told(Told::Written(&rows, &works)), only_counts);
-    board.doubt(&name, &ExportPlace::default());
+    board.begin(&name, &export_place(&place()));
     assert_eq!(told(Told::Written(&rows, &works)), news, "it was doubted");
+}
+
+#[test]
+fn what_a_binding_did_in_another_destination_does_not_count() {
+    let (board, name) = (Board::default(), binding());
+    board.begin(&name, &export_place(&place()));
+    board.hear(&name, &place(), &Told::Written(&delta(&["1"], &[], &[]), &receipt(None, &[])));
+    assert!(board.of(&name).confirmed);
+    let new = Place { destination: "sqlite:/new".into(), ..place() };
+    board.begin(&name, &export_place(&new));
+    assert_eq!((board.of(&name).confirmed, board.of(&name).rows), (false, None));
+    board.hear(&name, &place(), &Told::Written(&delta(&["1"], &[], &[]), &receipt(None, &[])));
+    assert!(!board.of(&name).confirmed, "the last write to the old one");
+}
+
+fn place() -> Place {
+    Place { destination: "sqlite:/data".into(), inventory: binding().inventory.in_cluster("") }
 }
 
 fn binding() -> BindingName {

@@ -136,14 +136,17 @@ fn inventories(
     }
 }
 
-/// Nothing is written to a place before the status tells of it.
+/// No claim is asked for before the status says where, and no take-over is forgotten.
 fn hurry_if_moved(
     told: Option<Desired>,
     before: &InventoryStatus,
     after: &InventoryStatus,
 ) -> Option<Desired> {
-    let places = |export: &SinkExport| (export.name.clone(), export.place.clone(), export.left.clone());
-    let same = before.sink_exports.iter().map(places).eq(after.sink_exports.iter().map(places));
+    let places = |export: &SinkExport| {
+        (export.name.clone(), export.place.clone(), export.claiming.clone(), export.left.clone())
+    };
+    let same = before.sink_exports.iter().map(places).eq(after.sink_exports.iter().map(places))
+        && before.take_overs == after.take_overs;
     if same { told } else { told.map(Desired::hurry) }
 }
 

@@ -263,6 +263,7 @@ async fn operate(api: ApiServer, sinks: SinkServers) {
         metrics,
         tasks,
         cleanup_timeout: Duration::from_hours(1),
+        claim_check_interval: None,
     };
     Operator::new(setup, leadership, Health::default()).run().await;
 }

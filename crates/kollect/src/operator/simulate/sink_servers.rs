@@ -11,9 +11,9 @@ use std::{
 use async_trait::async_trait;
 use kollect_model::{
     batch::{Baseline, Batch, InventoryId, Receipt},
-    claim::{Claim, Claimant, Holder},
+    claim::{Claim, Claimant},
     row::{RowDigest, RowKey},
-    sink::{Sink, SinkError, SinkReason},
+    sink::{Atomicity, Sink, SinkError, SinkReason},
 };
 use kollect_sinks::{Plan, Policy};
 use tokio::time;
@@ -39,7 +39,7 @@ pub(super) enum SinkFault {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Held {
     pub(super) rows: Rows,
-    pub(super) holder: Option<Holder>,
+    pub(super) claim: Option<Claim>,
 }
 
 /// All inventories of a destination.
@@ -131,7 +131,7 @@ impl SinkServers {
     pub(super) fn lose_claims(&self, destination: &str) {
         let mut state = self.lock();
         let destination = state.destinations.entry(destination.into()).or_default();
-        destination.contents.values_mut().for_each(|held| held.holder = None);
+        destination.contents.values_mut().for_each(|held| held.claim = None);
     }
 
     /// Everything works again.
@@ -204,7 +204,7 @@ impl State {
     }
 
     fn admits(&mut self, destination: &str, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
-        Holder::admits(self.of(destination, inventory).holder.as_ref(), inventory, claim)
+        Claim::admits(self.of(destination, inventory).claim.as_ref(), inventory, claim)
     }
 
     fn apply(&mut self, destination: &str, inventory: &InventoryId, rows: &[(RowKey, Option<RowDigest>)]) {
@@ -290,10 +290,20 @@ impl Sink for OpenSink {
         let claim = {
             let mut state = self.servers.lock();
             let held = state.of(&self.destination, inventory);
-            let holder = claimant.take(inventory, held.holder.as_ref())?;
-            held.holder.insert(holder).claim()
+            let claim = Claim { writes: Some(0), ..claimant.take(inventory, held.claim.as_ref())? };
+            held.claim.insert(claim).clone()
         };
         self.end("claim", failure, claim).await
+    }
+
+    fn atomicity(&self) -> Atomicity {
+        if is_atomic(&self.destination) { Atomicity::WholeDelta } else { Atomicity::SingleRows }
+    }
+
+    async fn claims(&self, inventories: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError> {
+        self.request("read claims").await?;
+        let mut state = self.servers.lock();
+        Ok(inventories.iter().map(|inventory| state.of(&self.destination, inventory).claim.clone()).collect())
     }
 
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
@@ -319,7 +329,11 @@ impl Sink for OpenSink {
             }
             tokio::task::yield_now().await;
         }
-        self.servers.lock().admits(&self.destination, inventory, claim)?;
+        {
+            let mut state = self.servers.lock();
+            state.admits(&self.destination, inventory, claim)?;
+            state.of(&self.destination, inventory).claim.iter_mut().for_each(Claim::count_write);
+        }
         self.end("write", failure, Receipt::default()).await
     }
 

@@ -34,7 +34,15 @@ impl Sink for Scripted {
         Delivery::Snapshots
     }
 
+    fn atomicity(&self) -> Atomicity {
+        Atomicity::WholeDelta
+    }
+
     async fn check(&self) -> Result<(), SinkError> {
+        self.outcome()
+    }
+
+    async fn claims(&self, _: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError> {
         self.outcome()
     }
 
@@ -58,7 +66,7 @@ impl Sink for Scripted {
 }
 
 fn claim() -> Claim {
-    Claim { owner: None, epoch: 1 }
+    Claim { epoch: 1, ..Claim::default() }
 }
 
 fn row(uid: &str, attributes: &str) -> Arc<Row> {

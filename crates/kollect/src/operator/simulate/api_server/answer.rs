@@ -93,6 +93,7 @@ impl ApiServer {
             let errors = state.faults.errors;
             (state.delay(), state.random.u8(..100) < errors)
         };
+        tracing::debug!(at = ?time::Instant::now(), ?delay, fails, uri = %request.uri(), "request");
         if !delay.is_zero() {
             time::sleep(delay).await;
         }

@@ -1,0 +1,277 @@
+//! The claim of a binding: how it is asked for, who else sees it, and how often it is looked at.
+
+use std::{
+    collections::BTreeMap,
+    mem, slice,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use jiff::{Timestamp, Unit};
+use kollect_model::{
+    backoff::Backoff,
+    batch::InventoryId,
+    binding::SinkName,
+    claim::{Claim, Claimant, Writer},
+    sink::{Delivery, Sink, SinkError, SinkReason},
+};
+use tokio::time::Instant;
+
+use super::{Binding, Open, TERMINAL_PAUSE};
+
+/// The claim that a binding holds now, for other bindings of its inventory to see. Empty while it holds none, or does
+/// not know whether it does.
+#[derive(Clone, Debug, Default)]
+pub struct CurrentClaim(Arc<Mutex<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    claim: Option<Claim>,
+    /// Epoch of the last claim that was granted.
+    last_epoch: i64,
+    /// Ids of destinations that this one turned out to be a copy of.
+    copy_of: Vec<String>,
+}
+
+impl CurrentClaim {
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The claim.
+    pub fn get(&self) -> Option<Claim> {
+        self.lock().claim.clone()
+    }
+
+    /// Whether this claim, which was read from a destination, is the one that the binding holds: then the
+    /// destination is the one that the binding writes.
+    pub(super) fn is(&self, read: &Claim) -> bool {
+        let known = self.lock();
+        known.claim.as_ref().is_some_and(|claim| claim.writer_id.is_some() && claim.is_same_writer(read))
+    }
+
+    /// The destination has the id of another one and is not that one: its next claim gives it an id of its own.
+    pub(super) fn note_copy_of(&self, id: &str) {
+        let mut known = self.lock();
+        if !known.copy_of.iter().any(|known| known == id) {
+            known.copy_of.push(id.to_owned());
+        }
+    }
+
+    fn set(&self, claim: &Claim) {
+        let mut known = self.lock();
+        known.last_epoch = known.last_epoch.max(claim.epoch);
+        known.claim = Some(claim.clone());
+    }
+
+    fn clear(&self) {
+        self.lock().claim = None;
+    }
+}
+
+/// The bindings of an inventory whose destinations may be one under several names. Shared by all of them.
+#[derive(Clone, Default)]
+pub struct Siblings(Arc<Mutex<Vec<Sibling>>>);
+
+impl Siblings {
+    /// These are the bindings now.
+    pub fn set(&self, siblings: Vec<Sibling>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = siblings;
+    }
+
+    /// All of them but the one with this claim.
+    fn but(&self, own: &CurrentClaim) -> Vec<Sibling> {
+        let siblings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        siblings.iter().filter(|sibling| !Arc::ptr_eq(&sibling.current.0, &own.0)).cloned().collect()
+    }
+}
+
+/// A binding of an inventory, whose destination may be the same as that of another one.
+#[derive(Clone)]
+pub struct Sibling {
+    /// Its sink, for messages.
+    pub name: SinkName,
+    /// The claim that it holds.
+    pub current: CurrentClaim,
+    /// How to reach its destination.
+    pub sink: Arc<dyn Open>,
+}
+
+/// A claim that was granted. Others see it until it is dropped.
+pub(super) struct Granted {
+    pub(super) claim: Claim,
+    current: CurrentClaim,
+}
+
+impl Drop for Granted {
+    fn drop(&mut self) {
+        self.current.clear();
+    }
+}
+
+/// Claims the inventory of a binding, for the first time or again. The epoch is higher than `epoch`.
+pub(super) async fn claim(binding: &Binding, sink: &dyn Sink, epoch: i64) -> Result<Granted, SinkError> {
+    let Binding { inventory, claimant, current, .. } = binding;
+    // Until the answer has come it is not known which claim the destination holds.
+    current.clear();
+    let (last_epoch, copy_of) = {
+        let known = current.lock();
+        (known.last_epoch.max(epoch), known.copy_of.clone())
+    };
+    let at = Timestamp::now().round(Unit::Second).unwrap_or_default().to_string();
+    let id = format!("{:032x}", fastrand::u128(..));
+    let claimant = Claimant { id, at, last_epoch, copy_of, ..claimant.clone() };
+    let claim = sink.claim(inventory, &claimant).await?;
+    current.set(&claim);
+    Ok(Granted { claim, current: current.clone() })
+}
+
+/// The claim of an inventory as its destination holds it.
+pub(super) async fn held(sink: &dyn Sink, inventory: &InventoryId) -> Result<Option<Claim>, SinkError> {
+    Ok(sink.claims(slice::from_ref(inventory)).await?.pop().flatten())
+}
+
+/// Refuses a destination that must not be claimed although it could be: another binding of the inventory writes it
+/// under another name, or the command line has taken it over since this binding held it (`fenced`).
+pub(super) async fn check_free(binding: &Binding, sink: &dyn Sink, fenced: bool) -> Result<(), SinkError> {
+    let Binding { inventory, claimant, .. } = binding;
+    let siblings = binding.siblings.but(&binding.current);
+    if sink.delivery() == Delivery::Snapshots || siblings.is_empty() && !fenced {
+        return Ok(());
+    }
+    let Some(held) = held(sink, inventory).await? else { return Ok(()) };
+    if let Some(sibling) = siblings.iter().find(|sibling| sibling.current.is(&held)) {
+        let why = format!(
+            "two references of one inventory lead to one destination: {} writes it under another name; remove one \
+             of them",
+            sibling.name
+        );
+        return Err(SinkError::new(SinkReason::Incompatible, why));
+    }
+    let by_command_line = held.writer == Writer::Cli && held.owner == claimant.owner;
+    if fenced && by_command_line && claimant.writer == Writer::Operator {
+        let none = Claim { owner: claimant.owner.clone(), ..Claim::default() };
+        return Claim::admits(Some(&held), inventory, &none);
+    }
+    Ok(())
+}
+
+/// Looks at the claims of all bindings of a sink together: one request serves all of them.
+#[derive(Debug, Default)]
+pub struct ClaimChecks {
+    /// How many bindings hold a claim for each inventory.
+    holders: Mutex<BTreeMap<InventoryId, usize>>,
+    checked: tokio::sync::Mutex<Checked>,
+}
+
+#[derive(Debug, Default)]
+struct Checked {
+    /// When the last request was sent.
+    at: Option<Instant>,
+    claims: BTreeMap<InventoryId, Option<Claim>>,
+}
+
+/// A binding that takes part in the checks of its sink.
+pub(super) struct Checking {
+    checks: Arc<ClaimChecks>,
+    inventory: InventoryId,
+}
+
+impl ClaimChecks {
+    fn holders(&self) -> MutexGuard<'_, BTreeMap<InventoryId, usize>> {
+        self.holders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn join(self: &Arc<Self>, inventory: &InventoryId) -> Checking {
+        *self.holders().entry(inventory.clone()).or_default() += 1;
+        Checking { checks: self.clone(), inventory: inventory.clone() }
+    }
+}
+
+impl Checking {
+    /// The claim as the destination holds it, and when it was read. What was read for another binding counts if it is
+    /// not older than `interval`, and newer than `since`: the last write or check of this binding.
+    pub(super) async fn held(
+        &self,
+        sink: &dyn Sink,
+        since: Instant,
+        interval: Duration,
+    ) -> Result<(Option<Claim>, Instant), SinkError> {
+        let mut checked = self.checks.checked.lock().await;
+        if let Some(at) = checked.at.filter(|at| *at > since && at.elapsed() < interval)
+            && let Some(claim) = checked.claims.get(&self.inventory)
+        {
+            return Ok((claim.clone(), at));
+        }
+        let inventories: Vec<InventoryId> = self.checks.holders().keys().cloned().collect();
+        let at = Instant::now();
+        let claims = sink.claims(&inventories).await?;
+        *checked = Checked { at: Some(at), claims: inventories.into_iter().zip(claims).collect() };
+        Ok((checked.claims.get(&self.inventory).cloned().flatten(), at))
+    }
+}
+
+impl Drop for Checking {
+    fn drop(&mut self) {
+        let mut holders = self.checks.holders();
+        if let Some(count) = holders.get_mut(&self.inventory) {
+            *count -= 1;
+            if *count == 0 {
+                holders.remove(&self.inventory);
+            }
+        }
+    }
+}
+
+/// Pauses of a binding that another process of its cluster has fenced. Two operators that take turns would never
+/// agree, so they do it more and more rarely.
+const FENCED: Backoff = Backoff::new(Duration::from_secs(5), TERMINAL_PAUSE);
+
+/// A claim that has stood for so long ends the dispute with another operator.
+const UNDISPUTED: Duration = Duration::from_mins(15);
+
+/// A claim that is lost so soon is not claimed again at once.
+const LOST_AGAIN: Duration = Duration::from_secs(10);
+
+/// What has happened to the claims of a binding since it last changed.
+pub(super) struct Disputes {
+    fenced: bool,
+    /// When the last claim was granted.
+    granted: Option<Instant>,
+    pauses: Backoff,
+}
+
+impl Default for Disputes {
+    fn default() -> Self {
+        Self { fenced: false, granted: None, pauses: FENCED }
+    }
+}
+
+impl Disputes {
+    /// A claim was granted.
+    pub(super) fn granted(&mut self) {
+        (self.fenced, self.granted) = (false, Some(Instant::now()));
+    }
+
+    fn has_stood_for(&self, time: Duration) -> bool {
+        self.granted.is_none_or(|granted| granted.elapsed() >= time)
+    }
+
+    /// Another writer has claimed the inventory. Answers how long to wait before it is claimed again.
+    pub(super) fn fenced(&mut self) -> Duration {
+        if !mem::replace(&mut self.fenced, true) && self.has_stood_for(UNDISPUTED) {
+            self.pauses = FENCED;
+        }
+        self.pauses.next(fastrand::f64())
+    }
+
+    /// Whether another writer has claimed the inventory.
+    pub(super) fn is_fenced(&self) -> bool {
+        self.fenced
+    }
+
+    /// Whether a claim that is lost may be claimed again without a pause.
+    pub(super) fn may_claim_at_once(&self) -> bool {
+        self.has_stood_for(LOST_AGAIN)
+    }
+}

@@ -1,0 +1,112 @@
+//! Removes an inventory from a destination that it is no longer written to.
+//!
+//! A destination is cleaned only under a claim of our own, and only if no other binding of the inventory writes it
+//! under another name. That is found out as follows: the claim that is written under the old name must not be read
+//! under any of the others. A binding that claims in between fences the cleaning.
+
+use std::sync::Arc;
+
+use kollect_model::{
+    binding::{BindingName, SinkName},
+    claim::{Claim, Claimant, TakeOver},
+    sink::{Delivery, Sink, SinkError},
+};
+
+use super::{
+    Binding, CurrentClaim, MayWrite, Sibling, Stopped,
+    claims::{self, Granted},
+};
+
+/// A destination that an inventory is no longer written to.
+#[derive(Clone)]
+pub struct Leftover {
+    /// The binding that wrote there.
+    pub name: BindingName,
+    /// Where that is, how to reach it, and as which inventory and cluster. Its targets do not matter, and a take-over
+    /// is never used.
+    pub binding: Arc<Binding>,
+    /// The claim was granted at some time. Otherwise it may have been granted to a process that crashed.
+    pub was_granted: bool,
+    /// Bindings of the inventory that may write the same destination under another name.
+    pub others: Vec<Sibling>,
+    /// The binding is written somewhere else now.
+    pub moved: bool,
+}
+
+/// How cleaning ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cleaned {
+    /// Nothing of the inventory is left.
+    Removed,
+    /// The destination is the one of this sink under another name: nothing was touched.
+    SameAs(SinkName),
+    /// The inventory has no claim there, or one of another owner: nothing was touched.
+    NotOurs,
+}
+
+/// How far the epoch of a cleaning may jump: tables of older versions have no ids of writers, and an epoch that no
+/// other claim has tells two destinations apart as well.
+const JUMP: std::ops::Range<i64> = 1..1_000_000;
+
+/// Removes everything of an inventory, if it is ours.
+pub(crate) async fn clean(leftover: &Leftover, may_write: &MayWrite) -> Result<Cleaned, Stopped> {
+    let Leftover { binding, was_granted, others, .. } = leftover;
+    let own = Binding {
+        claimant: Claimant { take_over: TakeOver::Never, ..binding.claimant.clone() },
+        current: CurrentClaim::default(),
+        ..Binding::clone(binding)
+    };
+    let sink = own.sink.open().await?;
+    if sink.delivery() == Delivery::Snapshots {
+        let granted = claim(&own, &*sink, 0, may_write).await?;
+        sink.forget(&own.inventory, &granted.claim).await?;
+        return Ok(Cleaned::Removed);
+    }
+    let held = claims::held(&*sink, &own.inventory).await?;
+    match &held {
+        None if !was_granted => return Ok(Cleaned::NotOurs),
+        Some(held) if held.owner != own.claimant.owner => return Ok(Cleaned::NotOurs),
+        _ => {}
+    }
+    if let Some(other) = held.as_ref().and_then(|held| others.iter().find(|other| other.current.is(held))) {
+        return Ok(Cleaned::SameAs(other.name.clone()));
+    }
+    let epoch = held.as_ref().map_or(0, |held| held.epoch) + fastrand::i64(JUMP);
+    let granted = claim(&own, &*sink, epoch, may_write).await?;
+    for other in others {
+        if is_same(other, &own, &granted.claim).await? {
+            return Ok(Cleaned::SameAs(other.name.clone()));
+        }
+        let id = other.current.get().and_then(|claim| claim.destination_id);
+        if let Some(id) = id.filter(|id| Some(id) == granted.claim.destination_id.as_ref()) {
+            other.current.note_copy_of(&id);
+        }
+    }
+    if !may_write() {
+        return Err(Stopped::MayNotWrite);
+    }
+    sink.forget(&own.inventory, &granted.claim).await?;
+    Ok(Cleaned::Removed)
+}
+
+async fn claim(
+    binding: &Binding,
+    sink: &dyn Sink,
+    epoch: i64,
+    may_write: &MayWrite,
+) -> Result<Granted, Stopped> {
+    if !may_write() {
+        return Err(Stopped::MayNotWrite);
+    }
+    Ok(claims::claim(binding, sink, epoch).await?)
+}
+
+/// Whether a claim that was just written somewhere is read in the destination of another binding.
+async fn is_same(other: &Sibling, own: &Binding, written: &Claim) -> Result<bool, SinkError> {
+    let sink = other.sink.open().await?;
+    if sink.delivery() == Delivery::Snapshots {
+        return Ok(false);
+    }
+    let read = claims::held(&*sink, &own.inventory).await?;
+    Ok(read.is_some_and(|read| read.is_same_writer(written)))
+}

@@ -1,0 +1,172 @@
+//! A sink that is claimed: what it holds is compared with the rows, and what differs is written.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use kollect_model::{
+    batch::{Baseline, Batch, Delta, Receipt},
+    claim::Claim,
+    row::TargetId,
+    sink::{Delivery, Sink, SinkError},
+};
+use tokio::time::Instant;
+
+use super::{
+    Binding,
+    claims::{Checking, Granted},
+    coverage,
+};
+use crate::{
+    delta::difference,
+    store::{Sight, Sights, Snapshot},
+};
+
+/// What an export did.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What differed, and was written but for the rows that were refused.
+    pub delta: Delta,
+    /// What the sink says about it; empty if nothing was written.
+    pub receipt: Receipt,
+    /// Rows that the sink had already.
+    pub unchanged: usize,
+    /// Rows of the sink that were left alone because their objects cannot be seen.
+    pub left_alone: usize,
+    /// Rows that were in the sink as they should be, until others changed them.
+    pub drifted: usize,
+    /// Rows of the sink that are beyond the reach of their target, by target: they stay as they were.
+    pub beyond: BTreeMap<TargetId, BeyondReach>,
+}
+
+/// Rows of a target that are beyond its reach.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BeyondReach {
+    /// How many.
+    pub rows: usize,
+    /// Their namespaces; none for cluster-scoped objects.
+    pub namespaces: BTreeSet<Arc<str>>,
+}
+
+impl BeyondReach {
+    /// Those of what a sink holds.
+    fn among(baseline: &Baseline, seen: &Sights) -> BTreeMap<TargetId, Self> {
+        let mut found: BTreeMap<TargetId, Self> = BTreeMap::new();
+        if seen.values().all(|sight| sight.beyond().is_none()) {
+            return found;
+        }
+        for key in baseline.keys() {
+            let place = (key.target.clone(), key.group.clone(), key.kind.clone());
+            let beyond = seen.get(&place).and_then(Sight::beyond);
+            if beyond.is_some_and(|beyond| beyond.contains(&key.namespace)) {
+                let of_target = found.entry(key.target.clone()).or_default();
+                of_target.rows += 1;
+                of_target.namespaces.extend(Some(&key.namespace).filter(|name| !name.is_empty()).cloned());
+            }
+        }
+        found
+    }
+}
+
+/// An open sink whose inventory is claimed.
+pub(super) struct ClaimedSink {
+    sink: Box<dyn Sink>,
+    granted: Granted,
+    checking: Checking,
+    /// When the claim was last seen.
+    checked: Instant,
+    /// Bindings of a sink do not look all at once.
+    jitter: f64,
+}
+
+/// What differs between a sink and a snapshot.
+pub(super) struct Difference {
+    pub(super) delta: Delta,
+    unchanged: usize,
+    left_alone: usize,
+    beyond: BTreeMap<TargetId, BeyondReach>,
+}
+
+impl ClaimedSink {
+    pub(super) fn new(sink: Box<dyn Sink>, granted: Granted, binding: &Binding) -> Self {
+        let checking = binding.claim_checks.join(&binding.inventory);
+        Self { sink, granted, checking, checked: Instant::now(), jitter: 0.8 + 0.4 * fastrand::f64() }
+    }
+
+    pub(super) fn delivery(&self) -> Delivery {
+        self.sink.delivery()
+    }
+
+    fn claim_check_interval(&self, binding: &Binding) -> Option<Duration> {
+        let interval = binding.claim_check_interval.unwrap_or_else(|| self.sink.claim_check_interval());
+        // A write looks at the claim as well, and streams of snapshots have none.
+        (!interval.is_zero() && self.delivery() == Delivery::Changes).then_some(interval)
+    }
+
+    /// When to look at the claim if nothing is written before; `None`: never.
+    pub(super) fn next_claim_check(&self, binding: &Binding, last_write: Option<Instant>) -> Option<Instant> {
+        let interval = self.claim_check_interval(binding)?;
+        Some(last_write.map_or(self.checked, |write| write.max(self.checked)) + interval.mul_f64(self.jitter))
+    }
+
+    /// Looks whether the claim still stands.
+    pub(super) async fn check_claim(
+        &mut self,
+        binding: &Binding,
+        last_write: Option<Instant>,
+    ) -> Result<(), SinkError> {
+        let Some(interval) = self.claim_check_interval(binding) else { return Ok(()) };
+        let since = last_write.map_or(self.checked, |write| write.max(self.checked));
+        let (held, at) = self.checking.held(&*self.sink, since, interval).await?;
+        Claim::admits(held.as_ref(), &binding.inventory, &self.granted.claim)?;
+        self.checked = at;
+        Ok(())
+    }
+
+    /// Reads what the sink holds.
+    pub(super) async fn compare(
+        &self,
+        binding: &Binding,
+        snapshot: &Snapshot,
+        seen: &Sights,
+    ) -> Result<Difference, SinkError> {
+        let baseline = self.sink.baseline(&binding.inventory).await?;
+        let delta = difference(&baseline, snapshot);
+        let unchanged = snapshot.rows.len() - delta.added.len() - delta.changed.len();
+        let left_alone = baseline.len() - unchanged - delta.changed.len() - delta.removed.len();
+        Ok(Difference { delta, unchanged, left_alone, beyond: BeyondReach::among(&baseline, seen) })
+    }
+
+    /// Writes a delta. An empty one is written too: the sink notes when that was and what could be seen.
+    pub(super) async fn write(
+        &mut self,
+        binding: &Binding,
+        delta: &Delta,
+        revision: u64,
+        seen: &Sights,
+    ) -> Result<Receipt, SinkError> {
+        let Binding { inventory, generation, part_bytes, scope, .. } = binding;
+        let last_checksum = binding.last_checksum.get();
+        let batch = Batch {
+            generation: *generation,
+            revision,
+            coverage: &coverage(seen, scope),
+            part_bytes: *part_bytes,
+            last_checksum: last_checksum.as_deref(),
+            ..Batch::new(inventory, &self.granted.claim, delta)
+        };
+        let receipt = self.sink.write(&batch).await?;
+        self.granted.claim.count_write();
+        Ok(receipt)
+    }
+}
+
+impl Difference {
+    /// What came of it.
+    pub(super) fn written(self, receipt: Receipt, drifted: usize) -> Outcome {
+        let Self { delta, unchanged, left_alone, beyond } = self;
+        Outcome { delta, receipt, unchanged, left_alone, drifted, beyond }
+    }
+}

@@ -1,0 +1,207 @@
+//! Where the rows of a binding are, where they shall be, and where they have been: one state machine.
+//!
+//! ```text
+//!              wanted              claim granted           another one is granted        cleaned
+//!   (nothing) ───────▶ `claiming` ──────────────▶ `place` ────────────────────────▶ `left` ───────▶ (nothing)
+//!                          │                                                           ▲
+//!                          └─────────────── no longer wanted ──────────────────────────┘
+//! ```
+//!
+//! A line of a status is its memory. A claim is asked for only where the line says so, so a process that comes after
+//! this one finds every destination that may hold rows. What has been left is cleaned when the new destination holds
+//! all rows, or at once if the binding is gone.
+
+use std::collections::BTreeSet;
+
+use kollect_engine::{
+    deliver::Place,
+    export::{Cleaned, Told},
+};
+use kollect_model::{
+    claim::Claim,
+    crd::inventory::{ExportPlace, SinkExport},
+    sink::SinkReason,
+};
+
+/// As many as the schema allows.
+const MAX_LEFT: usize = 20;
+
+/// The destinations of a binding.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Destinations {
+    /// Where the rows are: the claim was granted.
+    pub(crate) held: Option<ExportPlace>,
+    /// Where a claim is asked for.
+    pub(crate) claiming: Option<ExportPlace>,
+    /// What is to be cleaned.
+    pub(crate) left: Vec<ExportPlace>,
+}
+
+/// What this process knows about the destinations of a binding.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KnownDestinations {
+    /// The destination that it writes or wants to write.
+    current: Option<ExportPlace>,
+    /// The claim that was granted there.
+    claim: Option<Claim>,
+    /// It has held all rows since then.
+    filled: bool,
+    /// Nothing is to be done there: it is clean, it is not ours, or it cannot be reached and that was told.
+    done: BTreeSet<(String, String)>,
+}
+
+fn key(place: &ExportPlace) -> (String, String) {
+    (place.destination.to_string(), place.cluster.clone())
+}
+
+/// A place as a status names it.
+pub(crate) fn export_place(place: &Place) -> ExportPlace {
+    ExportPlace::new(place.destination.clone(), place.inventory.cluster.clone())
+}
+
+impl KnownDestinations {
+    /// What a process that has not done anything yet knows from the status: where the rows are.
+    pub(crate) fn told(export: &SinkExport) -> Self {
+        Self { current: export.place.as_ref().map(ExportPlace::without_id), ..Self::default() }
+    }
+
+    /// A binding wants to be written to a destination, or something about it has changed.
+    pub(crate) fn begin(&mut self, place: &ExportPlace) {
+        if !self.is_current(place) {
+            (self.current, self.claim) = (Some(place.clone()), None);
+        }
+        self.filled = false;
+        self.done.remove(&key(place));
+    }
+
+    /// Whether a binding was last said to be written to a destination.
+    pub(crate) fn is_current(&self, place: &ExportPlace) -> bool {
+        self.current.as_ref().is_some_and(|current| current.is_at(place))
+    }
+
+    /// Hears what a binding did in a destination.
+    pub(crate) fn hear(&mut self, place: &ExportPlace, told: &Told<'_>) {
+        match told {
+            Told::Cleaned { .. } => {
+                if self.is_current(place) {
+                    (self.current, self.claim, self.filled) = (None, None, false);
+                }
+                self.done.insert(key(place));
+            }
+            _ if !self.is_current(place) => {}
+            Told::Claimed(claim) => {
+                self.claim = Some((*claim).clone());
+                self.done.remove(&key(place));
+            }
+            Told::Compared(_) | Told::Written(..) => self.filled = true,
+            // Another cluster owns it, so nothing there is ours.
+            Told::Failed { error, .. } if error.reason == SinkReason::OwnedByOther => {
+                self.claim = None;
+                self.done.insert(key(place));
+            }
+            _ => {}
+        }
+    }
+
+    /// The claim that was granted in the current destination.
+    pub(crate) fn claim(&self) -> Option<&Claim> {
+        self.claim.as_ref()
+    }
+
+    fn granted(&self) -> Option<ExportPlace> {
+        let (current, claim) = (self.current.as_ref()?, self.claim.as_ref()?);
+        Some(ExportPlace { id: claim.destination_id.clone(), ..current.clone() })
+    }
+
+    /// Whether nothing is to be done in a destination.
+    pub(crate) fn is_done(&self, place: &ExportPlace) -> bool {
+        self.done.contains(&key(place))
+    }
+
+    /// A destination cannot be cleaned, and that was told.
+    pub(crate) fn give_up(&mut self, place: &ExportPlace) {
+        self.done.insert(key(place));
+    }
+
+    /// Whether destinations that the binding has left may be cleaned: the one that it is wanted in holds all rows, or
+    /// it is wanted nowhere.
+    pub(crate) fn may_clean(&self, wanted: Option<&ExportPlace>) -> bool {
+        wanted.is_none_or(|wanted| self.filled && self.is_current(wanted))
+    }
+
+    /// Only these destinations are spoken of. Others are forgotten: rows may come there again.
+    pub(crate) fn retain(&mut self, destinations: &Destinations) {
+        let spoken: BTreeSet<_> = destinations.all().map(key).collect();
+        self.done.retain(|place| spoken.contains(place));
+    }
+}
+
+impl Destinations {
+    /// What a line of a status says. A version that wrote before destinations were in statuses wrote where the sink
+    /// leads now, as far as can be told: `leads_to`.
+    pub(crate) fn of(export: &SinkExport, leads_to: Option<&ExportPlace>) -> Self {
+        let unknown = || ExportPlace::new("an unknown place".into(), "");
+        let untold = || export.last_export_time.as_ref().map(|_| leads_to.cloned().unwrap_or_else(unknown));
+        let held = export.place.clone();
+        let held = if export.claiming.is_none() { held.or_else(untold) } else { held };
+        Self { held, claiming: export.claiming.clone(), left: export.left.clone() }
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &ExportPlace> {
+        self.held.iter().chain(&self.claiming).chain(&self.left)
+    }
+
+    /// Whether a claim may be asked for in a destination: a process that comes after this one would find it.
+    pub(crate) fn speak_of(&self, place: &ExportPlace) -> bool {
+        self.held.iter().chain(&self.claiming).any(|told| told.is_at(place))
+    }
+
+    /// What the line shall say, if the binding is wanted in a destination, or nowhere.
+    pub(crate) fn next(mut self, wanted: Option<&ExportPlace>, known: &KnownDestinations) -> Self {
+        if let Some(granted) = known.granted() {
+            if let Some(before) = self.held.replace(granted.clone()).filter(|before| !before.is_at(&granted))
+            {
+                self.left.push(before);
+            }
+            self.claiming = self.claiming.filter(|claiming| !claiming.is_at(&granted));
+        }
+        let is_wanted = |place: &ExportPlace| wanted.is_some_and(|wanted| wanted.is_at(place));
+        let asked_for = self.claiming.take_if(|claiming| !is_wanted(claiming));
+        self.left.extend(asked_for.map(|place| ExportPlace { asked_only: true, ..place }));
+        match wanted {
+            None => self.left.extend(self.held.take()),
+            Some(wanted) if !self.speak_of(wanted) => self.claiming = Some(wanted.clone()),
+            Some(_) => {}
+        }
+        let mut told = Vec::new();
+        let stays = |place: &ExportPlace| !known.is_done(place);
+        self.left.reverse();
+        self.left.retain(|place| {
+            let is_new = !told.contains(&key(place));
+            told.push(key(place));
+            is_new && stays(place) && !self.held.iter().chain(&self.claiming).any(|kept| kept.is_at(place))
+        });
+        self.left.truncate(MAX_LEFT);
+        self.left.reverse();
+        self
+    }
+
+    /// Whether a destination that cannot be reached is, by its id, the one that holds the rows, or a copy of it.
+    pub(crate) fn is_held_under_another_name(&self, place: &ExportPlace) -> bool {
+        let id = |place: &ExportPlace| place.id.clone();
+        place.id.is_some() && self.held.as_ref().and_then(id) == place.id
+    }
+}
+
+/// What came of a cleaning, for the log.
+pub(crate) fn described(cleaned: &Cleaned) -> String {
+    match cleaned {
+        Cleaned::Removed => "nothing is left".into(),
+        Cleaned::SameAs(sink) => format!("it is the destination of {sink} under another name"),
+        Cleaned::NotOurs => "nothing there is ours".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

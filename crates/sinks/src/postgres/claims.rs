@@ -1,0 +1,128 @@
+//! The table of claims.
+
+use kollect_model::{
+    batch::InventoryId,
+    claim::{Claim, Claimant, Writer},
+};
+use tokio_postgres::{Client, Transaction, types::ToSql};
+
+use super::{failure::Failure, session::Statements, tables::Tables};
+use crate::columns::{CLAIM_COLUMNS, ClaimTable};
+
+/// Claims the inventory.
+pub(super) async fn claim(
+    client: &mut Client,
+    tables: &Tables,
+    statements: &Statements,
+    inventory: &InventoryId,
+    claimant: &Claimant,
+) -> Result<Claim, Failure> {
+    let transaction = client.transaction().await?;
+    let bindings = tables.bindings();
+    let namespace = inventory.stored_namespace();
+    let begin = format!(
+        "INSERT INTO {bindings} (cluster, inventory_namespace, inventory_name, inventory_table, epoch)
+         VALUES ($1, $2, $3, $4, 0) ON CONFLICT DO NOTHING"
+    );
+    transaction.execute(&begin, &[&inventory.cluster, &namespace, &inventory.name, &tables.table]).await?;
+    let held = locked(&transaction, tables, statements, inventory).await?;
+    let held = held.as_ref().map(|(claim, _)| claim);
+    let granted = statements.claims.fit(claimant.take(inventory, held)?);
+    let columns = statements.claims.columns();
+    let set: Vec<String> =
+        columns.iter().zip(5..).map(|(name, number)| format!("{name} = ${number}")).collect();
+    // Counted here, so that rows that others have added or removed count as well.
+    let take = format!(
+        "UPDATE {bindings} SET {}, row_count = (
+             SELECT count(*) FROM {tables}
+             WHERE cluster = $1 AND inventory_namespace = $2 AND inventory_name = $3)
+         WHERE cluster = $1 AND inventory_namespace = $2 AND inventory_name = $3 AND inventory_table = $4",
+        set.join(", ")
+    );
+    let writer = granted.writer.as_str();
+    let Claim { owner, epoch, writer_id, destination_id, claimed_at, taken_from, writes, .. } = &granted;
+    let of_claim: [&(dyn ToSql + Sync); CLAIM_COLUMNS.len()] =
+        [owner, &writer, epoch, writer_id, destination_id, claimed_at, taken_from, writes];
+    let place: [&(dyn ToSql + Sync); 4] = [&inventory.cluster, &namespace, &inventory.name, &tables.table];
+    let values: Vec<_> = place.into_iter().chain(of_claim.into_iter().take(columns.len())).collect();
+    transaction.execute(&take, &values).await?;
+    transaction.commit().await?;
+    Ok(granted)
+}
+
+/// The claim in columns that begin at `first`.
+fn claim_of(row: &tokio_postgres::Row, first: usize, table: ClaimTable) -> Claim {
+    let old = Claim {
+        owner: row.get(first),
+        writer: Writer::stored(row.get(first + 1)),
+        epoch: row.get(first + 2),
+        ..Claim::default()
+    };
+    match table {
+        ClaimTable::Old => old,
+        ClaimTable::Current => Claim {
+            writer_id: row.get(first + 3),
+            destination_id: row.get(first + 4),
+            claimed_at: row.get(first + 5),
+            taken_from: row.get(first + 6),
+            writes: row.get(first + 7),
+            ..old
+        },
+    }
+}
+
+/// The claim of an inventory, locked until the transaction ends, and whether nothing was ever written.
+async fn locked(
+    transaction: &Transaction<'_>,
+    tables: &Tables,
+    statements: &Statements,
+    inventory: &InventoryId,
+) -> Result<Option<(Claim, bool)>, Failure> {
+    let namespace = inventory.stored_namespace();
+    let found = transaction
+        .query_opt(&statements.claim, &[&inventory.cluster, &namespace, &inventory.name, &tables.table])
+        .await?;
+    Ok(found.map(|row| (claim_of(&row, 1, statements.claims), row.get(0))))
+}
+
+/// The claims of some inventories, in their order.
+pub(super) async fn held(
+    client: &Client,
+    tables: &Tables,
+    table: ClaimTable,
+    inventories: &[InventoryId],
+) -> Result<Vec<Option<Claim>>, Failure> {
+    let question = format!(
+        "SELECT place.number, {} FROM {} AS held
+         JOIN unnest($2::text[], $3::text[], $4::text[]) WITH ORDINALITY
+             AS place (cluster, namespace, name, number)
+             ON held.cluster = place.cluster AND held.inventory_namespace = place.namespace
+                 AND held.inventory_name = place.name
+         WHERE held.inventory_table = $1",
+        table.columns().iter().map(|name| format!("held.{name}")).collect::<Vec<_>>().join(", "),
+        tables.bindings()
+    );
+    let texts = |text: fn(&InventoryId) -> &str| inventories.iter().map(text).collect::<Vec<&str>>();
+    let clusters = texts(|inventory| &inventory.cluster);
+    let (namespaces, names) = (texts(InventoryId::stored_namespace), texts(|inventory| &inventory.name));
+    let found = client.query(&question, &[&tables.table, &clusters, &namespaces, &names]).await?;
+    let mut claims = vec![None; inventories.len()];
+    for row in found {
+        let number = usize::try_from(row.get::<_, i64>(0) - 1).unwrap_or(usize::MAX);
+        claims.iter_mut().skip(number).take(1).for_each(|claim| *claim = Some(claim_of(&row, 1, table)));
+    }
+    Ok(claims)
+}
+
+/// Makes sure that the writer may write. Answers whether nothing was ever written.
+pub(super) async fn check(
+    transaction: &Transaction<'_>,
+    tables: &Tables,
+    statements: &Statements,
+    inventory: &InventoryId,
+    granted: &Claim,
+) -> Result<bool, Failure> {
+    let held = locked(transaction, tables, statements, inventory).await?;
+    Claim::admits(held.as_ref().map(|(claim, _)| claim), inventory, granted)?;
+    Ok(held.is_some_and(|(_, never_written)| never_written))
+}
