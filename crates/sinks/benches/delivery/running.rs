@@ -12,16 +12,14 @@ use anyhow::{Context, Result};
 use async_trait::async_trait;
 use kollect_engine::{
     deliver::{Deliveries, Wanted},
-    export::{Binding, LastChecksum, Open, Told},
-    schedule::{Cadence, Intervals},
-    store::Sight,
+    export::{Binding, Open, Told},
     tasks::Tasks,
 };
 use kollect_model::{
-    batch::{Baseline, Batch, InventoryId, PART_BYTES, Receipt},
+    batch::{Baseline, Batch, InventoryId, Receipt},
     binding::BindingName,
     claim::{Claim, Claimant, Writer},
-    sink::{Delivery, Sink, SinkError},
+    sink::{Atomicity, Delivery, Sink, SinkError},
 };
 use kollect_sinks::{Plan, Policy, Sinks};
 use tokio::{
@@ -58,39 +56,33 @@ impl Running {
     pub(crate) fn start(rows: &Rows, plan: Plan) -> Self {
         let counts = Arc::new(Counts::default());
         let destination = Destination { plan, sinks: Sinks::default(), counts: counts.clone() };
+        let claimant =
+            Claimant { owner: Some("cluster".into()), writer: Writer::Operator, ..Claimant::default() };
         let binding = Binding {
-            inventory: inventory(),
             generation: 1,
-            claimant: Claimant {
-                owner: Some("cluster".into()),
-                writer: Writer::Operator,
-                ..Claimant::default()
-            },
             targets: vec![target()],
-            cadence: Cadence::of([Intervals::default(); 3], None, Duration::ZERO),
-            rest: Sight::Everything,
-            scope: Sight::Everything,
-            choice: kollect_engine::export::Choice::default(),
-            part_bytes: PART_BYTES,
-            last_checksum: LastChecksum::default(),
-            requested: None,
-            sink: Arc::new(destination),
-            breaker: Arc::default(),
+            ..Binding::new(inventory(), claimant, "here".into(), Arc::new(destination))
         };
         let (tell, said) = unbounded_channel();
-        let mut deliveries = Deliveries::new(rows.reader.clone(), Tasks::default(), move |_, told| {
-            let heard = match told {
-                Told::Compared(outcome) => Said::Compared(outcome.delta.len()),
-                Told::Written(delta, _) => Said::Written(delta.len()),
-                Told::Failed { error, .. } | Told::NotCleaned { error, .. } => Said::Failed(chain(error)),
-                Told::Waiting { .. } | Told::HeldBack { .. } | Told::Cleaned { .. } => return,
-            };
-            // Whoever has heard enough is gone.
-            tell.send(heard).ok();
-        });
-        let wanted = Wanted { binding: Arc::new(binding), destination: "here".into(), suspended: false };
+        let mut deliveries =
+            Deliveries::new(rows.reader.clone(), Tasks::default(), Arc::new(|| true), move |_, _, told| {
+                let heard = match told {
+                    Told::Compared(outcome) => Said::Compared(outcome.delta.len()),
+                    Told::Written(delta, _) => Said::Written(delta.len()),
+                    Told::Failed { error, .. } | Told::NotCleaned { error, .. } | Told::ClaimLost(error) => {
+                        Said::Failed(chain(error))
+                    }
+                    Told::Claimed(_)
+                    | Told::Waiting { .. }
+                    | Told::HeldBack { .. }
+                    | Told::Cleaned { .. } => return,
+                };
+                // Whoever has heard enough is gone.
+                tell.send(heard).ok();
+            });
+        let wanted = Wanted { binding: Arc::new(binding), suspended: false };
         let name = BindingName { inventory: (&inventory()).into(), sink: "database/all".into() };
-        deliveries.set([(name, wanted)].into());
+        deliveries.set([(name, wanted)].into(), Vec::new());
         Self { deliveries, said, counts }
     }
 
@@ -189,8 +181,16 @@ impl Sink for Counted {
         self.sink.delivery()
     }
 
+    fn atomicity(&self) -> Atomicity {
+        self.sink.atomicity()
+    }
+
     async fn check(&self) -> Result<(), SinkError> {
         self.sink.check().await
+    }
+
+    async fn claims(&self, inventories: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError> {
+        self.sink.claims(inventories).await
     }
 
     async fn baseline(&self, inventory: &InventoryId) -> Result<Baseline, SinkError> {

@@ -1,12 +1,18 @@
 //! What every sink that can be read back must do, told once. The tests of each sink run it against the real thing.
 
-use std::sync::Arc;
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
 
 use kollect_model::{
     batch::{Baseline, Batch, Changed, Delta, InventoryId, Receipt, Removed},
-    claim::{Claimant, TakeOver, Writer},
+    claim::{Claim, Claimant, TakeOver, Writer},
     row::{Row, RowKey, TargetId},
-    sink::{ErrorClass, Sink, SinkError, SinkReason},
+    sink::{Atomicity, ErrorClass, Sink, SinkError, SinkReason},
 };
 use serde_json::value::RawValue;
 
@@ -52,7 +58,13 @@ pub(crate) fn changed(after: &Arc<Row>) -> Changed {
 
 /// A run of the command line in a cluster.
 pub(crate) fn claimant(owner: Option<&str>) -> Claimant {
-    Claimant { owner: owner.map(ToOwned::to_owned), ..Claimant::default() }
+    static NUMBER: AtomicU64 = AtomicU64::new(1);
+    Claimant {
+        owner: owner.map(ToOwned::to_owned),
+        id: format!("{:032x}", NUMBER.fetch_add(1, Ordering::Relaxed)),
+        at: "2026-11-17T05:00:00Z".into(),
+        ..Claimant::default()
+    }
 }
 
 /// Claims and writes.
@@ -97,6 +109,16 @@ pub(crate) trait Place {
     /// The attributes of a row of inventory team/awkward, as JSON.
     async fn attributes(&self, uid: &str) -> String;
 
+    /// All that a reader gets of the inventory team/torn when it looks once.
+    async fn look(&self) -> String;
+
+    /// Everything that the destination holds, claims too.
+    type Backup;
+    async fn back_up(&self) -> Self::Backup;
+
+    /// Brings the destination back to an earlier state.
+    async fn restore(&self, backup: &Self::Backup);
+
     /// How many rows are many. A destination with one file per row is slow without being wrong.
     fn many(&self) -> usize {
         50_000
@@ -135,6 +157,28 @@ impl<O: AsyncFn() -> Box<dyn Sink>, S: AsyncFn(&str) -> String> Place for Sql<O,
         let place = format!("inventory_name = 'awkward' AND source_uid = '{uid}'");
         (self.sql)(&format!("SELECT payload -> 'attributes' FROM inventory WHERE {place}")).await
     }
+
+    async fn look(&self) -> String {
+        (self.sql)("SELECT source_uid FROM inventory WHERE inventory_name = 'torn'").await
+    }
+
+    type Backup = String;
+
+    async fn back_up(&self) -> String {
+        static NUMBER: AtomicU64 = AtomicU64::new(1);
+        let name = format!("backup_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        for table in ["inventory", "kollect_bindings"] {
+            (self.sql)(&format!("CREATE TABLE {name}_{table} AS SELECT * FROM {table}")).await;
+        }
+        name
+    }
+
+    async fn restore(&self, backup: &String) {
+        for table in ["inventory", "kollect_bindings"] {
+            (self.sql)(&format!("DELETE FROM {table}")).await;
+            (self.sql)(&format!("INSERT INTO {table} SELECT * FROM {backup}_{table}")).await;
+        }
+    }
 }
 
 /// Runs all of it.
@@ -149,6 +193,9 @@ pub(crate) async fn conformance(place: &impl Place) {
     one_uid_in_two_groups_is_two_rows(&*sink).await;
     late_writers_are_fenced(&*sink, &*place.open().await).await;
     owners_are_respected(&*sink).await;
+    claims_can_be_read(place).await;
+    a_restored_destination_is_noticed(place).await;
+    readers_see_no_torn_state(place).await;
     w9_w61_nothing_is_left_of_a_forgotten_inventory(&*sink).await;
     w33_awkward_values(&*sink, place).await;
     w1_w2_many_rows(&*sink, place.many()).await;
@@ -314,11 +361,139 @@ async fn owners_are_respected(sink: &dyn Sink) {
     sink.claim(&place, &operator).await.unwrap();
     let refused = sink.claim(&place, &claimant(Some("c1"))).await.unwrap_err();
     assert!(refused.to_string().contains("--take-over"), "{refused}");
-    let rebuilt = Claimant { take_over: TakeOver::From("c1".into()), ..claimant(Some("c2")) };
-    let taken = sink.claim(&place, &rebuilt).await.unwrap();
+    let once = |done: &[String]| TakeOver::Once { from: "c1".into(), done: done.to_vec() };
+    let rebuilt = |take_over| Claimant { take_over, ..claimant(Some("c2")) };
+    let taken = sink.claim(&place, &rebuilt(once(&[]))).await.unwrap();
+    assert_eq!(taken.taken_from.as_deref(), Some("c1"));
     sink.write(&Batch::new(&place, &taken, &Delta::default())).await.unwrap();
     let refused = sink.claim(&place, &operator).await.unwrap_err();
     assert!(refused.to_string().contains("c2"), "{refused}");
+    // The other one takes it back, and then the same take-over is not done again.
+    let back = Claimant { take_over: TakeOver::Always, ..claimant(Some("c1")) };
+    sink.claim(&place, &back).await.unwrap();
+    let done: Vec<String> = taken.destination_id.into_iter().collect();
+    let refused = sink.claim(&place, &rebuilt(once(&done))).await.unwrap_err();
+    assert_eq!(refused.reason, SinkReason::OwnedByOther);
+    assert!(refused.to_string().contains("status.takeOvers"), "{refused}");
+}
+
+async fn claims_can_be_read(place: &impl Place) {
+    let (early, late) = (place.open().await, place.open().await);
+    let [one, two, none] = ["claim-1", "claim-2", "claim-3"].map(|name| inventory("", name));
+    let read = async |sink: &dyn Sink| sink.claims(&[two.clone(), none.clone(), one.clone()]).await.unwrap();
+    assert_eq!(read(&*early).await, [None, None, None]);
+    let first = early.claim(&one, &claimant(Some("c1"))).await.unwrap();
+    let second = early.claim(&two, &claimant(Some("c1"))).await.unwrap();
+    assert_eq!(read(&*late).await, [Some(second.clone()), None, Some(first.clone())]);
+    assert_eq!(first.claimed_at.as_deref(), Some("2026-11-17T05:00:00Z"));
+    assert!(first.writer_id.is_some() && first.destination_id.is_some(), "{first:?}");
+    // Another writer, the same destination.
+    let again = late.claim(&one, &claimant(Some("c1"))).await.unwrap();
+    assert!(again.epoch > first.epoch && again.writer_id != first.writer_id);
+    assert_eq!(again.destination_id, first.destination_id);
+    assert_eq!(read(&*early).await, [Some(second), None, Some(again.clone())]);
+    let copy = Claimant { copy_of: again.destination_id.into_iter().collect(), ..claimant(Some("c1")) };
+    let renewed = late.claim(&one, &copy).await.unwrap();
+    assert_ne!(renewed.destination_id, first.destination_id);
+}
+
+async fn a_restored_destination_is_noticed(place: &impl Place) {
+    let sink = place.open().await;
+    let restored = inventory("", "restored");
+    let [one, two, three] = ["u1", "u2", "u3"].map(|uid| row(uid, "{}"));
+    let put = async |claim: &mut Claim, row: &Arc<Row>| {
+        let delta = added(std::slice::from_ref(row));
+        let written = sink.write(&Batch::new(&restored, claim, &delta)).await;
+        claim.count_write();
+        written.map(drop).map_err(|error| error.reason)
+    };
+    // Back to a time before its claim, and to one under the same claim.
+    let mut older = sink.claim(&restored, &claimant(Some("c1"))).await.unwrap();
+    put(&mut older, &one).await.unwrap();
+    let before_claim = place.back_up().await;
+    let mut claim = sink.claim(&restored, &claimant(Some("c1"))).await.unwrap();
+    assert_eq!(sink.baseline(&restored).await.unwrap(), holding([&one]));
+    put(&mut claim, &two).await.unwrap();
+    let under_claim = place.back_up().await;
+    for backup in [&under_claim, &before_claim] {
+        put(&mut claim, &three).await.unwrap();
+        place.restore(backup).await;
+        let (four, held) = (row("u4", "{}"), holding([&one, &two, &three]));
+        assert_eq!(put(&mut claim, &four).await, Err(SinkReason::ClaimLost));
+        let after = sink.baseline(&restored).await.unwrap();
+        let is_old = |(key, digest): (&RowKey, _)| held.get(key) == Some(digest);
+        match sink.atomicity() {
+            Atomicity::WholeDelta => assert!(after.iter().all(is_old), "nothing was written"),
+            Atomicity::SingleRows => assert!(after.contains_key(&one.key), "no row is missing"),
+        }
+        assert!(!after.contains_key(&three.key), "{after:?}");
+        // It is claimed again with a higher epoch than ever, and compared.
+        let last_epoch = claim.epoch;
+        let again = Claimant { last_epoch, ..claimant(Some("c1")) };
+        claim = sink.claim(&restored, &again).await.unwrap();
+        assert!(claim.epoch > last_epoch);
+        let after = sink.baseline(&restored).await.unwrap();
+        let missing = [&two, &four].into_iter().filter(|row| !after.contains_key(&row.key)).cloned();
+        let delta = added(&missing.collect::<Vec<_>>());
+        sink.write(&Batch::new(&restored, &claim, &delta)).await.unwrap();
+        claim.count_write();
+        let delta = Delta { removed: vec![gone(&four)], ..Delta::default() };
+        sink.write(&Batch::new(&restored, &claim, &delta)).await.unwrap();
+        claim.count_write();
+        assert_eq!(sink.baseline(&restored).await.unwrap(), holding([&one, &two]));
+    }
+}
+
+/// Two sets of rows that replace each other, but for some rows that are in both.
+async fn readers_see_no_torn_state(place: &impl Place) {
+    let torn = inventory("", "torn");
+    let set = |name: &str, count: usize| -> Vec<Arc<Row>> {
+        (0..count).map(|number| row(&format!("torn-{name}-{number:03}-"), "{}")).collect()
+    };
+    let (even, odd, both) = (set("even", 60), set("odd", 60), set("both", 5));
+    let sink = place.open().await;
+    write(&*sink, &torn, None, &added(&[even.clone(), both.clone()].concat())).await.unwrap();
+    let names = |rows: &[Arc<Row>]| -> BTreeSet<String> {
+        rows.iter().chain(&both).map(|row| row.key.uid.to_string()).collect()
+    };
+    let states = [names(&even), names(&odd)];
+    let done = AtomicBool::new(false);
+    let reader = async {
+        let mut seen = [0, 0];
+        while !done.load(Ordering::Relaxed) {
+            let text = place.look().await;
+            let shown: BTreeSet<String> =
+                states.iter().flatten().filter(|uid| text.contains(*uid)).cloned().collect();
+            match sink.atomicity() {
+                Atomicity::WholeDelta => {
+                    let state = states.iter().position(|state| *state == shown);
+                    seen[state.unwrap_or_else(|| unreachable!("half of a delta: {shown:?}"))] += 1;
+                }
+                Atomicity::SingleRows => {
+                    let missing: Vec<_> = both.iter().filter(|row| !shown.contains(&*row.key.uid)).collect();
+                    assert!(missing.is_empty(), "rows that exist are missing: {missing:?}");
+                    seen[usize::from(states[1].is_subset(&shown))] += 1;
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+        seen
+    };
+    let writer = async {
+        for turn in 0..12 {
+            let (old, new) = if turn % 2 == 0 { (&even, &odd) } else { (&odd, &even) };
+            let attributes = format!(r#"{{"turn":{turn}}}"#);
+            let changed = both.iter().map(|row| changed(&self::row(&row.key.uid, &attributes))).collect();
+            let removed = old.iter().map(|row| gone(row)).collect();
+            let delta = Delta { added: new.clone(), changed, removed };
+            write(&*sink, &torn, None, &delta).await.unwrap();
+            // The reader gets to see each state.
+            tokio::time::sleep(std::time::Duration::from_millis(30)).await;
+        }
+        done.store(true, Ordering::Relaxed);
+    };
+    let (seen, ()) = tokio::join!(reader, writer);
+    assert!(seen.iter().all(|count| *count > 0), "the reader has seen both states: {seen:?}");
 }
 
 async fn w9_w61_nothing_is_left_of_a_forgotten_inventory(sink: &dyn Sink) {
@@ -334,8 +509,9 @@ async fn w9_w61_nothing_is_left_of_a_forgotten_inventory(sink: &dyn Sink) {
     sink.forget(&place, &claim).await.unwrap();
     assert_eq!(sink.baseline(&place).await.unwrap(), Baseline::new());
     assert_eq!(sink.baseline(&sibling).await.unwrap(), holding([&one]));
-    assert_eq!(sink.write(&Batch::new(&place, &claim, &delta)).await.unwrap_err().reason, SinkReason::Fenced);
-    // Whoever comes next finds an unowned place.
+    let refused = sink.write(&Batch::new(&place, &claim, &delta)).await.unwrap_err();
+    assert_eq!(refused.reason, SinkReason::ClaimLost);
+    // Another cluster finds an unowned place.
     write(sink, &place, Some("c2"), &delta).await.unwrap();
 }
 

@@ -29,22 +29,32 @@ async fn open_dir(path: &Path, more: &Value) -> Box<dyn Sink> {
     open(&plan(&spec(path, more)).unwrap(), &Policy::default()).await.unwrap()
 }
 
-/// Every file below a directory with its bytes, but for the books.
-pub(crate) fn tree(root: &Path) -> BTreeMap<String, String> {
+/// Every file below a directory with its bytes. A file that is removed meanwhile is not there.
+fn bytes_below(root: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut open = vec![root.to_owned()];
     while let Some(directory) = open.pop() {
-        for entry in fs::read_dir(&directory).unwrap().map(Result::unwrap) {
+        for entry in fs::read_dir(&directory).into_iter().flatten().map(Result::unwrap) {
             let path = entry.path();
             let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
             if path.is_dir() {
                 open.push(path);
-            } else if !name.starts_with(".kollect/") && !name.starts_with(".git/") {
-                found.insert(name, String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned());
+            } else if let Ok(bytes) = fs::read(&path) {
+                found.insert(name, bytes);
             }
         }
     }
     found
+}
+
+/// Every file below a directory with its text, but for the books, and for files that are being written: their names
+/// end with # and a number until they are complete.
+pub(crate) fn tree(root: &Path) -> BTreeMap<String, String> {
+    let mut found = bytes_below(root);
+    let is_shown = |name: &str| !name.starts_with(".kollect/") && !name.starts_with(".git/");
+    found.retain(|name, _| is_shown(name) && !name.contains('#'));
+    let text = |(name, bytes): (String, Vec<u8>)| (name, String::from_utf8_lossy(&bytes).into_owned());
+    found.into_iter().map(text).collect()
 }
 
 /// A row of any object.
@@ -168,13 +178,32 @@ impl Place for Files {
         attributes(&self.files("awkward"), uid)
     }
 
+    async fn look(&self) -> String {
+        self.files("torn").into_values().collect()
+    }
+
+    type Backup = BTreeMap<String, Vec<u8>>;
+
+    async fn back_up(&self) -> Self::Backup {
+        bytes_below(self.dir.path())
+    }
+
+    async fn restore(&self, backup: &Self::Backup) {
+        for path in bytes_below(self.dir.path()).into_keys().filter(|path| !backup.contains_key(path)) {
+            fs::remove_file(self.dir.path().join(path)).unwrap();
+        }
+        for (path, bytes) in backup {
+            fs::write(self.dir.path().join(path), bytes).unwrap();
+        }
+    }
+
     /// Nine operations on every file: with 50,000 of them a minute in a debug build.
     fn many(&self) -> usize {
         if self.more["layout"]["mode"] == "document" { 50_000 } else { 5_000 }
     }
 }
 
-/// Somebody changes the files of an inventory, in any layout.
+/// Others change the files of an inventory, in any layout.
 pub(crate) fn meddle(root: &Path, files: BTreeMap<String, String>) {
     for (path, text) in files {
         let file = root.join(&path);

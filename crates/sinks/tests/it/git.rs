@@ -198,6 +198,30 @@ impl Place for Remote {
         attributes(&files_of(&self.checkout().path, "awkward"), uid)
     }
 
+    async fn look(&self) -> String {
+        files_of(&self.checkout().path, "torn").into_values().collect()
+    }
+
+    /// All refs, those of claims too.
+    type Backup = String;
+
+    async fn back_up(&self) -> String {
+        self.git(&["for-each-ref", "--format=%(objectname) %(refname)"])
+    }
+
+    async fn restore(&self, backup: &String) {
+        for line in self.back_up().await.lines() {
+            let (_, name) = line.split_once(' ').unwrap();
+            if !backup.lines().any(|line| line.ends_with(&format!(" {name}"))) {
+                self.git(&["update-ref", "-d", name]);
+            }
+        }
+        for line in backup.lines() {
+            let (object, name) = line.split_once(' ').unwrap();
+            self.git(&["update-ref", name, object]);
+        }
+    }
+
     fn many(&self) -> usize {
         5_000
     }

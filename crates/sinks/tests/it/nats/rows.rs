@@ -56,6 +56,34 @@ impl Place for Subjects {
         let message = all.iter().find(|message| message.uid() == uid).unwrap();
         message.json()["data"]["after"]["attributes"].to_string()
     }
+
+    /// What is removed stays as a marker for a while.
+    async fn look(&self) -> String {
+        let all = self.other.rows(self.name, "torn").await;
+        all.iter().filter(|one| one.header("Kollect-Op") != Some("removed")).map(|one| &*one.body).collect()
+    }
+
+    type Backup = Vec<Message>;
+
+    async fn back_up(&self) -> Vec<Message> {
+        self.other.messages(self.name, ">").await
+    }
+
+    async fn restore(&self, backup: &Vec<Message>) {
+        let config = self.other.stream(self.name).await["config"].clone();
+        let deleted: Value =
+            self.other.jetstream.request(format!("STREAM.DELETE.{}", self.name), &json!({})).await.unwrap();
+        assert_eq!(deleted["success"], true, "{deleted}");
+        self.other.create(config).await;
+        for Message { subject, headers, body, .. } in backup {
+            let mut kept = HeaderMap::new();
+            for (name, values) in headers.iter().filter(|(name, _)| !name.to_string().starts_with("Nats-")) {
+                values.iter().for_each(|value| kept.append(name.clone(), value.clone()));
+            }
+            let sent = self.other.jetstream.publish_with_headers(subject.clone(), kept, body.clone().into());
+            sent.await.unwrap().await.unwrap();
+        }
+    }
 }
 
 impl Message {
