@@ -25,7 +25,12 @@ use object_store::{ObjectStore, ObjectStoreExt, PutMode, local::LocalFileSystem,
 
 use crate::{
     Backend, Files, Out, Policy, SinkSettings,
-    layout::{self, FileFormat, Settings, blobs::Blobs, keeper::Keeper},
+    layout::{
+        self, FileFormat, Settings,
+        blobs::{Blobs, Version},
+        keeper::Keeper,
+        path_owners::PathOwners,
+    },
     preview::provisioned,
 };
 
@@ -114,10 +119,11 @@ impl Backend for Config {
     }
 }
 
-/// The lock of all sinks of this process that write below a directory, by its canonical path. Other
-/// processes do not see it.
-fn write_lock(root: &Path) -> Arc<tokio::sync::Mutex<()>> {
-    static LOCKS: Mutex<BTreeMap<PathBuf, Weak<tokio::sync::Mutex<()>>>> = Mutex::new(BTreeMap::new());
+/// The lock of all sinks of this process that write below a directory, by its canonical path, with what they
+/// remember of its manifests. Other processes do not see it.
+fn write_lock(root: &Path) -> Arc<tokio::sync::Mutex<PathOwners>> {
+    static LOCKS: Mutex<BTreeMap<PathBuf, Weak<tokio::sync::Mutex<PathOwners>>>> =
+        Mutex::new(BTreeMap::new());
     let mut locks = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
     locks.retain(|_, lock| lock.strong_count() > 0);
     if let Some(lock) = locks.get(root).and_then(Weak::upgrade) {
@@ -227,9 +233,9 @@ impl Blobs for Directory {
         }
     }
 
-    async fn write(&self, path: &str, bytes: Bytes) -> Result<(), SinkError> {
+    async fn write(&self, path: &str, bytes: Bytes) -> Result<Version, SinkError> {
         let written = self.store(path).put(&self.locate(path)?, bytes.into()).await;
-        written.map(drop).map_err(|error| failed(self.attempt("write", path), error))
+        written.map(|written| written.e_tag).map_err(|error| failed(self.attempt("write", path), error))
     }
 
     async fn create(&self, path: &str, bytes: Bytes) -> Result<bool, SinkError> {
@@ -248,8 +254,14 @@ impl Blobs for Directory {
     }
 
     async fn list(&self, directory: &str) -> Result<Vec<String>, SinkError> {
+        let files = self.list_versions(directory).await?;
+        Ok(files.into_iter().map(|(path, _)| path).collect())
+    }
+
+    /// A version is made of inode, size and time of the last change.
+    async fn list_versions(&self, directory: &str) -> Result<Vec<(String, Version)>, SinkError> {
         let prefix = self.locate(directory)?;
-        let listed = self.store.list(Some(&prefix)).map_ok(|file| file.location.to_string());
+        let listed = self.store.list(Some(&prefix)).map_ok(|file| (file.location.to_string(), file.e_tag));
         listed.try_collect().await.map_err(|error| failed(self.attempt("list", directory), error))
     }
 

@@ -30,6 +30,7 @@ use crate::{
 
 mod branch;
 mod claims;
+mod contested;
 mod draw;
 mod message;
 mod mirror;

@@ -2,7 +2,8 @@
 //!
 //! The files are the state: a write reads what it must keep, applies a delta and writes the files that
 //! differ. [`draft`] does that without touching anything; [`keeper`] keeps the files of a store that way,
-//! together with the [`manifest`] that says which files are whose.
+//! together with the [`manifest`] of each inventory, which names its files. A path that a manifest names belongs
+//! to that inventory alone: [`path_owners`].
 
 use std::path::Path;
 
@@ -26,6 +27,7 @@ pub(crate) mod foreign;
 mod json_text;
 pub mod keeper;
 pub(crate) mod manifest;
+pub mod path_owners;
 pub(crate) mod paths;
 pub(crate) mod preview;
 mod row_paths;

@@ -24,7 +24,10 @@ use super::{
     remote::RemoteConfig,
     transport::{Advertised, Rejected, Remote},
 };
-use crate::{Policy, layout::Settings};
+use crate::{
+    Policy,
+    layout::{Settings, path_owners::PathOwners},
+};
 
 /// How often others may be quicker before we give up.
 pub(super) const ATTEMPTS: u32 = 8;
@@ -57,6 +60,8 @@ pub(super) struct Branch {
     pub(super) turn: Arc<tokio::sync::Mutex<()>>,
     /// Claims, by the names of their commits.
     pub(super) claims: Mutex<HashMap<Oid, Claim>>,
+    /// What is remembered of the manifests on the branch, by the names of their trees.
+    owners: Arc<Mutex<PathOwners>>,
 }
 
 struct Waiting {
@@ -90,6 +95,7 @@ impl Branch {
             waiting: Mutex::default(),
             turn: Arc::default(),
             claims: Mutex::default(),
+            owners: Arc::default(),
             key,
         })
     }
@@ -113,9 +119,9 @@ impl Branch {
         let found = loop {
             let seen = self.look(&mirror).await?;
             self.exists(&seen)?;
-            let (inventory, settings) = (inventory.clone(), settings.clone());
+            let (inventory, settings, owners) = (inventory.clone(), settings.clone(), self.owners.clone());
             let read = blocking(&mirror, move |mirror| {
-                draw::baseline(&mirror.repository()?, seen.base, &inventory, &settings)
+                draw::baseline(&mirror.repository()?, seen.base, &inventory, &settings, &owners)
             });
             match read.await? {
                 Ok(found) => break found,
@@ -213,9 +219,10 @@ impl Branch {
                 }
             }
             let (place, drawing, base) = (self.place.clone(), asked.clone(), seen.base);
-            let is_there = seen.tip.is_some();
+            let (is_there, owners) = (seen.tip.is_some(), self.owners.clone());
             let drawn = blocking(mirror, move |mirror| {
-                draw::draw(&mirror.repository()?, &place, base, is_there, &drawing, &mut refused)
+                let repository = mirror.repository()?;
+                draw::draw(&repository, &place, base, is_there, &drawing, &mut refused, &owners)
             });
             let Drawn { done, tip, pack } = match drawn.await? {
                 Ok(drawn) => drawn,

@@ -4,7 +4,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use bytes::Bytes;
@@ -17,6 +17,7 @@ use kollect_model::{
 };
 
 use super::{
+    contested::find_owners,
     message::{self, About, Messages},
     mirror::Failure,
     tree::{Entry, Files},
@@ -26,6 +27,7 @@ use crate::layout::{
     draft::{Change, Draft},
     foreign::{self, Foreign},
     manifest::{Hash, Manifest, unreadable},
+    path_owners::{PathOwners, Settled},
     paths,
 };
 
@@ -89,6 +91,7 @@ pub(super) fn draw(
     is_there: bool,
     works: &[Work],
     refused: &mut HashMap<usize, SinkError>,
+    owners: &Mutex<PathOwners>,
 ) -> Result<Drawn, Failure> {
     let odb = repository.odb()?;
     odb.add_new_mempack_backend(1000)?;
@@ -103,8 +106,17 @@ pub(super) fn draw(
             done.push(Ok(Done { receipt: Receipt::default(), books: None }));
             continue;
         }
-        let drawer = Drawer { repository, place, base: tip, files: Files::of(repository, tip)?, work };
-        match drawer.draw(&mut made) {
+        let drawer = |base, known| {
+            let files = Files::of(repository, base)?;
+            Ok::<_, Failure>(Drawer { repository, place, base, files, work, known, owners })
+        };
+        let drawn = drawer(tip, work.known)?.settle_contested(&mut made).and_then(|(settled, commit)| {
+            let known = if commit.is_some() { Known::Nothing } else { work.known };
+            // Also if the write itself is refused now: what was given up stays so.
+            tip = commit.or(tip);
+            drawer(tip, known)?.draw(&settled, &mut made)
+        });
+        match drawn {
             Ok((one, commit)) => {
                 tip = commit.or(tip);
                 done.push(Ok(one));
@@ -134,10 +146,16 @@ pub(super) fn baseline(
     commit: Option<Oid>,
     inventory: &InventoryId,
     settings: &Settings,
+    owners: &Mutex<PathOwners>,
 ) -> Result<(Baseline, Option<Oid>), Failure> {
     let files = Files::of(repository, commit)?;
-    let (books, manifest) = held(&files, &paths::books(inventory))?;
+    let own = paths::books(inventory);
+    let (books, manifest) = held(&files, &own)?;
     let Some(manifest) = manifest else { return Ok((Baseline::new(), books)) };
+    let mut owners = owners.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = find_owners(&files, &mut owners, &own, manifest.paths())?;
+    owners.set_contested(&own, !found.is_empty());
+    drop(owners);
     let shape = manifest.header.shape;
     let mut seen = BTreeMap::new();
     for path in manifest.paths() {
@@ -155,10 +173,7 @@ pub(super) fn baseline(
 /// The books of an inventory: the name of their directory, and what they say.
 fn held(files: &Files<'_>, books: &str) -> Result<(Option<Oid>, Option<Manifest>), Failure> {
     let Some(directory) = files.directory(books)? else { return Ok((None, None)) };
-    let mut read = Vec::new();
-    for entry in directory.iter().filter(|entry| entry.kind() == Some(ObjectType::Blob)) {
-        read.push((entry.name().unwrap_or_default().to_owned(), files.bytes(entry.id())?));
-    }
+    let read = files.all_bytes(&directory)?;
     let manifest = Manifest::of_files(read.iter().map(|(name, bytes)| (&**name, &**bytes)));
     let manifest = manifest.map_err(|error| {
         let attempt = format!(
@@ -170,65 +185,97 @@ fn held(files: &Files<'_>, books: &str) -> Result<(Option<Oid>, Option<Manifest>
     Ok((Some(directory.id()), manifest))
 }
 
-struct Drawer<'a> {
+/// Draws one work up.
+pub(super) struct Drawer<'a> {
     repository: &'a Repository,
     place: &'a str,
     base: Option<Oid>,
-    files: Files<'a>,
-    work: &'a Work,
+    pub(super) files: Files<'a>,
+    pub(super) work: &'a Work,
+    known: Known,
+    owners: &'a Mutex<PathOwners>,
 }
 
 impl Drawer<'_> {
-    fn draw(&self, made: &mut Vec<Oid>) -> Result<(Done, Option<Oid>), Failure> {
+    fn draw(&self, settled: &Settled, made: &mut Vec<Oid>) -> Result<(Done, Option<Oid>), Failure> {
         let books = paths::books(&self.work.inventory);
-        let (id, held) = held(&self.files, &books)?;
-        if !matches!(self.work.known, Known::Nothing) && self.work.known != Known::Books(id) {
+        let (id, held) = self.held(&books)?;
+        let now = jiff::Timestamp::now().to_string();
+        let Commit { edits, message, receipt, manifest } = match &self.work.task {
+            Task::Forget => self.forget(&books, held.as_ref(), &now)?,
+            Task::Write { .. } => self.write(&books, held.as_ref(), settled, &now)?,
+        };
+        let Some(commit) = self.commit(edits, &message, made)? else {
+            return Ok((Done { receipt, books: id }, None));
+        };
+        let id = Files::of(self.repository, Some(commit))?.directory(&books)?.map(|tree| tree.id());
+        match (id, manifest) {
+            (Some(id), Some(manifest)) => self.owners().remember(&books, Some(id.to_string()), &manifest),
+            _ => self.owners().forget(&books),
+        }
+        Ok((Done { receipt, books: id }, Some(commit)))
+    }
+
+    /// The books of the inventory, if they are as we know them.
+    pub(super) fn held(&self, books: &str) -> Result<(Option<Oid>, Option<Manifest>), Failure> {
+        let (id, held) = held(&self.files, books)?;
+        if !matches!(self.known, Known::Nothing) && self.known != Known::Books(id) {
             let why = format!(
-                "write inventory {} in {}: what says which files are ours was changed by others; all is compared again",
+                "write inventory {} in {}: what says which files are ours was changed by others; all is compared \
+                 again",
                 self.work.inventory, self.place
             );
             return Err(SinkError::new(SinkReason::ClaimLost, why).into());
         }
-        let now = jiff::Timestamp::now().to_string();
-        let (edits, message, receipt) = match &self.work.task {
-            Task::Forget => self.forget(&books, held.as_ref(), &now)?,
-            Task::Write { .. } => self.write(&books, held.as_ref(), &now)?,
-        };
+        Ok((id, held))
+    }
+
+    pub(super) fn owners(&self) -> MutexGuard<'_, PathOwners> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A commit with these changes, if they change anything.
+    pub(super) fn commit(
+        &self,
+        edits: Edits,
+        message: &str,
+        made: &mut Vec<Oid>,
+    ) -> Result<Option<Oid>, Failure> {
         if edits.is_empty() {
-            return Ok((Done { receipt, books: id }, None));
+            return Ok(None);
         }
         let tree = self.files.change(edits, made)?;
         let tree = self.repository.find_tree(tree)?;
         let parent = self.base.map(|base| self.repository.find_commit(base)).transpose()?;
         if parent.as_ref().is_some_and(|parent| parent.tree_id() == tree.id()) {
-            return Ok((Done { receipt, books: id }, None));
+            return Ok(None);
         }
         let signature = Signature::now(&self.work.messages.author, &self.work.messages.email)?;
         let parents: Vec<_> = parent.iter().collect();
-        let commit = self.repository.commit(None, &signature, &signature, &message, &tree, &parents)?;
+        let commit = self.repository.commit(None, &signature, &signature, message, &tree, &parents)?;
         made.push(commit);
-        let books = Files::of(self.repository, Some(commit))?.directory(&books)?.map(|tree| tree.id());
-        Ok((Done { receipt, books }, Some(commit)))
+        Ok(Some(commit))
     }
 
     fn write(
         &self,
         books: &str,
         held: Option<&Manifest>,
+        settled: &Settled,
         now: &str,
-    ) -> Result<(Edits, String, Receipt), Failure> {
+    ) -> Result<Commit, Failure> {
         let Work { inventory, claim, settings, messages, task, .. } = self.work;
         let Task::Write { delta, sink, generation, part_bytes } = task else {
             return Err(SinkError::new(SinkReason::WriteFailed, "nothing to write").into());
         };
         let batch =
             Batch { generation: *generation, part_bytes: *part_bytes, ..Batch::new(inventory, claim, delta) };
-        let Drafted { change, mut edits, files } = self.draft(books, settings, &batch, held, now)?;
+        let Drafted { change, mut edits, files } = self.draft(books, settings, &batch, held, settled, now)?;
         let Change { manifest, checksum, refused, warnings, .. } = change;
         self.keep_books(books, &manifest, &mut edits)?;
         let receipt = Receipt { checksum: Some(checksum.clone()), refused, warnings };
         if edits.is_empty() {
-            return Ok((edits, String::new(), receipt));
+            return Ok(Commit { edits, message: String::new(), receipt, manifest: None });
         }
         let old = held.map(|held| self.old_rows(held, &files, delta)).transpose()?.unwrap_or_default();
         let name = |key: &RowKey| held?.rows.get(key).map(|line| line.name.clone());
@@ -247,7 +294,8 @@ impl Drawer<'_> {
                 &changes
             },
         };
-        Ok((edits, messages.text(&about), receipt))
+        let message = messages.text(&about);
+        Ok(Commit { edits, message, receipt, manifest: Some(manifest) })
     }
 
     /// Draws the files up, around those of others.
@@ -257,13 +305,14 @@ impl Drawer<'_> {
         settings: &Settings,
         batch: &Batch<'_>,
         held: Option<&Manifest>,
+        settled: &Settled,
         now: &str,
     ) -> Result<Drafted, Failure> {
         if self.files.directory(paths::BOOKS)?.is_none() && self.files.entry(paths::BOOKS)? != Entry::Nothing
         {
-            foreign::refuse(self.place, &[(paths::BOOKS.to_owned(), false)], &[])?;
+            foreign::refuse(self.place, &[(paths::BOOKS.to_owned(), false)])?;
         }
-        let mut foreign = Foreign::default();
+        let mut foreign = Foreign::of(&settled.lost);
         loop {
             let draft = Draft::new(settings, batch, held, &foreign);
             let mut files = BTreeMap::new();
@@ -273,10 +322,20 @@ impl Drawer<'_> {
                 }
             }
             let mut change = draft.change(&files, BTreeMap::new(), now);
+            let new = foreign.not_looked_up(&change.new_paths);
+            if !new.is_empty() {
+                let found = find_owners(&self.files, &mut self.owners(), books, new)?;
+                if !found.is_empty() {
+                    change.note_owned(held, self.place, found, &mut foreign)?;
+                    continue;
+                }
+            }
             let mut removed = Vec::new();
             for path in std::mem::take(&mut change.deletes) {
-                // What is there instead of a file of ours is not ours.
-                if let Entry::File(_) = self.files.entry(&path)? {
+                // What is there instead of a file of ours is not ours. What another manifest names stays.
+                if let Entry::File(_) = self.files.entry(&path)?
+                    && !settled.shared.contains_key(&path)
+                {
                     removed.push(path);
                 }
             }
@@ -286,14 +345,7 @@ impl Drawer<'_> {
                 edits.extend(removed.into_iter().map(|path| (path, None)));
                 return Ok(Drafted { change, edits, files });
             }
-            let mut others = Vec::new();
-            for directory in self.others(books)? {
-                others.extend(self::held(&self.files, &directory)?.1);
-            }
-            let (of_rows, of_all) = change.sort_foreign(held, found);
-            foreign::refuse(self.place, &of_all, &others)?;
-            foreign.add(&of_rows, &others);
-            foreign.add(&of_all, &[]);
+            change.note_files(held, self.place, found, &mut foreign)?;
         }
     }
 
@@ -331,15 +383,20 @@ impl Drawer<'_> {
         Ok((edits, foreign))
     }
 
-    /// The books of other inventories.
-    fn others(&self, books: &str) -> Result<Vec<String>, git2::Error> {
-        let Some(directory) = self.files.directory(paths::BOOKS)? else { return Ok(Vec::new()) };
-        let trees = directory.iter().filter(|entry| entry.kind() == Some(ObjectType::Tree));
-        let all = trees.map(|entry| format!("{}/{}", paths::BOOKS, entry.name().unwrap_or_default()));
-        Ok(all.filter(|path| path != books).collect())
+    /// Whether there are books of other inventories.
+    fn has_others(&self, books: &str) -> Result<bool, git2::Error> {
+        let Some(directory) = self.files.directory(paths::BOOKS)? else { return Ok(false) };
+        let mut trees = directory.iter().filter(|entry| entry.kind() == Some(ObjectType::Tree));
+        let own = books.strip_prefix(paths::BOOKS).and_then(|name| name.strip_prefix('/'));
+        Ok(trees.any(|entry| entry.name().ok() != own))
     }
 
-    fn keep_books(&self, books: &str, manifest: &Manifest, edits: &mut Edits) -> Result<(), Failure> {
+    pub(super) fn keep_books(
+        &self,
+        books: &str,
+        manifest: &Manifest,
+        edits: &mut Edits,
+    ) -> Result<(), Failure> {
         let wanted = manifest.to_files().expect("a manifest is always JSON");
         for entry in self.files.directory(books)?.iter().flat_map(|directory| directory.iter()) {
             let name = entry.name().unwrap_or_default();
@@ -386,37 +443,36 @@ impl Drawer<'_> {
         Ok(rows)
     }
 
-    fn forget(
-        &self,
-        books: &str,
-        held: Option<&Manifest>,
-        now: &str,
-    ) -> Result<(Edits, String, Receipt), Failure> {
+    fn forget(&self, books: &str, held: Option<&Manifest>, now: &str) -> Result<Commit, Failure> {
         let mut edits = Edits::new();
-        for path in held.map(Manifest::paths).unwrap_or_default() {
-            if let Entry::File(_) = self.files.entry(path)? {
+        let own = held.map(Manifest::paths).unwrap_or_default();
+        let others = find_owners(&self.files, &mut self.owners(), books, own.iter().copied())?;
+        for path in own {
+            // What another manifest names stays.
+            if let Entry::File(_) = self.files.entry(path)?
+                && !others.contains_key(path)
+            {
                 edits.insert(path.to_owned(), None);
             }
         }
         for entry in self.files.directory(books)?.iter().flat_map(|directory| directory.iter()) {
             edits.insert(format!("{books}/{}", entry.name().unwrap_or_default()), None);
         }
-        if !edits.is_empty() && self.others(books)?.is_empty() {
+        if !edits.is_empty() && !self.has_others(books)? {
             edits.insert(format!("{}/.gitattributes", paths::BOOKS), None);
         }
-        let inventory = &self.work.inventory;
-        let about = About {
-            inventory,
-            sink: "",
-            generation: 0,
-            items: 0,
-            checksum: "",
-            exported_at: now,
-            path: "",
-            changes: "",
-        };
-        Ok((edits, Messages::removal().text(&about), Receipt::default()))
+        let message = Messages::removal().text(&About::without_rows(&self.work.inventory, now));
+        Ok(Commit { edits, message, receipt: Receipt::default(), manifest: None })
     }
+}
+
+/// A commit, drawn up.
+struct Commit {
+    edits: Edits,
+    message: String,
+    receipt: Receipt,
+    /// What its books say, if it changes them.
+    manifest: Option<Manifest>,
 }
 
 /// The files of a commit, drawn up.
@@ -428,4 +484,4 @@ struct Drafted {
 }
 
 /// Bytes for a file, nothing to remove it.
-type Edits = BTreeMap<String, Option<Bytes>>;
+pub(super) type Edits = BTreeMap<String, Option<Bytes>>;

@@ -8,8 +8,11 @@ use kollect_model::{
     row::{Row, RowKey},
 };
 
+use crate::layout::path_owners::{Owner, Owners};
+
 const SUBJECT: &str = "chore({cluster}/{namespace}/{name}): export {itemCount} items @ {checksumShort}";
 const REMOVAL: &str = "chore({cluster}/{namespace}/{name}): remove the inventory";
+const GIVING_UP: &str = "chore({cluster}/{namespace}/{name}): give up files of other inventories";
 const BODY: &str = "{changes}";
 /// More lines say less.
 pub(super) const MOST_LINES: usize = 50;
@@ -96,6 +99,11 @@ impl Messages {
         Self { subject: REMOVAL.into(), body: String::new(), ..Self::default() }
     }
 
+    /// Of the commit that gives up files that belong to other inventories.
+    pub(super) fn giving_up() -> Self {
+        Self { subject: GIVING_UP.into(), ..Self::default() }
+    }
+
     /// The message of a commit.
     pub(super) fn text(&self, about: &About<'_>) -> String {
         let line = |template: &str| {
@@ -106,6 +114,22 @@ impl Messages {
         paragraphs.push(self.trailers.iter().map(|trailer| line(trailer)).collect::<Vec<_>>().join("\n"));
         paragraphs.retain(|paragraph| !paragraph.is_empty());
         paragraphs.join("\n\n").replace('\0', " ") + "\n"
+    }
+}
+
+impl<'a> About<'a> {
+    /// A commit that changes no row.
+    pub(super) fn without_rows(inventory: &'a InventoryId, exported_at: &'a str) -> Self {
+        Self {
+            inventory,
+            sink: "",
+            generation: 0,
+            items: 0,
+            checksum: "",
+            exported_at,
+            path: "",
+            changes: "",
+        }
     }
 }
 
@@ -205,7 +229,20 @@ pub(super) fn changes(
             }
         });
     }
-    if let Some(more) = rows.len().checked_sub(MOST_LINES).filter(|more| *more > 0) {
+    counted(lines, rows.len())
+}
+
+/// Files that are given up, and whose they are.
+pub(super) fn given_up(files: &Owners) -> String {
+    let line = |(path, owners): (&String, &Vec<Owner>)| {
+        format!("{path}: {}", owners.first().map_or_else(String::new, Owner::described))
+    };
+    counted(files.iter().take(MOST_LINES).map(line).collect(), files.len())
+}
+
+/// The first lines of so many.
+fn counted(mut lines: Vec<String>, all: usize) -> String {
+    if let Some(more) = all.checked_sub(MOST_LINES).filter(|more| *more > 0) {
         lines.push(format!("… and {more} more"));
     }
     lines.join("\n")

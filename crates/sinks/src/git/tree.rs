@@ -107,6 +107,14 @@ impl<'r> Files<'r> {
         Ok(Bytes::copy_from_slice(self.repository.find_blob(blob)?.content()))
     }
 
+    /// The files of a directory, but for those below.
+    pub(super) fn all_bytes(&self, directory: &Tree<'_>) -> Result<Vec<(String, Bytes)>, git2::Error> {
+        let blobs = directory.iter().filter(|entry| entry.kind() == Some(ObjectType::Blob));
+        blobs
+            .map(|entry| Ok((entry.name().unwrap_or_default().to_owned(), self.bytes(entry.id())?)))
+            .collect()
+    }
+
     /// The tree after changes: bytes for a file, nothing to remove it. Names of the objects that the tree
     /// did not have in their place are added to `made`.
     pub(super) fn change(

@@ -11,12 +11,14 @@ use kollect_model::{
     crd::sinks::LayoutContent,
     envelope::{self, About, Item},
     row::{Row, RowDigest, RowKey},
+    sink::SinkError,
 };
 
 use super::{
     Settings, Shape, chunks,
-    foreign::Foreign,
+    foreign::{self, Foreign},
     manifest::{Hash, Line, Manifest},
+    path_owners::Owners,
     paths,
     row_paths::{self, Placed, Source},
 };
@@ -64,6 +66,8 @@ pub(crate) struct Change {
     pub(crate) journal: BTreeMap<Hash, String>,
     /// What was held, and the paths that are new.
     pub(crate) intent: Option<Manifest>,
+    /// Paths that were not held.
+    pub(crate) new_paths: Vec<String>,
     pub(crate) writes: Vec<(String, Bytes)>,
     pub(crate) deletes: Vec<String>,
     pub(crate) manifest: Manifest,
@@ -72,20 +76,45 @@ pub(crate) struct Change {
     pub(crate) warnings: Vec<String>,
 }
 
-/// A file that is in the way, and whether its content is what would be written.
-type FoundFile = (String, bool);
-
 impl Change {
-    /// Of files that are in the way of this change: those that concern one row each, and those that concern
-    /// the whole inventory. Rows that are in documents have no file where they could stay.
-    pub(crate) fn sort_foreign(
+    /// Notes paths of this change that other manifests name. Fails if the whole inventory depends on one of them.
+    pub(crate) fn note_owned(
         &self,
         held: Option<&Manifest>,
-        found: Vec<FoundFile>,
-    ) -> (Vec<FoundFile>, Vec<FoundFile>) {
+        place: &str,
+        found: Owners,
+        foreign: &mut Foreign,
+    ) -> Result<(), SinkError> {
+        for (path, owners) in found {
+            let Some(owner) = owners.first() else { continue };
+            if !self.is_of_one_row(held, &path) {
+                return Err(foreign::owned_by_other(place, &path, owner));
+            }
+            foreign.add_owned(path, owner);
+        }
+        Ok(())
+    }
+
+    /// Notes files that are in the way of this change and that no manifest names, each with whether it holds just
+    /// what would be written. Fails if the whole inventory depends on one that does not.
+    pub(crate) fn note_files(
+        &self,
+        held: Option<&Manifest>,
+        place: &str,
+        found: Vec<(String, bool)>,
+        foreign: &mut Foreign,
+    ) -> Result<(), SinkError> {
+        let shared = found.iter().filter(|(path, _)| !self.is_of_one_row(held, path));
+        foreign::refuse(place, &shared.cloned().collect::<Vec<_>>())?;
+        foreign.add_files(found);
+        Ok(())
+    }
+
+    /// Whether a path concerns one row and not the whole inventory. Rows that are in documents have no file where
+    /// they could stay.
+    fn is_of_one_row(&self, held: Option<&Manifest>, path: &str) -> bool {
         let in_documents = held.is_some_and(|held| held.header.shape.document);
-        let shared = &self.manifest.header.files;
-        found.into_iter().partition(|(path, _)| !in_documents && !shared.contains_key(path))
+        !in_documents && !self.manifest.header.files.contains_key(path)
     }
 }
 
@@ -240,6 +269,7 @@ impl<'a> Draft<'a> {
         let mut change = Change {
             journal: BTreeMap::new(),
             intent: None,
+            new_paths: Vec::new(),
             writes: Vec::new(),
             deletes: Vec::new(),
             manifest: Manifest::new(self.batch.inventory, self.settings.fingerprint(), self.shape),
@@ -398,7 +428,8 @@ impl<'a> Draft<'a> {
         let Some(held) = self.held else {
             let mut intent = Manifest::new(self.batch.inventory, self.settings.fingerprint(), self.shape);
             intent.header.writing = true;
-            intent.header.claimed = change.manifest.paths().into_iter().map(ToOwned::to_owned).collect();
+            change.new_paths = change.manifest.paths().into_iter().map(ToOwned::to_owned).collect();
+            intent.header.claimed = change.new_paths.iter().cloned().collect();
             change.intent = Some(intent);
             return;
         };
@@ -415,11 +446,11 @@ impl<'a> Draft<'a> {
                 change.journal.insert(line.hash, text.clone());
             }
         }
-        let fresh: BTreeSet<String> = has.difference(&had).map(|path| (*path).to_owned()).collect();
-        if !fresh.is_empty() || !change.journal.is_empty() {
+        change.new_paths = has.difference(&had).map(|path| (*path).to_owned()).collect();
+        if !change.new_paths.is_empty() || !change.journal.is_empty() {
             let mut intent = held.clone();
             intent.header.writing = true;
-            intent.header.claimed.extend(fresh);
+            intent.header.claimed.extend(change.new_paths.iter().cloned());
             change.intent = Some(intent);
         }
     }

@@ -1,22 +1,26 @@
-//! Files that are where ours shall be and are not ours: they are never touched.
+//! Paths where ours shall be and that are not ours: files there are never touched.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use kollect_model::sink::{SinkError, SinkReason};
 
-use super::manifest::Manifest;
+use super::path_owners::{self, Owners};
 
-/// Files that are in the way of ours, and whose they are, as far as a write has found out.
+/// Paths that are not ours, and whose they are, as far as a write has found out.
 #[derive(Default)]
-pub(crate) struct Foreign(BTreeMap<String, Owner>);
+pub(crate) struct Foreign {
+    paths: BTreeMap<String, Owner>,
+    /// Paths that were looked up in the manifests of other inventories.
+    looked_up: HashSet<String>,
+}
 
-/// Whose a file is that our manifest does not name.
+/// Whose a path is that our manifest does not name.
 enum Owner {
-    /// No manifest names it, and it holds just what we would write: a write that was cut off has left it.
+    /// No manifest names it, and the file holds just what we would write: a write that was cut off has left it.
     Left,
     /// No manifest names it.
     Unknown,
-    /// Another inventory's.
+    /// Another inventory's, whether the file is there or not.
     Inventory {
         /// Namespace, name and cluster, for messages.
         described: String,
@@ -26,37 +30,41 @@ enum Owner {
 }
 
 impl Foreign {
-    /// Adds files that were found, each with whether it holds just what we would write. `others` are the
-    /// manifests of other inventories.
-    pub(crate) fn add(&mut self, found: &[(String, bool)], others: &[Manifest]) {
-        for (path, same) in found {
-            self.0.insert(path.clone(), if *same { Owner::Left } else { Owner::Unknown });
+    /// Paths that other inventories have.
+    pub(crate) fn of(owners: &Owners) -> Self {
+        let mut foreign = Self::default();
+        for (path, owners) in owners {
+            owners.iter().take(1).for_each(|owner| foreign.add_owned(path.clone(), owner));
         }
-        for manifest in others {
-            let theirs = manifest.paths();
-            let named: Vec<&String> =
-                found.iter().map(|(path, _)| path).filter(|path| theirs.contains(&***path)).collect();
-            if named.is_empty() {
-                continue;
-            }
-            let rows: BTreeMap<&str, &str> =
-                manifest.rows.iter().map(|(key, line)| (&*line.path, &*key.group)).collect();
-            for path in named {
-                let of_a_row = !manifest.header.files.contains_key(path);
-                let group = rows.get(&**path).filter(|_| of_a_row).map(|group| (*group).to_owned());
-                self.0.insert(path.clone(), Owner::Inventory { described: described(manifest), group });
-            }
-        }
+        foreign
+    }
+
+    /// Adds files that were found and that no manifest names, each with whether it holds just what we would write.
+    pub(super) fn add_files(&mut self, found: Vec<(String, bool)>) {
+        let owner = |same| if same { Owner::Left } else { Owner::Unknown };
+        self.paths.extend(found.into_iter().map(|(path, same)| (path, owner(same))));
+    }
+
+    /// Adds a path that the manifest of another inventory names.
+    pub(super) fn add_owned(&mut self, path: String, owner: &path_owners::Owner) {
+        let owner = Owner::Inventory { described: owner.described(), group: owner.group.clone() };
+        self.paths.insert(path, owner);
     }
 
     /// Those of `found` that were not known before.
     pub(crate) fn unknown_of(&self, found: Vec<(String, bool)>) -> Vec<(String, bool)> {
-        found.into_iter().filter(|(path, _)| !self.0.contains_key(path)).collect()
+        found.into_iter().filter(|(path, _)| !self.paths.contains_key(path)).collect()
+    }
+
+    /// Those of `paths` that were never asked for before.
+    pub(crate) fn not_looked_up<'p>(&mut self, paths: &'p [String]) -> Vec<&'p str> {
+        let new = paths.iter().filter(|path| self.looked_up.insert((*path).clone()));
+        new.map(|path| &**path).collect()
     }
 
     /// Whether the file is that of a row of another API group.
     pub(super) fn is_of_another_group(&self, path: &str, group: &str) -> bool {
-        match self.0.get(path) {
+        match self.paths.get(path) {
             Some(Owner::Inventory { group: Some(other), .. }) => other != group,
             _ => false,
         }
@@ -64,7 +72,7 @@ impl Foreign {
 
     /// Why a row of an API group cannot have a file, and what to do about it.
     pub(super) fn refusal(&self, path: &str, group: &str) -> Option<String> {
-        match self.0.get(path)? {
+        match self.paths.get(path)? {
             Owner::Left => None,
             Owner::Unknown => Some(format!(
                 "{path} is a file that Kollect has not written: move it away, or write another \
@@ -82,26 +90,20 @@ impl Foreign {
     }
 }
 
-fn described(manifest: &Manifest) -> String {
-    let [cluster, namespace, name] = &manifest.header.inventory;
-    format!("inventory {namespace}/{name} of cluster {cluster:?}")
+/// Why a file that the whole inventory depends on cannot be written: the manifest of another inventory names it.
+pub(super) fn owned_by_other(place: &str, path: &str, owner: &path_owners::Owner) -> SinkError {
+    let attempt = format!(
+        "write {path} in {place}: it is a file of {}; put {{cluster}}, {{namespace}} and {{name}} into the path \
+         template, or use another destination",
+        owner.described()
+    );
+    SinkError::new(SinkReason::OwnedByOther, attempt)
 }
 
-/// What is wrong with files that are not ours, if anything, where the whole inventory depends on them. `others`
-/// are the manifests of other inventories; each file comes with whether it holds just what we would write.
-pub(crate) fn refuse(place: &str, foreign: &[(String, bool)], others: &[Manifest]) -> Result<(), SinkError> {
-    for manifest in others {
-        let theirs = manifest.paths();
-        if let Some((path, _)) = foreign.iter().find(|(path, _)| theirs.contains(&**path)) {
-            let attempt = format!(
-                "write {path} in {place}: it is a file of {}; put {{cluster}}, {{namespace}} and {{name}} into \
-                 the path template, or use another destination",
-                described(manifest)
-            );
-            return Err(SinkError::new(SinkReason::OwnedByOther, attempt));
-        }
-    }
-    let Some((path, _)) = foreign.iter().find(|(_, same)| !same) else { return Ok(()) };
+/// What is wrong with files that no manifest names, if anything, where the whole inventory depends on them. Each
+/// comes with whether it holds just what we would write.
+pub(crate) fn refuse(place: &str, found: &[(String, bool)]) -> Result<(), SinkError> {
+    let Some((path, _)) = found.iter().find(|(_, same)| !same) else { return Ok(()) };
     let attempt = format!(
         "write {path} in {place}: there is a file that Kollect has not written; move it away, or use another \
          path template"

@@ -25,24 +25,28 @@ use super::{
     blobs::Blobs,
     claims,
     draft::{Change, Draft},
-    foreign::{self, Foreign},
+    foreign::Foreign,
     manifest::{Hash, Manifest, unreadable},
+    path_owners::{Owners, PathOwners, Search, Settled},
     paths,
 };
 
 /// How many files are read or written at once.
 const AT_ONCE: usize = 4;
 
+/// The file of a manifest, in the directory of its inventory.
+const MANIFEST: &str = "/manifest.ndjson";
+
 /// Inventories as files of a store.
 pub struct Keeper<B> {
     blobs: B,
     settings: Settings,
     /// Held from looking whose files are there until the manifest says that they are ours. Without it two
-    /// inventories that want one path would both find it free.
-    writing: Arc<Mutex<()>>,
+    /// inventories that want one path would both find it free. It guards what is remembered of the manifests.
+    writing: Arc<Mutex<PathOwners>>,
     /// The manifests of inventories when they were last read or written; `None`: there was none. Another one means that
     /// the files are not as this keeper left them.
-    known: std::sync::Mutex<HashMap<InventoryId, Option<Hash>>>,
+    known: std::sync::Mutex<HashMap<String, Option<Hash>>>,
 }
 
 /// A chunk in the journal.
@@ -54,13 +58,13 @@ struct Noted {
 
 impl<B: Blobs> Keeper<B> {
     /// Keeps files in this store in this way. All keepers of one store must be given the same lock.
-    pub fn new(blobs: B, settings: Settings, writing: Arc<Mutex<()>>) -> Self {
+    pub fn new(blobs: B, settings: Settings, writing: Arc<Mutex<PathOwners>>) -> Self {
         Self { blobs, settings, writing, known: std::sync::Mutex::default() }
     }
 
     /// The manifest of an inventory, and the hash of its bytes.
     async fn manifest(&self, books: &str) -> Result<Option<(Manifest, Hash)>, SinkError> {
-        let path = format!("{books}/manifest.ndjson");
+        let path = format!("{books}{MANIFEST}");
         let Some(bytes) = self.blobs.read(&path).await? else { return Ok(None) };
         let manifest = Manifest::read(&bytes).map_err(|error| {
             let attempt =
@@ -70,15 +74,19 @@ impl<B: Blobs> Keeper<B> {
         Ok(Some((manifest, Hash::of(&bytes))))
     }
 
-    /// Writes the manifest of an inventory. Answers the hash of its bytes.
-    async fn note(&self, books: &str, manifest: &Manifest) -> Result<Hash, SinkError> {
+    async fn note(&self, owners: &mut PathOwners, books: &str, manifest: &Manifest) -> Result<(), SinkError> {
         let bytes = manifest.to_bytes().expect("a manifest is always JSON");
         let hash = Hash::of(&bytes);
-        self.blobs.write(&format!("{books}/manifest.ndjson"), bytes.into()).await?;
-        Ok(hash)
+        // After a failure it is not known what is there.
+        owners.forget(books);
+        self.known().remove(books);
+        let version = self.blobs.write(&format!("{books}{MANIFEST}"), bytes.into()).await?;
+        owners.remember(books, version, manifest);
+        self.known().insert(books.to_owned(), Some(hash));
+        Ok(())
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<InventoryId, Option<Hash>>> {
+    fn known(&self) -> MutexGuard<'_, HashMap<String, Option<Hash>>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -129,46 +137,104 @@ impl<B: Blobs> Keeper<B> {
         Ok((changes, foreign))
     }
 
-    /// The manifests of other inventories.
-    async fn others(&self, books: &str) -> Result<Vec<Manifest>, SinkError> {
-        let manifests: Vec<String> = self
-            .blobs
-            .list(paths::BOOKS)
-            .await?
+    /// Which of these paths of an inventory other manifests name. Reads the manifests that have changed since the
+    /// last search.
+    async fn find_owners(
+        &self,
+        owners: &mut PathOwners,
+        books: &str,
+        paths: impl IntoIterator<Item = &str>,
+    ) -> Result<Owners, SinkError> {
+        let listed = self.blobs.list_versions(paths::BOOKS).await?;
+        let listed = listed
             .into_iter()
-            .filter(|path| path.ends_with("/manifest.ndjson") && !path.starts_with(books))
-            .collect();
-        let others = self.read_all(manifests, |bytes| Manifest::read(&bytes)).await?;
-        Ok(others.into_values().flatten().collect())
+            .filter_map(|(path, version)| Some((path.strip_suffix(MANIFEST)?.to_owned(), version)));
+        let mut search = Search::new(paths);
+        for unread in search.ask(owners, books, listed.collect()).chunks(AT_ONCE) {
+            let read = async |books: &str| {
+                let bytes = self.blobs.read(&format!("{books}{MANIFEST}")).await?;
+                Ok::<_, SinkError>(bytes.map(|bytes| {
+                    let (header, lines) = Manifest::split(&bytes);
+                    search.scan(books, header, [lines])
+                }))
+            };
+            let scanned = future::try_join_all(unread.iter().map(|(books, _)| read(books))).await?;
+            for (listed, scanned) in unread.iter().zip(scanned) {
+                if let Some(scanned) = scanned {
+                    search.take(owners, listed.clone(), scanned);
+                }
+            }
+        }
+        Ok(search.found())
+    }
+
+    /// Notes whether other manifests name paths of an inventory as well.
+    async fn look_for_contested(&self, books: &str, manifest: &Manifest) -> Result<(), SinkError> {
+        let mut owners = self.writing.lock().await;
+        let found = self.find_owners(&mut owners, books, manifest.paths()).await?;
+        owners.set_contested(books, !found.is_empty());
+        Ok(())
+    }
+
+    /// Where a comparison has found that others name paths of an inventory: decides whose they are, and gives up
+    /// those of others.
+    async fn settle_contested(
+        &self,
+        owners: &mut PathOwners,
+        books: &str,
+        batch: &Batch<'_>,
+        held: &mut Option<Manifest>,
+    ) -> Result<Settled, SinkError> {
+        let Some(manifest) = held.as_mut().filter(|_| owners.is_contested(books)) else {
+            return Ok(Settled::default());
+        };
+        let found = self.find_owners(owners, books, manifest.paths()).await?;
+        owners.set_contested(books, !found.is_empty());
+        let files = self.read_all(found.keys().cloned().collect(), |bytes| Hash::of(&bytes)).await?;
+        let settled = Settled::new(manifest, books, found, &files);
+        if !settled.lost.is_empty() {
+            manifest.give_up(&settled.lost);
+            self.admitted(books, batch.inventory, batch.claim).await?;
+            self.note(owners, books, manifest).await?;
+        }
+        Ok(settled)
     }
 
     /// Draws a write up, around the files of others. Answers also whether there was a journal.
     async fn draw(
         &self,
+        owners: &mut PathOwners,
         books: &str,
         batch: &Batch<'_>,
         held: Option<&Manifest>,
+        settled: &Settled,
     ) -> Result<(Change, bool), SinkError> {
         let now = jiff::Timestamp::now().to_string();
         let journal = self.journal(books).await?;
         let noted = !journal.is_empty();
-        let mut foreign = Foreign::default();
+        let mut foreign = Foreign::of(&settled.lost);
         loop {
             let draft = Draft::new(&self.settings, batch, held, &foreign);
             let reads = draft.reads().into_iter().map(ToOwned::to_owned).collect();
             let files = self.read_all(reads, |bytes| bytes).await?;
             let mut change = draft.change(&files, journal.clone(), &now);
+            let place = self.blobs.describe();
+            let new = foreign.not_looked_up(&change.new_paths);
+            if !new.is_empty() {
+                let found = self.find_owners(owners, books, new).await?;
+                if !found.is_empty() {
+                    change.note_owned(held, &place, found, &mut foreign)?;
+                    continue;
+                }
+            }
             let (changes, found) = self.only_changes(held, std::mem::take(&mut change.writes)).await?;
             change.writes = changes;
             let found = foreign.unknown_of(found);
             if found.is_empty() {
+                change.deletes.retain(|path| !settled.shared.contains_key(path));
                 return Ok((change, noted));
             }
-            let others = self.others(books).await?;
-            let (of_rows, of_all) = change.sort_foreign(held, found);
-            foreign::refuse(&self.blobs.describe(), &of_all, &others)?;
-            foreign.add(&of_rows, &others);
-            foreign.add(&of_all, &[]);
+            change.note_files(held, &place, found, &mut foreign)?;
         }
     }
 
@@ -184,14 +250,14 @@ impl<B: Blobs> Keeper<B> {
         Ok(())
     }
 
-    /// Makes a change. Answers the hash of the manifest, if it was written.
     async fn apply(
         &self,
+        owners: &mut PathOwners,
         books: &str,
         held: Option<&Manifest>,
         change: Change,
         noted: bool,
-    ) -> Result<Option<Hash>, SinkError> {
+    ) -> Result<(), SinkError> {
         let journal = format!("{books}/journal.ndjson");
         if !change.journal.is_empty() {
             let mut bytes = Vec::new();
@@ -203,28 +269,27 @@ impl<B: Blobs> Keeper<B> {
             self.blobs.write(&journal, bytes.into()).await?;
         }
         if let Some(intent) = &change.intent {
-            self.note(books, intent).await?;
+            self.note(owners, books, intent).await?;
         }
         for writes in change.writes.chunks(AT_ONCE) {
             all(writes.iter().map(|(path, bytes)| self.blobs.write(path, bytes.clone()))).await?;
         }
         self.delete_all(change.deletes).await?;
-        let mut hash = None;
         if held != Some(&change.manifest) {
-            hash = Some(self.note(books, &change.manifest).await?);
+            self.note(owners, books, &change.manifest).await?;
         }
         if noted || !change.journal.is_empty() {
             self.blobs.delete(&journal).await?;
         }
-        Ok(hash)
+        Ok(())
     }
 }
 
 /// Waits for all, also if one fails: nothing may still be under way when a write has ended.
-async fn all(
-    operations: impl Iterator<Item = impl Future<Output = Result<(), SinkError>>>,
+async fn all<T>(
+    operations: impl Iterator<Item = impl Future<Output = Result<T, SinkError>>>,
 ) -> Result<(), SinkError> {
-    future::join_all(operations).await.into_iter().collect()
+    future::join_all(operations).await.into_iter().try_for_each(|ended| ended.map(drop))
 }
 
 #[async_trait]
@@ -239,9 +304,11 @@ impl<B: Blobs> Sink for Keeper<B> {
     }
 
     async fn baseline(&self, inventory: &InventoryId) -> Result<Baseline, SinkError> {
-        let found = self.manifest(&paths::books(inventory)).await?;
-        self.known().insert(inventory.clone(), found.as_ref().map(|(_, hash)| *hash));
+        let books = paths::books(inventory);
+        let found = self.manifest(&books).await?;
+        self.known().insert(books.clone(), found.as_ref().map(|(_, hash)| *hash));
         let Some((manifest, _)) = found else { return Ok(Baseline::new()) };
+        self.look_for_contested(&books, &manifest).await?;
         let shape = manifest.header.shape;
         let files = manifest.paths().into_iter().map(ToOwned::to_owned).collect();
         let seen = self.read_all(files, |bytes| Seen::new(shape, &bytes)).await?;
@@ -262,38 +329,43 @@ impl<B: Blobs> Sink for Keeper<B> {
 
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
         let books = paths::books(batch.inventory);
-        let _one = self.writing.lock().await;
+        let mut owners = self.writing.lock().await;
         self.admitted(&books, batch.inventory, batch.claim).await?;
         let found = self.manifest(&books).await?;
         let hash = found.as_ref().map(|(_, hash)| *hash);
         // After a failure nothing is known.
-        if self.known().remove(batch.inventory).is_some_and(|known| known != hash) {
+        if self.known().remove(&books).is_some_and(|known| known != hash) {
             let attempt = format!("write inventory {}: its files are not as they were left", batch.inventory);
             return Err(SinkError::new(SinkReason::ClaimLost, attempt));
         }
-        let held = found.map(|(manifest, _)| manifest);
-        let (mut change, noted) = self.draw(&books, batch, held.as_ref()).await?;
+        let mut held = found.map(|(manifest, _)| manifest);
+        let settled = self.settle_contested(&mut owners, &books, batch, &mut held).await?;
+        let (mut change, noted) = self.draw(&mut owners, &books, batch, held.as_ref(), &settled).await?;
         // Others may have claimed the inventory while we were reading.
         self.admitted(&books, batch.inventory, batch.claim).await?;
         let checksum = Some(change.checksum.clone());
         let refused = std::mem::take(&mut change.refused);
         let warnings = std::mem::take(&mut change.warnings);
-        let written = self.apply(&books, held.as_ref(), change, noted).await?;
-        self.known().insert(batch.inventory.clone(), written.or(hash));
+        self.apply(&mut owners, &books, held.as_ref(), change, noted).await?;
+        self.known().entry(books).or_insert(hash);
         Ok(Receipt { checksum, refused, warnings })
     }
 
     async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
         let books = paths::books(inventory);
-        let _one = self.writing.lock().await;
+        let mut owners = self.writing.lock().await;
         self.admitted(&books, inventory, claim).await?;
-        self.known().remove(inventory);
+        self.known().remove(&books);
         if let Some((manifest, _)) = self.manifest(&books).await? {
-            self.delete_all(manifest.paths().into_iter().map(ToOwned::to_owned).collect()).await?;
+            // What another manifest names stays.
+            let others = self.find_owners(&mut owners, &books, manifest.paths()).await?;
+            let own = manifest.paths().into_iter().filter(|path| !others.contains_key(*path));
+            self.delete_all(own.map(ToOwned::to_owned).collect()).await?;
         }
+        owners.forget(&books);
         // The right to do all this goes last: a run that was cut off is repeated.
         self.blobs.delete(&format!("{books}/journal.ndjson")).await?;
-        self.blobs.delete(&format!("{books}/manifest.ndjson")).await?;
+        self.blobs.delete(&format!("{books}{MANIFEST}")).await?;
         claims::forget(&self.blobs, &books).await
     }
 }

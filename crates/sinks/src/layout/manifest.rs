@@ -11,7 +11,7 @@ use kollect_model::{
 use serde::{Deserialize, Serialize};
 use sha1::{Digest, Sha1};
 
-use super::{Shape, paths};
+use super::{Shape, path_owners::Owners, paths};
 
 /// What an inventory has in a destination.
 #[derive(Clone, Debug, PartialEq)]
@@ -111,6 +111,26 @@ struct Written<'a> {
 
 type Text<'a> = std::borrow::Cow<'a, str>;
 
+/// What a line says about its file.
+#[derive(Deserialize)]
+pub(crate) struct NamedLine<'a> {
+    #[serde(borrow)]
+    pub(crate) group: Text<'a>,
+    #[serde(borrow)]
+    pub(crate) path: Text<'a>,
+    pub(crate) hash: Hash,
+}
+
+impl<'a> NamedLine<'a> {
+    /// The lines that can be read and name a file.
+    pub(crate) fn read(bytes: &'a [u8]) -> impl Iterator<Item = Self> {
+        let lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        lines
+            .filter_map(|line| serde_json::from_slice::<Self>(line).ok())
+            .filter(|line| !line.path.is_empty())
+    }
+}
+
 impl Manifest {
     pub(crate) fn new(inventory: &InventoryId, settings: String, shape: Shape) -> Self {
         let names = [&*inventory.cluster, inventory.stored_namespace(), &inventory.name];
@@ -160,6 +180,21 @@ impl Manifest {
     pub(crate) fn of_files<'a>(
         files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
     ) -> serde_json::Result<Option<Self>> {
+        let (header, lines) = Self::split_files(files);
+        if header.is_empty() && lines.is_empty() {
+            return Ok(None);
+        }
+        let mut manifest = Self { header: Self::read_header(header)?, rows: BTreeMap::new() };
+        for bytes in lines {
+            manifest.read_lines(bytes)?;
+        }
+        Ok(Some(manifest))
+    }
+
+    /// The header and the lines of rows of a manifest that is in several files.
+    pub(crate) fn split_files<'a>(
+        files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
+    ) -> (&'a [u8], Vec<&'a [u8]>) {
         let (mut header, mut lines) = (&[][..], Vec::new());
         for (name, bytes) in files {
             if name == HEADER {
@@ -168,22 +203,33 @@ impl Manifest {
                 lines.push(bytes);
             }
         }
-        if header.is_empty() && lines.is_empty() {
-            return Ok(None);
-        }
-        let mut manifest = Self { header: serde_json::from_slice(header)?, rows: BTreeMap::new() };
-        for bytes in lines {
-            manifest.read_lines(bytes)?;
-        }
-        Ok(Some(manifest))
+        (header, lines)
     }
 
     pub(crate) fn read(bytes: &[u8]) -> serde_json::Result<Self> {
-        let end = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len());
-        let (header, lines) = bytes.split_at(end);
-        let mut manifest = Self { header: serde_json::from_slice(header)?, rows: BTreeMap::new() };
+        let (header, lines) = Self::split(bytes);
+        let mut manifest = Self { header: Self::read_header(header)?, rows: BTreeMap::new() };
         manifest.read_lines(lines)?;
         Ok(manifest)
+    }
+
+    /// The header and the lines of rows of a manifest that is in one file.
+    pub(crate) fn split(bytes: &[u8]) -> (&[u8], &[u8]) {
+        let end = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len());
+        bytes.split_at(end)
+    }
+
+    pub(crate) fn read_header(bytes: &[u8]) -> serde_json::Result<Header> {
+        serde_json::from_slice(bytes)
+    }
+
+    /// No longer names these files. Their rows are lost until they are given again.
+    pub(crate) fn give_up(&mut self, paths: &Owners) {
+        self.header.files.retain(|path, _| !paths.contains_key(path));
+        self.header.claimed.retain(|path| !paths.contains_key(path));
+        for line in self.rows.values_mut().filter(|line| paths.contains_key(&line.path)) {
+            line.path.clear();
+        }
     }
 
     fn read_lines(&mut self, bytes: &[u8]) -> serde_json::Result<()> {

@@ -78,6 +78,26 @@ pub(crate) async fn write(
     sink.write(&Batch::new(inventory, &claim, delta)).await
 }
 
+/// Compares and writes the difference, as a binding does at its start and at audits.
+pub(crate) async fn compare(
+    sink: &dyn Sink,
+    inventory: &InventoryId,
+    rows: &[Arc<Row>],
+) -> Result<Receipt, SinkError> {
+    let held = sink.baseline(inventory).await?;
+    let mut delta = Delta::default();
+    for row in rows {
+        match held.get(&row.key) {
+            None => delta.added.push(row.clone()),
+            Some(digest) if *digest != row.digest => delta.changed.push(changed(row)),
+            Some(_) => {}
+        }
+    }
+    let gone = held.keys().filter(|key| !rows.iter().any(|row| row.key == **key));
+    delta.removed = gone.map(|key| Removed { key: key.clone(), before: None }).collect();
+    write(sink, inventory, None, &delta).await
+}
+
 /// What a sink must hold if it holds these rows.
 pub(crate) fn holding<'a>(rows: impl IntoIterator<Item = &'a Arc<Row>>) -> Baseline {
     rows.into_iter().map(|row| (row.key.clone(), row.digest)).collect()

@@ -1,6 +1,12 @@
 //! Directories, as people and other programs see them.
 
-use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt, path::Path, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use kollect_model::{
     batch::{Baseline, Batch, Delta, InventoryId},
@@ -11,9 +17,10 @@ use kollect_model::{
 use kollect_sinks::{Policy, open, plan, plan_out};
 use serde_json::{Value, json, value::RawValue};
 
-use crate::conformance::{Place, added, changed, conformance, gone, holding, inventory, write};
+use crate::conformance::{Place, added, changed, compare, conformance, gone, holding, inventory, write};
 
 mod broken_off;
+pub(crate) mod path_owners;
 mod trees;
 
 /// A spec of a directory with more fields.
@@ -55,6 +62,39 @@ pub(crate) fn tree(root: &Path) -> BTreeMap<String, String> {
     found.retain(|name, _| is_shown(name) && !name.contains('#'));
     let text = |(name, bytes): (String, Vec<u8>)| (name, String::from_utf8_lossy(&bytes).into_owned());
     found.into_iter().map(text).collect()
+}
+
+/// The directories of all inventories below `.kollect`.
+pub(crate) fn books(root: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(root.join(".kollect")) else { return Vec::new() };
+    entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()).collect()
+}
+
+/// The inventories whose manifests name a path, in a directory or in a work tree of Git.
+pub(crate) fn owners(root: &Path, path: &str) -> Vec<String> {
+    let mut owners = Vec::new();
+    for books in books(root) {
+        let (mut name, mut named) = (String::new(), false);
+        for file in fs::read_dir(&books).unwrap().map(|entry| entry.unwrap().path()) {
+            let file_name = file.file_name().unwrap().to_str().unwrap();
+            if !file_name.starts_with("manifest") && !file_name.starts_with("rows-") {
+                continue;
+            }
+            for line in fs::read_to_string(&file).unwrap().lines() {
+                let line: Value = serde_json::from_str(line).unwrap();
+                if let Some(inventory) = line["inventory"][2].as_str() {
+                    inventory.clone_into(&mut name);
+                }
+                let claimed = line["claimed"].as_array().is_some_and(|paths| paths.contains(&json!(path)));
+                named |= line["path"] == path || line["files"].get(path).is_some() || claimed;
+            }
+        }
+        if named {
+            owners.push(name);
+        }
+    }
+    owners.sort();
+    owners
 }
 
 /// A row of any object.

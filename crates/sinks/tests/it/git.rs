@@ -21,6 +21,7 @@ use crate::{
 mod faults;
 mod history;
 mod others;
+mod path_owners;
 
 /// How a repository is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

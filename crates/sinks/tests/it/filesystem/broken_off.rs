@@ -11,7 +11,10 @@ use kollect_model::sink::SinkError;
 use kollect_sinks::{
     Backend as _,
     filesystem::{Config, Directory},
-    layout::{blobs::Blobs, keeper::Keeper},
+    layout::{
+        blobs::{Blobs, Version},
+        keeper::Keeper,
+    },
 };
 
 use super::*;
@@ -35,7 +38,7 @@ impl Blobs for Failing {
         self.directory.read(path).await
     }
 
-    async fn write(&self, path: &str, bytes: Bytes) -> Result<(), SinkError> {
+    async fn write(&self, path: &str, bytes: Bytes) -> Result<Version, SinkError> {
         self.step()?;
         self.directory.write(path, bytes).await
     }
@@ -51,6 +54,10 @@ impl Blobs for Failing {
 
     async fn list(&self, directory: &str) -> Result<Vec<String>, SinkError> {
         self.directory.list(directory).await
+    }
+
+    async fn list_versions(&self, directory: &str) -> Result<Vec<(String, Version)>, SinkError> {
+        self.directory.list_versions(directory).await
     }
 
     async fn check(&self) -> Result<(), SinkError> {

@@ -1,0 +1,319 @@
+//! Whose a path is: what the manifests of all inventories in one directory or on one branch name.
+//!
+//! A path that a manifest names belongs to its inventory, whether the file is there or not. Nothing is read here:
+//! a [`Search`] says which manifests it needs, and takes them.
+
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, BTreeSet, HashMap},
+};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::manifest::{Hash, Manifest, NamedLine};
+
+/// How many paths of all inventories are remembered: 8 bytes each, so 64 MB at most per directory or branch. What is
+/// remembered is not dropped for something else; a manifest that does not fit is read again by every search.
+const MOST_PATHS: usize = 8 << 20;
+/// How many owners are remembered per inventory, about 300 bytes each. They answer for rows that are refused or
+/// placed elsewhere again and again.
+const MOST_OWNERS: usize = 1000;
+
+/// What is remembered of the manifests of all inventories in one directory or on one branch.
+#[derive(Default)]
+pub struct PathOwners {
+    /// By the directory of an inventory below `.kollect/`.
+    manifests: BTreeMap<String, Remembered>,
+    /// Paths in them, in total.
+    count: usize,
+    /// Inventories that have paths which other manifests name as well, as far as a comparison has found out.
+    contested: BTreeSet<String>,
+}
+
+struct Remembered {
+    version: String,
+    /// Hashes of the paths, ascending.
+    paths: Vec<u64>,
+    /// Owners that were asked for, by path.
+    owners: BTreeMap<String, Owner>,
+}
+
+/// An inventory whose manifest names a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    /// Cluster, namespace and name; `None` if that part of the manifest is damaged.
+    pub(crate) inventory: Option<[String; 3]>,
+    /// Directory of its manifest.
+    pub(crate) books: String,
+    /// Hash of the file, if its write has ended.
+    pub(crate) hash: Option<Hash>,
+    /// The API group of the row that the file holds; `None` if it holds many.
+    pub(crate) group: Option<String>,
+}
+
+impl Owner {
+    /// Namespace, name and cluster, for messages.
+    pub(crate) fn described(&self) -> String {
+        match &self.inventory {
+            Some([cluster, namespace, name]) => {
+                format!("inventory {namespace}/{name} of cluster {cluster:?}")
+            }
+            None => format!("an inventory whose manifest in {} is damaged", self.books),
+        }
+    }
+
+    /// The least of several has the path. `file` is what is there.
+    fn rank(&self, file: Option<&Hash>) -> impl Ord {
+        let differs = file.is_none() || self.hash.as_ref() != file;
+        (differs, self.inventory.is_none(), &self.inventory, &self.books)
+    }
+}
+
+/// Paths that other manifests name, with those that name them.
+pub(crate) type Owners = BTreeMap<String, Vec<Owner>>;
+
+/// A manifest in a list: the directory it is in, and its version if the store tells one.
+pub(crate) type Listed = (String, Option<String>);
+
+impl PathOwners {
+    /// Remembers a manifest that was just written.
+    pub(crate) fn remember(&mut self, books: &str, version: Option<String>, manifest: &Manifest) {
+        let paths = sorted(manifest.paths().into_iter().map(path_hash).collect());
+        self.keep(books, version, paths, BTreeMap::new());
+    }
+
+    /// Forgets a manifest: it is about to change.
+    pub(crate) fn forget(&mut self, books: &str) {
+        if let Some(old) = self.manifests.remove(books) {
+            self.count -= old.paths.len();
+        }
+    }
+
+    fn keep(
+        &mut self,
+        books: &str,
+        version: Option<String>,
+        paths: Vec<u64>,
+        owners: BTreeMap<String, Owner>,
+    ) {
+        self.forget(books);
+        let Some(version) = version.filter(|_| self.count + paths.len() <= MOST_PATHS) else { return };
+        self.count += paths.len();
+        self.manifests.insert(books.to_owned(), Remembered { version, paths, owners });
+    }
+
+    /// Notes whether an inventory has paths that other manifests name as well.
+    pub(crate) fn set_contested(&mut self, books: &str, contested: bool) {
+        if contested {
+            self.contested.insert(books.to_owned());
+        } else {
+            self.contested.remove(books);
+        }
+    }
+
+    /// Whether the last look at an inventory has found paths that other manifests name as well.
+    pub(crate) fn is_contested(&self, books: &str) -> bool {
+        self.contested.contains(books)
+    }
+}
+
+/// Looks for paths of one inventory in the manifests of all others.
+pub(crate) struct Search<'a> {
+    /// Ascending.
+    wanted: Vec<(u64, &'a str)>,
+    found: Owners,
+}
+
+/// What was read in a manifest.
+pub(crate) struct Scanned {
+    paths: Vec<u64>,
+    /// Of the wanted paths.
+    owners: BTreeMap<String, Owner>,
+}
+
+impl<'a> Search<'a> {
+    pub(crate) fn new(paths: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut wanted: Vec<(u64, &str)> = paths.into_iter().map(|path| (path_hash(path), path)).collect();
+        wanted.sort_unstable();
+        Self { wanted, found: Owners::new() }
+    }
+
+    /// Looks into what is remembered. `listed` are all manifests; `own` is the directory of the inventory that the
+    /// search is for. Answers the manifests that must be read.
+    pub(crate) fn ask(&mut self, known: &mut PathOwners, own: &str, listed: Vec<Listed>) -> Vec<Listed> {
+        let there: BTreeSet<&str> = listed.iter().map(|(books, _)| &**books).collect();
+        known.manifests.retain(|books, _| there.contains(&**books));
+        known.count = known.manifests.values().map(|manifest| manifest.paths.len()).sum();
+        known.contested.retain(|books| there.contains(&**books));
+        let mut unread = listed;
+        unread.retain(|(books, version)| {
+            books != own
+                && known
+                    .manifests
+                    .get(books)
+                    .filter(|manifest| version.as_ref() == Some(&manifest.version))
+                    .is_none_or(|manifest| !self.answered(manifest))
+        });
+        unread
+    }
+
+    /// Whether what is remembered of a manifest is enough. Then its answer is taken.
+    fn answered(&mut self, manifest: &Remembered) -> bool {
+        let named = common(&manifest.paths, &self.wanted);
+        let owners: Option<Vec<(&str, &Owner)>> =
+            named.into_iter().map(|path| Some((path, manifest.owners.get(path)?))).collect();
+        for (path, owner) in owners.iter().flatten() {
+            self.found.entry((*path).to_owned()).or_default().push((*owner).clone());
+        }
+        owners.is_some()
+    }
+
+    /// Reads a manifest: its header, and the lines of its rows. What cannot be read names nothing: damage to one
+    /// manifest stops no other inventory.
+    pub(crate) fn scan<'b>(
+        &self,
+        books: &str,
+        header: &[u8],
+        lines: impl IntoIterator<Item = &'b [u8]>,
+    ) -> Scanned {
+        let mut scanned = Scanned { paths: Vec::new(), owners: BTreeMap::new() };
+        let header = Manifest::read_header(header).ok();
+        let inventory = header.as_ref().map(|header| &header.inventory);
+        let owner =
+            |hash, group| Owner { inventory: inventory.cloned(), books: books.to_owned(), hash, group };
+        for bytes in lines {
+            for NamedLine { group, path, hash } in NamedLine::read(bytes) {
+                scanned.paths.push(path_hash(&path));
+                if self.wants(&path) {
+                    let of_row = owner(Some(hash), Some(group.into_owned()));
+                    scanned.owners.insert(path.into_owned(), of_row);
+                }
+            }
+        }
+        let claimed = header.iter().flat_map(|header| &header.claimed).map(|path| (path, None));
+        let files = header.iter().flat_map(|header| &header.files).map(|(path, hash)| (path, Some(*hash)));
+        for (path, hash) in claimed.chain(files) {
+            scanned.paths.push(path_hash(path));
+            // A row that says more about a path that was only claimed is kept.
+            if self.wants(path) && (hash.is_some() || !scanned.owners.contains_key(path)) {
+                scanned.owners.insert(path.clone(), owner(hash, None));
+            }
+        }
+        scanned.paths = sorted(scanned.paths);
+        scanned
+    }
+
+    fn wants(&self, path: &str) -> bool {
+        self.wanted.binary_search(&(path_hash(path), path)).is_ok()
+    }
+
+    /// Takes a manifest that was read.
+    pub(crate) fn take(&mut self, known: &mut PathOwners, (books, version): Listed, scanned: Scanned) {
+        for (path, owner) in &scanned.owners {
+            self.found.entry(path.clone()).or_default().push(owner.clone());
+        }
+        let before =
+            known.manifests.get_mut(&books).filter(|before| version.as_ref() == Some(&before.version));
+        let mut owners = before.map(|before| std::mem::take(&mut before.owners)).unwrap_or_default();
+        if owners.len() + scanned.owners.len() > MOST_OWNERS {
+            owners.clear();
+        }
+        owners.extend(scanned.owners.into_iter().take(MOST_OWNERS));
+        known.keep(&books, version, scanned.paths, owners);
+    }
+
+    /// The wanted paths that other manifests name. Several owners of a path are in the order of their names.
+    pub(crate) fn found(mut self) -> Owners {
+        for owners in self.found.values_mut() {
+            owners.sort_by(|a, b| a.rank(None).cmp(&b.rank(None)));
+        }
+        self.found
+    }
+}
+
+/// Paths of an inventory that other manifests name as well, settled.
+#[derive(Default)]
+pub(crate) struct Settled {
+    /// Those of other inventories; of several owners the first has the path.
+    pub(crate) lost: Owners,
+    /// Those that are its own all the same.
+    pub(crate) shared: Owners,
+}
+
+impl Settled {
+    /// Decides whose each path is. It belongs to the inventory whose manifest has the hash of the file that is there;
+    /// among several of these, or if there is none, to the one with the smallest cluster, namespace and name.
+    ///
+    /// So all of them come to the same result, in any order. A file is repaired only by the one that has it: then the
+    /// hash is that of its manifest, and the result stays.
+    pub(crate) fn new(
+        manifest: &Manifest,
+        books: &str,
+        contested: Owners,
+        files: &BTreeMap<String, Hash>,
+    ) -> Self {
+        let rows = manifest.rows.values().map(|line| (&*line.path, line.hash));
+        let hashes: HashMap<&str, Hash> =
+            rows.chain(manifest.header.files.iter().map(|(path, hash)| (&**path, *hash))).collect();
+        let mut settled = Self::default();
+        for (path, mut owners) in contested {
+            let file = files.get(&path);
+            let own = Owner {
+                inventory: Some(manifest.header.inventory.clone()),
+                books: books.to_owned(),
+                hash: hashes.get(&*path).copied(),
+                group: None,
+            };
+            owners.sort_by(|a, b| a.rank(file).cmp(&b.rank(file)));
+            let is_lost = owners.first().is_some_and(|other| other.rank(file) < own.rank(file));
+            let into = if is_lost { &mut settled.lost } else { &mut settled.shared };
+            into.insert(path, owners);
+        }
+        settled
+    }
+}
+
+fn path_hash(path: &str) -> u64 {
+    xxh3_64(path.as_bytes())
+}
+
+fn sorted(mut hashes: Vec<u64>) -> Vec<u64> {
+    hashes.sort_unstable();
+    hashes.dedup();
+    hashes.shrink_to_fit();
+    hashes
+}
+
+/// The wanted paths whose hash is in a list. Both are ascending; a short one is found in a long one without walking
+/// through the latter.
+fn common<'a>(hashes: &[u64], wanted: &[(u64, &'a str)]) -> Vec<&'a str> {
+    let (mut at, mut wants) = (0, 0);
+    let mut found = Vec::new();
+    while let (Some(hash), Some((want, path))) = (hashes.get(at), wanted.get(wants)) {
+        match hash.cmp(want) {
+            Ordering::Equal => {
+                found.push(*path);
+                wants += 1;
+            }
+            Ordering::Less => at += first(hashes.get(at..).unwrap_or_default(), |hash| hash >= want),
+            Ordering::Greater => {
+                wants += first(wanted.get(wants..).unwrap_or_default(), |(want, _)| want >= hash);
+            }
+        }
+    }
+    found
+}
+
+/// The first of ascending items for which something holds, in steps that double.
+fn first<T>(items: &[T], holds: impl Fn(&T) -> bool) -> usize {
+    let mut end = 1;
+    while items.get(end).is_some_and(|item| !holds(item)) {
+        end *= 2;
+    }
+    let start = end / 2;
+    let span = items.get(start..items.len().min(end)).unwrap_or_default();
+    start + span.partition_point(|item| !holds(item))
+}
+
+#[cfg(test)]
+mod tests;

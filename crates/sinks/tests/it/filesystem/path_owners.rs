@@ -1,0 +1,426 @@
+//! A path belongs to one inventory: the one whose manifest names it, whether the file is there or not.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::SystemTime,
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use kollect_model::sink::SinkError;
+use kollect_sinks::{
+    Backend as _,
+    filesystem::{Config, Directory},
+    layout::{
+        Settings,
+        blobs::{Blobs, Version},
+        keeper::Keeper,
+        path_owners::PathOwners,
+    },
+};
+
+use super::*;
+
+const PATH: &str = "p.json";
+
+/// A file per row, whose name does not tell the inventory.
+fn shared_names() -> Value {
+    json!({ "layout": { "mode": "perResource", "pathTemplate": "{sourceName}.json" } })
+}
+
+/// The row of one object in an inventory. `content` is all that the file would tell of it.
+fn pod(inventory: &str, content: &str) -> Arc<Row> {
+    object(&format!("{inventory}-{content}"), "", "Pod", "shop", "p", &format!(r#"{{"n":"{content}"}}"#))
+}
+
+/// The same object in two inventories: their files would be equal.
+fn twin() -> Arc<Row> {
+    object("u", "", "Pod", "shop", "p", "{}")
+}
+
+/// Every file with its bytes and the time of its last change, but for claims.
+fn dated(root: &Path) -> BTreeMap<String, (String, SystemTime)> {
+    let mut files: Vec<PathBuf> = tree(root).into_keys().map(|path| root.join(path)).collect();
+    files.extend(books(root).iter().map(|books| books.join("manifest.ndjson")));
+    let state = |file: PathBuf| {
+        let modified = fs::metadata(&file).unwrap().modified().unwrap();
+        (file.to_str().unwrap().to_owned(), (fs::read_to_string(&file).unwrap(), modified))
+    };
+    files.into_iter().map(state).collect()
+}
+
+#[tokio::test]
+async fn a_path_whose_file_was_deleted_keeps_its_owner() {
+    for rows in [[pod("one", "1"), pod("two", "2")], [twin(), twin()]] {
+        let dir = tempfile::tempdir().unwrap();
+        let sink = open_dir(dir.path(), &shared_names()).await;
+        // The later name has the path: the order of names decides nothing here.
+        let (one, two) = (inventory("", "two"), inventory("", "one"));
+        write(&*sink, &one, None, &added(&rows[..1])).await.unwrap();
+        let before = tree(dir.path());
+        fs::remove_file(dir.path().join(PATH)).unwrap();
+        for _ in 0..2 {
+            let receipt = compare(&*sink, &two, &rows[1..]).await.unwrap();
+            assert_eq!(receipt.refused.len(), 1);
+            let why = &receipt.refused[0].why;
+            assert!(why.contains("Pod shop/p of target team/web"), "{why}");
+            assert!(why.contains("p.json is a file of inventory team/two of cluster \"\": put"), "{why}");
+            assert!(!dir.path().join(PATH).exists(), "it is not theirs to write");
+        }
+        compare(&*sink, &one, &rows[..1]).await.unwrap();
+        compare(&*sink, &two, &rows[1..]).await.unwrap();
+        assert_eq!(tree(dir.path()), before);
+        assert_eq!(owners(dir.path(), PATH), ["two"]);
+        assert_eq!(sink.baseline(&one).await.unwrap(), holding(&rows[..1]));
+        assert_eq!(sink.baseline(&two).await.unwrap(), Baseline::new());
+    }
+}
+
+/// Documents and indexes: the whole inventory is refused.
+#[tokio::test]
+async fn a_document_that_was_deleted_keeps_its_owner() {
+    let template = |mode: &str| {
+        json!({ "pathTemplate": PATH, "layout": { "mode": mode, "index": { "pathTemplate": PATH },
+            "pathTemplate": "{name}/{sourceName}.json" } })
+    };
+    for mode in ["document", "split"] {
+        let dir = tempfile::tempdir().unwrap();
+        let sink = open_dir(dir.path(), &template(mode)).await;
+        let (one, two) = (inventory("", "one"), inventory("", "two"));
+        write(&*sink, &one, None, &added(&[twin()])).await.unwrap();
+        fs::remove_file(dir.path().join(PATH)).unwrap();
+        let error = compare(&*sink, &two, &[twin()]).await.unwrap_err();
+        assert_eq!((error.reason, error.class()), (SinkReason::OwnedByOther, ErrorClass::Terminal));
+        assert!(error.to_string().contains("p.json"), "{error}");
+        assert!(error.to_string().contains("a file of inventory team/one"), "{error}");
+        compare(&*sink, &one, &[twin()]).await.unwrap();
+        assert_eq!(owners(dir.path(), PATH), ["one"]);
+        assert_eq!(sink.baseline(&one).await.unwrap(), holding(&[twin()]));
+        // Once the inventory is gone, the other one gets the path.
+        let claim = sink.claim(&one, &Claimant::default()).await.unwrap();
+        sink.forget(&one, &claim).await.unwrap();
+        compare(&*sink, &two, &[twin()]).await.unwrap();
+        assert_eq!(owners(dir.path(), PATH), ["two"]);
+    }
+}
+
+/// Its row is gone, the inventory is forgotten, or its files are elsewhere.
+#[tokio::test]
+async fn a_path_that_was_given_up_goes_to_the_next() {
+    for how in ["row", "inventory", "layout"] {
+        let dir = tempfile::tempdir().unwrap();
+        let sink = open_dir(dir.path(), &shared_names()).await;
+        let (one, two) = (inventory("", "one"), inventory("", "two"));
+        let rows = [pod("one", "1"), pod("two", "2")];
+        write(&*sink, &one, None, &added(&rows[..1])).await.unwrap();
+        fs::remove_file(dir.path().join(PATH)).unwrap();
+        assert_eq!(compare(&*sink, &two, &rows[1..]).await.unwrap().refused.len(), 1);
+        match how {
+            "row" => drop(compare(&*sink, &one, &[]).await.unwrap()),
+            "inventory" => {
+                let claim = sink.claim(&one, &Claimant::default()).await.unwrap();
+                sink.forget(&one, &claim).await.unwrap();
+            }
+            _ => {
+                let more = json!({ "layout": { "mode": "perResource", "pathTemplate": "{uid}.json" } });
+                compare(&*open_dir(dir.path(), &more).await, &one, &rows[..1]).await.unwrap();
+            }
+        }
+        assert!(compare(&*sink, &two, &rows[1..]).await.unwrap().refused.is_empty(), "{how}");
+        assert_eq!(owners(dir.path(), PATH), ["two"], "{how}");
+        assert!(tree(dir.path())[PATH].contains("two-2"), "{how}");
+    }
+}
+
+/// All rows of an inventory: one that the other one wants to have the file of, and one of its own.
+pub(crate) fn with_own(name: &str, row: &Arc<Row>) -> [Arc<Row>; 2] {
+    [row.clone(), object(&format!("own-{name}"), "", "Pod", "shop", &format!("own-{name}"), "{}")]
+}
+
+/// A directory as an older release may have left it: the manifests of both inventories name one path. `file` is what
+/// is there.
+async fn contested(more: &Value, rows: &[Arc<Row>; 2], file: Option<&str>) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let other = tempfile::tempdir().unwrap();
+    for (root, name, row) in [(dir.path(), "one", &rows[0]), (other.path(), "two", &rows[1])] {
+        let sink = open_dir(root, more).await;
+        write(&*sink, &inventory("", name), None, &added(&with_own(name, row))).await.unwrap();
+    }
+    for (path, text) in tree(other.path()).iter().filter(|(path, _)| *path != PATH) {
+        let file = dir.path().join(path);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    }
+    let from = &books(other.path())[0];
+    let to = dir.path().join(".kollect").join(from.file_name().unwrap());
+    fs::create_dir(&to).unwrap();
+    fs::copy(from.join("manifest.ndjson"), to.join("manifest.ndjson")).unwrap();
+    match file {
+        Some("one") => {}
+        Some("two") => drop(fs::copy(other.path().join(PATH), dir.path().join(PATH)).unwrap()),
+        Some(text) => fs::write(dir.path().join(PATH), text).unwrap(),
+        None => fs::remove_file(dir.path().join(PATH)).unwrap(),
+    }
+    assert_eq!(owners(dir.path(), PATH), ["one", "two"]);
+    dir
+}
+
+#[tokio::test]
+async fn a_path_of_two_manifests_goes_to_one_of_them() {
+    let different = [pod("one", "1"), pod("two", "2")];
+    for (rows, file, winner) in [
+        (&different, Some("one"), "one"),
+        (&different, Some("two"), "two"),
+        (&different, Some("edited"), "one"),
+        (&different, None, "one"),
+        (&[twin(), twin()], Some("one"), "one"),
+    ] {
+        // The order does not matter.
+        for order in [["one", "two"], ["two", "one"]] {
+            let shown = format!("{file:?} {order:?}");
+            let dir = contested(&shared_names(), rows, file).await;
+            let sink = open_dir(dir.path(), &shared_names()).await;
+            let all = |name: &str| with_own(name, &rows[usize::from(name == "two")]);
+            let mut state = BTreeMap::new();
+            for round in 0..4 {
+                for name in order {
+                    let receipt = compare(&*sink, &inventory("", name), &all(name)).await.unwrap();
+                    assert_eq!(receipt.refused.len(), usize::from(name != winner), "{shown} {name}");
+                    let plain = write(&*sink, &inventory("", name), None, &Delta::default()).await.unwrap();
+                    assert!(plain.refused.is_empty());
+                }
+                match round {
+                    0 => {}
+                    1 => state = dated(dir.path()),
+                    _ => assert_eq!(dated(dir.path()), state, "{shown}: nothing is written again"),
+                }
+            }
+            assert_eq!(owners(dir.path(), PATH), [winner], "{shown}");
+            for name in order {
+                let held = sink.baseline(&inventory("", name)).await.unwrap();
+                let rows = &all(name)[usize::from(name != winner)..];
+                assert_eq!(held, holding(rows), "{shown} {name}");
+            }
+        }
+    }
+}
+
+/// The one that loses a document has none, and says so; the file of the other one stays as it is.
+#[tokio::test]
+async fn a_document_of_two_manifests_goes_to_one_of_them() {
+    for mode in ["document", "split"] {
+        let more = json!({ "pathTemplate": PATH, "layout": { "mode": mode, "index": { "pathTemplate": PATH },
+            "pathTemplate": "{name}/{sourceName}.json" } });
+        for order in [["one", "two"], ["two", "one"]] {
+            let rows = [pod("one", "1"), pod("two", "2")];
+            let dir = contested(&more, &rows, Some("two")).await;
+            let before = fs::read_to_string(dir.path().join(PATH)).unwrap();
+            let sink = open_dir(dir.path(), &more).await;
+            for _ in 0..2 {
+                for name in order {
+                    let all = with_own(name, &rows[usize::from(name == "two")]);
+                    let ended = compare(&*sink, &inventory("", name), &all).await;
+                    let reason = ended.err().map(|error| error.reason);
+                    assert_eq!(reason, (name == "one").then_some(SinkReason::OwnedByOther), "{mode}");
+                }
+            }
+            assert_eq!(owners(dir.path(), PATH), ["two"], "{mode} {order:?}");
+            // It goes without taking the file along.
+            let claim = sink.claim(&inventory("", "one"), &Claimant::default()).await.unwrap();
+            sink.forget(&inventory("", "one"), &claim).await.unwrap();
+            assert_eq!(fs::read_to_string(dir.path().join(PATH)).unwrap(), before, "{mode}");
+        }
+    }
+}
+
+/// An inventory leaves a contested path before the other one was there: the file stays for the other one.
+#[tokio::test]
+async fn a_contested_file_is_not_deleted() {
+    for (forget, file) in [(true, "one"), (true, "two"), (false, "one"), (false, "two")] {
+        let rows = [pod("one", "1"), pod("two", "2")];
+        let dir = contested(&shared_names(), &rows, Some(file)).await;
+        let sink = open_dir(dir.path(), &shared_names()).await;
+        let one = inventory("", "one");
+        if forget {
+            let claim = sink.claim(&one, &Claimant::default()).await.unwrap();
+            sink.forget(&one, &claim).await.unwrap();
+        } else {
+            compare(&*sink, &one, &[]).await.unwrap();
+        }
+        assert!(dir.path().join(PATH).exists(), "{forget} {file}");
+        assert_eq!(owners(dir.path(), PATH), ["two"], "{forget} {file}");
+        assert!(compare(&*sink, &inventory("", "two"), &rows[1..]).await.unwrap().refused.is_empty());
+        assert!(tree(dir.path())[PATH].contains("two-2"), "{forget} {file}");
+    }
+}
+
+/// The files of one inventory are gone. It repairs them, and another one wants their paths in the same moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_repair_and_a_claim_at_once_leave_one_owner() {
+    for round in 0..20 {
+        let dir = tempfile::tempdir().unwrap();
+        // In every other round the files would be equal.
+        let rows = |name: &str| -> Vec<Arc<Row>> {
+            let name = if round % 2 == 0 { "" } else { name };
+            let pod = |i: usize| object(&format!("{name}{i}"), "", "Pod", "shop", &format!("p{i}"), "{}");
+            (0..8).map(pod).collect()
+        };
+        let sink = open_dir(dir.path(), &shared_names()).await;
+        write(&*sink, &inventory("", "two"), None, &added(&rows("two"))).await.unwrap();
+        for path in tree(dir.path()).keys() {
+            fs::remove_file(dir.path().join(path)).unwrap();
+        }
+        let writers = ["one", "two"].map(|name| {
+            let (path, rows) = (dir.path().to_owned(), rows(name));
+            tokio::spawn(async move {
+                let sink = open_dir(&path, &shared_names()).await;
+                compare(&*sink, &inventory("", name), &rows).await.unwrap().refused.len()
+            })
+        });
+        let refused: Vec<usize> =
+            futures::future::join_all(writers).await.into_iter().map(Result::unwrap).collect();
+        assert_eq!(refused, [8, 0], "round {round}");
+        for i in 0..8 {
+            assert_eq!(owners(dir.path(), &format!("p{i}.json")), ["two"], "round {round}");
+        }
+        assert_eq!(sink.baseline(&inventory("", "two")).await.unwrap(), holding(&rows("two")));
+    }
+}
+
+/// A directory that notes which manifests are read and how often they are listed.
+struct Counting {
+    directory: Directory,
+    counts: Arc<Counts>,
+}
+
+#[derive(Default)]
+struct Counts {
+    reads: Mutex<BTreeMap<String, usize>>,
+    lists: Mutex<usize>,
+}
+
+impl Counts {
+    /// What was counted since the last time: reads of each manifest of others, and lists.
+    fn take(&self, own: &str) -> (Vec<usize>, usize) {
+        let reads = std::mem::take(&mut *self.reads.lock().unwrap_or_else(PoisonError::into_inner));
+        let others = reads.into_iter().filter(|(path, _)| !path.contains(&format!("team.{own}-")));
+        let lists = std::mem::take(&mut *self.lists.lock().unwrap_or_else(PoisonError::into_inner));
+        (others.map(|(_, count)| count).collect(), lists)
+    }
+}
+
+#[async_trait]
+impl Blobs for Counting {
+    async fn read(&self, path: &str) -> Result<Option<Bytes>, SinkError> {
+        if path.ends_with("/manifest.ndjson") {
+            let mut reads = self.counts.reads.lock().unwrap_or_else(PoisonError::into_inner);
+            *reads.entry(path.to_owned()).or_default() += 1;
+        }
+        self.directory.read(path).await
+    }
+
+    async fn write(&self, path: &str, bytes: Bytes) -> Result<Version, SinkError> {
+        self.directory.write(path, bytes).await
+    }
+
+    async fn create(&self, path: &str, bytes: Bytes) -> Result<bool, SinkError> {
+        self.directory.create(path, bytes).await
+    }
+
+    async fn delete(&self, path: &str) -> Result<(), SinkError> {
+        self.directory.delete(path).await
+    }
+
+    async fn list(&self, directory: &str) -> Result<Vec<String>, SinkError> {
+        self.directory.list(directory).await
+    }
+
+    async fn list_versions(&self, directory: &str) -> Result<Vec<(String, Version)>, SinkError> {
+        *self.counts.lists.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.directory.list_versions(directory).await
+    }
+
+    async fn check(&self) -> Result<(), SinkError> {
+        self.directory.check().await
+    }
+
+    fn describe(&self) -> String {
+        self.directory.describe()
+    }
+}
+
+async fn opened(dir: &Path) -> (Directory, Settings) {
+    let SinkSpec::Snapshot(spec) = spec(dir, &shared_names()) else { unreachable!() };
+    let config = Config::plan(&spec).unwrap();
+    kollect_sinks::filesystem::directory(config, &kollect_sinks::Files::Anywhere).await.unwrap()
+}
+
+/// Among 200 other inventories no manifest is read twice as long as it does not change, and none at all by a write
+/// that has no new path.
+#[tokio::test(flavor = "multi_thread")]
+async fn manifests_of_others_are_read_once() {
+    const OTHERS: usize = 200;
+    let dir = tempfile::tempdir().unwrap();
+    let row = |name: &str, n: usize| object(name, "", "Pod", "shop", name, &format!(r#"{{"n":{n}}}"#));
+    let elsewhere = open_dir(dir.path(), &shared_names()).await;
+    for i in 0..OTHERS {
+        let name = format!("i{i}");
+        write(&*elsewhere, &inventory("", &name), None, &added(&[row(&name, 0)])).await.unwrap();
+    }
+    // Another process: it remembers nothing of the above.
+    let (counts, remembered) =
+        (Arc::new(Counts::default()), Arc::<tokio::sync::Mutex<PathOwners>>::default());
+    let (directory, settings) = opened(dir.path()).await;
+    let counting = Counting { directory, counts: counts.clone() };
+    let sink = Keeper::new(counting, settings, remembered.clone());
+    let own = inventory("", "own");
+    let claim = sink.claim(&own, &Claimant::default()).await.unwrap();
+    let put = async |delta: Delta| sink.write(&Batch::new(&own, &claim, &delta)).await.unwrap();
+    counts.take("own");
+
+    put(added(&[row("a", 0)])).await;
+    assert_eq!(counts.take("own"), (vec![1; OTHERS], 1), "the first look reads each once");
+    put(added(&[row("b", 0)])).await;
+    assert_eq!(counts.take("own"), (vec![], 1), "a new path");
+    put(Delta { changed: vec![changed(&row("a", 1))], ..Delta::default() }).await;
+    put(Delta { removed: vec![gone(&row("b", 0))], ..Delta::default() }).await;
+    assert_eq!(counts.take("own"), (vec![], 0), "no new path");
+    sink.baseline(&own).await.unwrap();
+    assert_eq!(counts.take("own"), (vec![], 1), "a comparison");
+
+    // What a sink of this process writes is known without reading it.
+    let (directory, settings) = opened(dir.path()).await;
+    let counting = Counting { directory, counts: counts.clone() };
+    let sibling = Keeper::new(counting, settings, remembered);
+    let other = inventory("", "i7");
+    write(&sibling, &other, None, &added(&[row("c", 0)])).await.unwrap();
+    counts.take("own");
+    // It needs the manifest itself to name a row, once.
+    for reads in [vec![1], vec![]] {
+        let receipt = put(added(&[row("c", 1)])).await;
+        assert!(receipt.refused[0].why.contains("a file of inventory team/i7"), "{receipt:?}");
+        assert_eq!(counts.take("own"), (reads, 1));
+    }
+    put(added(&[row("d", 0)])).await;
+    assert_eq!(counts.take("own"), (vec![], 1));
+    // What others write is read.
+    write(&*elsewhere, &inventory("", "i9"), None, &added(&[row("e", 0)])).await.unwrap();
+    assert_eq!(put(added(&[row("e", 1)])).await.refused.len(), 1);
+    assert_eq!(counts.take("own"), (vec![1], 1));
+}
+
+/// A manifest that cannot be read concerns its inventory only.
+#[tokio::test]
+async fn law_11_a_damaged_manifest_stops_no_other_inventory() {
+    let dir = tempfile::tempdir().unwrap();
+    let sink = open_dir(dir.path(), &shared_names()).await;
+    let (bad, good) = (inventory("", "bad"), inventory("", "good"));
+    let rows = [twin(), object("v", "", "Pod", "shop", "q", "{}")];
+    write(&*sink, &bad, None, &added(&[pod("bad", "1")])).await.unwrap();
+    let manifest = books(dir.path())[0].join("manifest.ndjson");
+    fs::write(&manifest, "nonsense\n").unwrap();
+    let receipt = compare(&*sink, &good, &rows).await.unwrap();
+    assert!(receipt.refused[0].why.contains("p.json is a file that Kollect has not written"), "{receipt:?}");
+    assert_eq!(sink.baseline(&good).await.unwrap(), holding(&rows[1..]));
+    assert_eq!(sink.baseline(&bad).await.unwrap_err().reason, SinkReason::Incompatible);
+}

@@ -1,0 +1,318 @@
+//! A path belongs to one inventory: the one whose manifest names it, whether the file is there or not.
+
+use std::{fs, slice::from_ref, sync::Arc};
+
+use kollect_model::{
+    batch::{Baseline, Delta},
+    row::Row,
+    sink::{ErrorClass, Sink, SinkReason},
+};
+use kollect_sinks::Policy;
+use serde_json::{Value, json};
+
+use super::{Remote, Way, sinks_with_mirrors};
+use crate::{
+    conformance::{added, claimant, compare, holding, inventory, write},
+    filesystem::{books, object, owners, path_owners::with_own, tree},
+};
+
+const PATH: &str = "p.json";
+
+/// A file per row, whose name does not tell the inventory.
+fn shared_names() -> Value {
+    json!({ "layout": { "mode": "perResource", "pathTemplate": "{sourceName}.json" } })
+}
+
+fn pod(inventory: &str, content: &str) -> Arc<Row> {
+    object(&format!("{inventory}-{content}"), "", "Pod", "shop", "p", &format!(r#"{{"n":"{content}"}}"#))
+}
+
+/// The same object in two inventories: their files would be equal.
+fn twin() -> Arc<Row> {
+    object("u", "", "Pod", "shop", "p", "{}")
+}
+
+/// A commit of others without the file.
+fn delete(remote: &Remote) {
+    let checkout = remote.checkout();
+    fs::remove_file(checkout.path.join(PATH)).unwrap();
+    checkout.push("tidy up");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_path_whose_file_was_deleted_keeps_its_owner() {
+    for rows in [[pod("one", "1"), pod("two", "2")], [twin(), twin()]] {
+        let remote = Remote::new(Way::Https, shared_names());
+        let sink = remote.open().await;
+        // The later name has the path: the order of names decides nothing here.
+        let (one, two) = (inventory("", "two"), inventory("", "one"));
+        write(&*sink, &one, None, &added(&rows[..1])).await.unwrap();
+        let before = tree(&remote.checkout().path);
+        delete(&remote);
+        for _ in 0..2 {
+            let receipt = compare(&*sink, &two, &rows[1..]).await.unwrap();
+            assert_eq!(receipt.refused.len(), 1);
+            let why = &receipt.refused[0].why;
+            assert!(why.contains("p.json is a file of inventory team/two of cluster \"\": put"), "{why}");
+            assert!(!remote.checkout().path.join(PATH).exists(), "it is not theirs to write");
+        }
+        compare(&*sink, &one, &rows[..1]).await.unwrap();
+        compare(&*sink, &two, &rows[1..]).await.unwrap();
+        let checkout = remote.checkout();
+        assert_eq!(tree(&checkout.path), before);
+        assert_eq!(owners(&checkout.path, PATH), ["two"]);
+        assert_eq!(sink.baseline(&one).await.unwrap(), holding(&rows[..1]));
+        assert_eq!(sink.baseline(&two).await.unwrap(), Baseline::new());
+    }
+}
+
+/// Documents and indexes: the whole inventory is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_that_was_deleted_keeps_its_owner() {
+    for mode in ["document", "split"] {
+        let more = json!({ "pathTemplate": PATH, "layout": { "mode": mode, "index": { "pathTemplate": PATH },
+            "pathTemplate": "{name}/{sourceName}.json" } });
+        let remote = Remote::new(Way::File, more);
+        let sink = remote.open().await;
+        let (one, two) = (inventory("", "one"), inventory("", "two"));
+        write(&*sink, &one, None, &added(&[twin()])).await.unwrap();
+        delete(&remote);
+        let error = compare(&*sink, &two, &[twin()]).await.unwrap_err();
+        assert_eq!((error.reason, error.class()), (SinkReason::OwnedByOther, ErrorClass::Terminal));
+        assert!(error.to_string().contains("a file of inventory team/one"), "{error}");
+        compare(&*sink, &one, &[twin()]).await.unwrap();
+        assert_eq!(owners(&remote.checkout().path, PATH), ["one"]);
+        assert_eq!(sink.baseline(&one).await.unwrap(), holding(&[twin()]));
+    }
+}
+
+/// Its row is gone, the inventory is forgotten, or its files are elsewhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_path_that_was_given_up_goes_to_the_next() {
+    for how in ["row", "inventory", "layout"] {
+        let remote = Remote::new(Way::File, shared_names());
+        let sink = remote.open().await;
+        let (one, two) = (inventory("", "one"), inventory("", "two"));
+        let rows = [pod("one", "1"), pod("two", "2")];
+        write(&*sink, &one, None, &added(&rows[..1])).await.unwrap();
+        delete(&remote);
+        assert_eq!(compare(&*sink, &two, &rows[1..]).await.unwrap().refused.len(), 1);
+        match how {
+            "row" => drop(compare(&*sink, &one, &[]).await.unwrap()),
+            "inventory" => {
+                let claim = sink.claim(&one, &claimant(None)).await.unwrap();
+                sink.forget(&one, &claim).await.unwrap();
+            }
+            _ => {
+                let more = json!({ "layout": { "mode": "perResource", "pathTemplate": "{uid}.json" } });
+                compare(&*remote.open_with(&more).await, &one, &rows[..1]).await.unwrap();
+            }
+        }
+        assert!(compare(&*sink, &two, &rows[1..]).await.unwrap().refused.is_empty(), "{how}");
+        let checkout = remote.checkout();
+        assert_eq!(owners(&checkout.path, PATH), ["two"], "{how}");
+        assert!(tree(&checkout.path)[PATH].contains("two-2"), "{how}");
+    }
+}
+
+/// A branch as an older release may have left it: the manifests of both inventories name one path. `file` is what is
+/// there.
+async fn contested(more: &Value, rows: &[Arc<Row>; 2], file: Option<&str>) -> Remote {
+    let (remote, other) = (Remote::new(Way::File, more.clone()), Remote::new(Way::File, more.clone()));
+    for (remote, name, row) in [(&remote, "one", &rows[0]), (&other, "two", &rows[1])] {
+        write(&*remote.open().await, &inventory("", name), None, &added(&with_own(name, row))).await.unwrap();
+    }
+    let (checkout, theirs) = (remote.checkout(), other.checkout());
+    for (path, text) in tree(&theirs.path).iter().filter(|(path, _)| *path != PATH && !path.starts_with('.'))
+    {
+        let file = checkout.path.join(path);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    }
+    let from = &books(&theirs.path)[0];
+    let to = checkout.path.join(".kollect").join(from.file_name().unwrap());
+    fs::create_dir(&to).unwrap();
+    for file in fs::read_dir(from).unwrap().map(|entry| entry.unwrap()) {
+        fs::copy(file.path(), to.join(file.file_name())).unwrap();
+    }
+    match file {
+        Some("one") => {}
+        Some("two") => drop(fs::copy(theirs.path.join(PATH), checkout.path.join(PATH)).unwrap()),
+        Some(text) => fs::write(checkout.path.join(PATH), text).unwrap(),
+        None => fs::remove_file(checkout.path.join(PATH)).unwrap(),
+    }
+    checkout.push("an older release");
+    assert_eq!(owners(&remote.checkout().path, PATH), ["one", "two"]);
+    remote
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_path_of_two_manifests_goes_to_one_of_them() {
+    let different = [pod("one", "1"), pod("two", "2")];
+    for (rows, file, winner) in [
+        (&different, Some("one"), "one"),
+        (&different, Some("two"), "two"),
+        (&different, Some("edited"), "one"),
+        (&different, None, "one"),
+        (&[twin(), twin()], Some("one"), "one"),
+    ] {
+        // The order does not matter.
+        for order in [["one", "two"], ["two", "one"]] {
+            let shown = format!("{file:?} {order:?}");
+            let remote = contested(&shared_names(), rows, file).await;
+            let sink = remote.open().await;
+            let all = |name: &str| with_own(name, &rows[usize::from(name == "two")]);
+            let mut tip = String::new();
+            for round in 0..4 {
+                for name in order {
+                    let receipt = compare(&*sink, &inventory("", name), &all(name)).await.unwrap();
+                    assert_eq!(receipt.refused.len(), usize::from(name != winner), "{shown} {name}");
+                    let plain = write(&*sink, &inventory("", name), None, &Delta::default()).await.unwrap();
+                    assert!(plain.refused.is_empty());
+                }
+                match round {
+                    0 => {}
+                    1 => tip = remote.git(&["rev-parse", "main"]),
+                    _ => assert_eq!(remote.git(&["rev-parse", "main"]), tip, "{shown}: no commit"),
+                }
+            }
+            assert_eq!(owners(&remote.checkout().path, PATH), [winner], "{shown}");
+            for name in order {
+                let held = sink.baseline(&inventory("", name)).await.unwrap();
+                let rows = &all(name)[usize::from(name != winner)..];
+                assert_eq!(held, holding(rows), "{shown} {name}");
+            }
+            let loser = if winner == "one" { "two" } else { "one" };
+            let subject = format!("--grep=chore(default/team/{loser}): give up files of other inventories");
+            let body = remote.git(&["log", "--fixed-strings", &subject, "--format=%b", "main"]);
+            assert_eq!(body.trim(), format!("p.json: inventory team/{winner} of cluster \"\""), "{shown}");
+        }
+    }
+}
+
+/// The one that loses a document has none, and says so; the file of the other one stays as it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_of_two_manifests_goes_to_one_of_them() {
+    for mode in ["document", "split"] {
+        let more = json!({ "pathTemplate": PATH, "layout": { "mode": mode, "index": { "pathTemplate": PATH },
+            "pathTemplate": "{name}/{sourceName}.json" } });
+        for order in [["one", "two"], ["two", "one"]] {
+            let rows = [pod("one", "1"), pod("two", "2")];
+            let remote = contested(&more, &rows, Some("two")).await;
+            let before = tree(&remote.checkout().path)[PATH].clone();
+            let sink = remote.open().await;
+            let mut tip = String::new();
+            for round in 0..3 {
+                for name in order {
+                    let all = with_own(name, &rows[usize::from(name == "two")]);
+                    let ended = compare(&*sink, &inventory("", name), &all).await;
+                    let reason = ended.err().map(|error| error.reason);
+                    assert_eq!(reason, (name == "one").then_some(SinkReason::OwnedByOther), "{mode}");
+                }
+                match round {
+                    0 => {}
+                    1 => tip = remote.git(&["rev-parse", "main"]),
+                    _ => assert_eq!(remote.git(&["rev-parse", "main"]), tip, "{mode} {order:?}: no commit"),
+                }
+            }
+            assert_eq!(owners(&remote.checkout().path, PATH), ["two"], "{mode} {order:?}");
+            // It goes without taking the file along.
+            let claim = sink.claim(&inventory("", "one"), &claimant(None)).await.unwrap();
+            sink.forget(&inventory("", "one"), &claim).await.unwrap();
+            assert_eq!(tree(&remote.checkout().path)[PATH], before, "{mode}");
+        }
+    }
+}
+
+/// An inventory leaves a contested path before the other one was there: the file stays for the other one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_contested_file_is_not_deleted() {
+    for (forget, file) in [(true, "one"), (true, "two"), (false, "one"), (false, "two")] {
+        let rows = [pod("one", "1"), pod("two", "2")];
+        let remote = contested(&shared_names(), &rows, Some(file)).await;
+        let sink = remote.open().await;
+        let one = inventory("", "one");
+        if forget {
+            let claim = sink.claim(&one, &claimant(None)).await.unwrap();
+            sink.forget(&one, &claim).await.unwrap();
+        } else {
+            compare(&*sink, &one, &[]).await.unwrap();
+        }
+        let checkout = remote.checkout();
+        assert!(checkout.path.join(PATH).exists(), "{forget} {file}");
+        assert_eq!(owners(&checkout.path, PATH), ["two"], "{forget} {file}");
+        assert!(compare(&*sink, &inventory("", "two"), &rows[1..]).await.unwrap().refused.is_empty());
+        assert!(tree(&remote.checkout().path)[PATH].contains("two-2"), "{forget} {file}");
+    }
+}
+
+/// The file of one inventory is gone. It repairs it, and another one wants its path in the same moment: in one
+/// process, and in two.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repair_and_a_claim_at_once_leave_one_owner() {
+    for round in 0..8 {
+        let rows = if round % 2 == 0 { [twin(), twin()] } else { [pod("one", "1"), pod("two", "2")] };
+        let remote = Arc::new(Remote::new(Way::Https, shared_names()));
+        write(&*remote.open().await, &inventory("", "two"), None, &added(&rows[1..])).await.unwrap();
+        delete(&remote);
+        let sinks = Arc::new(remote.sinks());
+        let writers = ["one", "two"].map(|name| {
+            let (remote, sinks, rows) = (remote.clone(), sinks.clone(), rows.clone());
+            tokio::spawn(async move {
+                let mirrors = tempfile::tempdir().unwrap();
+                let own = sinks_with_mirrors(mirrors.path().join("git"));
+                let sinks = if round < 4 { &sinks } else { &own };
+                let sink: Box<dyn Sink> =
+                    sinks.open(&remote.plan(&json!({})), &Policy::default()).await.unwrap();
+                let row = from_ref(&rows[usize::from(name == "two")]);
+                compare(&*sink, &inventory("", name), row).await.unwrap().refused.len()
+            })
+        });
+        let refused: Vec<usize> =
+            futures::future::join_all(writers).await.into_iter().map(Result::unwrap).collect();
+        assert_eq!(refused, [1, 0], "round {round}");
+        assert_eq!(owners(&remote.checkout().path, PATH), ["two"], "round {round}");
+        let held = remote.open().await.baseline(&inventory("", "two")).await.unwrap();
+        assert_eq!(held, holding(&rows[1..]), "round {round}");
+    }
+}
+
+/// Two inventories want a free path in the same moment: one gets it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_free_path_goes_to_one_of_two() {
+    for round in 0..8 {
+        let remote = Arc::new(Remote::new(Way::Https, shared_names()));
+        let sinks = Arc::new(remote.sinks());
+        let writers = ["one", "two"].map(|name| {
+            let (remote, sinks) = (remote.clone(), sinks.clone());
+            tokio::spawn(async move {
+                let mirrors = tempfile::tempdir().unwrap();
+                let own = sinks_with_mirrors(mirrors.path().join("git"));
+                let sinks = if round < 4 { &sinks } else { &own };
+                let sink = sinks.open(&remote.plan(&json!({})), &Policy::default()).await.unwrap();
+                compare(&*sink, &inventory("", name), &[twin()]).await.unwrap().refused.len()
+            })
+        });
+        let refused: usize = futures::future::join_all(writers).await.into_iter().map(Result::unwrap).sum();
+        assert_eq!(refused, 1, "round {round}");
+        assert_eq!(owners(&remote.checkout().path, PATH).len(), 1, "round {round}");
+    }
+}
+
+/// Books that cannot be read concern their inventory only.
+#[tokio::test(flavor = "multi_thread")]
+async fn law_11_damaged_books_stop_no_other_inventory() {
+    let remote = Remote::new(Way::File, shared_names());
+    let sink = remote.open().await;
+    let (bad, good) = (inventory("", "bad"), inventory("", "good"));
+    let rows = [twin(), object("v", "", "Pod", "shop", "q", "{}")];
+    write(&*sink, &bad, None, &added(&rows[..1])).await.unwrap();
+    let checkout = remote.checkout();
+    fs::write(books(&checkout.path)[0].join("manifest.json"), "nonsense\n").unwrap();
+    checkout.push("meddle");
+    let receipt = compare(&*sink, &good, &rows).await.unwrap();
+    let why = &receipt.refused[0].why;
+    assert!(why.contains("p.json is a file of an inventory whose manifest in .kollect/team.bad-"), "{why}");
+    assert_eq!(sink.baseline(&good).await.unwrap(), holding(&rows[1..]));
+    assert_eq!(sink.baseline(&bad).await.unwrap_err().reason, SinkReason::Incompatible);
+}
