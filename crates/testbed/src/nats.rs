@@ -85,6 +85,11 @@ impl Nats {
         Ok(())
     }
 
+    /// The directory of its streams.
+    pub fn store(&self) -> PathBuf {
+        self.scratch.path().join("store")
+    }
+
     /// The address for clients; with TLS as well, where a client must ask for it.
     pub fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.port)

@@ -201,8 +201,23 @@ impl Simulation {
                 if rows != held.rows {
                     let missing: Vec<_> = rows.keys().filter(|key| !held.rows.contains_key(key)).collect();
                     let extra: Vec<_> = held.rows.keys().filter(|key| !rows.contains_key(key)).collect();
-                    let statuses: Vec<String> = self.clusters.iter().map(|c| c.api.objects("kollectinventories").iter().chain(&c.api.objects("kollecttargets")).map(|o| o["status"].to_string()).collect::<Vec<_>>().join("\n")).collect();
-                    return Err(format!("at the end {destination} holds other rows of {inventory:?}: {missing:?} are missing, {extra:?} are too many\n{}", statuses.join("\n")));
+                    let statuses: Vec<String> = self
+                        .clusters
+                        .iter()
+                        .map(|c| {
+                            c.api
+                                .objects("kollectinventories")
+                                .iter()
+                                .chain(&c.api.objects("kollecttargets"))
+                                .map(|o| o["status"].to_string())
+                                .collect::<Vec<_>>()
+                                .join("\n")
+                        })
+                        .collect();
+                    return Err(format!(
+                        "at the end {destination} holds other rows of {inventory:?}: {missing:?} are missing, {extra:?} are too many\n{}",
+                        statuses.join("\n")
+                    ));
                 }
                 if held.claim.is_some() && !exists {
                     return Err(format!("at the end the claim of {inventory:?} is left in {destination}"));

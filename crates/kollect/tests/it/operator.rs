@@ -14,6 +14,7 @@ mod namespaces;
 mod network;
 mod preview;
 mod reach;
+mod readers;
 mod reasons;
 mod secrets;
 mod stopping;
@@ -22,6 +23,7 @@ mod unseen;
 use std::{
     path::PathBuf,
     process::{Child, Command, Stdio},
+    thread,
     time::Duration,
 };
 
@@ -514,6 +516,18 @@ fn a_standby_takes_over_and_the_old_leader_stops_writing() {
     first.kill();
 }
 
+impl World {
+    fn annotate(&self, what: &str, annotation: &str) {
+        self.plane.kubectl(&["annotate", "--overwrite", "-n", &self.namespace, what, annotation]).unwrap();
+    }
+
+    /// The latest failure of the first sink.
+    fn last_error(&self) -> String {
+        let export = &self.get("kollectinventory/all")["status"]["sinkExports"][0];
+        export["lastError"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
 #[test]
 fn two_clusters_with_one_name_do_not_share_a_table() {
     let mut world = World::new("owned");
@@ -522,31 +536,58 @@ fn two_clusters_with_one_name_do_not_share_a_table() {
     world.start(&[]);
     world.becomes("kollectinventory/all", "Synced", "True Exported");
     world.stop();
-    // Somebody else's: another id, and rows that are not ours.
+    // Another cluster's: another id, and rows that are not ours.
     let table = world.table();
-    world
-        .postgres
-        .psql(&format!("UPDATE kollect_bindings SET owner = 'another' WHERE inventory_table = '{table}'"))
-        .unwrap();
+    let give = format!("UPDATE kollect_bindings SET owner = 'another' WHERE inventory_table = '{table}'");
+    world.postgres.psql(&give).unwrap();
     world.map("b", "2");
     world.start(&[]);
     world.becomes("kollectinventory/all", "Degraded", "True ExportTerminal");
     world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "False ExportTerminal");
     assert_eq!(world.rows(), ["a=1"]);
-    let message = world.get("kollectinventory/all")["status"]["sinkExports"][0]["lastError"].clone();
-    assert!(message.as_str().unwrap().contains("spec.cluster"), "{message}");
-    world
-        .plane
-        .kubectl(&[
-            "annotate",
-            "-n",
-            &world.namespace,
-            "kollectinventory/all",
-            "kollect.dev/take-over=another",
-        ])
-        .unwrap();
+    let message = world.last_error();
+    assert!(message.contains("spec.cluster"), "{message}");
+
+    // A bare id, as older versions took it, shows the new form and does nothing else.
+    world.annotate("kollectinventory/all", "kollect.dev/take-over=another");
+    world.becomes("kollectinventory/all", "TakeOver", "False TakeOverInvalid");
+    let told = world.message("kollectinventory/all", "TakeOver");
+    assert!(told.contains("write database/portal=another"), "{told}");
+    thread::sleep(Duration::from_secs(3));
+    assert_eq!(world.rows(), ["a=1"]);
+
+    // The refusal has the exact text.
+    let (_, text) = message.split_once("kollect.dev/take-over: ").unwrap();
+    let text = text.split_whitespace().next().unwrap();
+    world.annotate("kollectinventory/all", &format!("kollect.dev/take-over={text}"));
     world.holds(&["a=1", "b=2"]);
     world.becomes("kollectinventory/all", "Ready", "True Exported");
+    world.becomes("kollectinventory/all", "TakeOver", "");
+    let taken = |world: &World| world.get("kollectinventory/all")["status"]["takeOvers"].clone();
+    eventually("the take-over is remembered, and its request removed", || {
+        let annotations = &world.get("kollectinventory/all")["metadata"]["annotations"];
+        let asked = annotations.get("kollect.dev/take-over").is_some();
+        let done = taken(&world)[0]["from"] == "another" && !asked;
+        done.then_some(()).ok_or(format!("{annotations} {}", taken(&world)))
+    });
+    let sql = format!("SELECT destination_id FROM kollect_bindings WHERE inventory_table = '{table}'");
+    assert_eq!(taken(&world)[0]["destinationId"], json!(world.postgres.psql(&sql).unwrap().trim()));
+
+    // The other one takes it back. The same take-over is not done again, also if the annotation comes back.
+    world.postgres.psql(&give).unwrap();
+    world.map("c", "3");
+    world.becomes("kollectinventory/all", "Degraded", "True ExportTerminal");
+    world.annotate("kollectinventory/all", &format!("kollect.dev/take-over={text}"));
+    eventually("it says what to do", || {
+        let message = world.last_error();
+        message.contains("remove its line from status.takeOvers").then_some(()).ok_or(message)
+    });
+    assert_eq!(world.rows(), ["a=1", "b=2"]);
+    let owner = format!("SELECT owner FROM kollect_bindings WHERE inventory_table = '{table}'");
+    assert_eq!(world.postgres.psql(&owner).unwrap(), "another\n");
+    // Deleted, it leaves what is the other's.
+    world.delete("kollectinventory/all");
+    assert_eq!((world.rows().len(), world.postgres.psql(&owner).unwrap().as_str()), (2, "another\n"));
 }
 
 #[test]

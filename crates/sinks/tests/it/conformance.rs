@@ -500,7 +500,7 @@ async fn readers_see_no_torn_state(place: &impl Place) {
         seen
     };
     let writer = async {
-        for turn in 0..12 {
+        for turn in 0..8 {
             let (old, new) = if turn % 2 == 0 { (&even, &odd) } else { (&odd, &even) };
             let attributes = format!(r#"{{"turn":{turn}}}"#);
             let changed = both.iter().map(|row| changed(&self::row(&row.key.uid, &attributes))).collect();

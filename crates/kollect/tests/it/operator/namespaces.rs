@@ -75,7 +75,7 @@ fn law_5_a_tenant_keeps_rows_of_objects_that_it_may_not_see_until_their_target_g
     // The same team without rights outside of its namespace takes over what it had written.
     let sql = format!("SELECT owner FROM kollect_bindings WHERE inventory_table = '{}'", world.table());
     let owner = world.postgres.psql(&sql).unwrap();
-    let take_over = format!("kollect.dev/take-over={}", owner.trim());
+    let take_over = format!("kollect.dev/take-over=database/portal={}", owner.trim());
     world.plane.kubectl(&["annotate", "-n", &world.namespace, "kollectinventory/all", &take_over]).unwrap();
     let namespace = &world.namespace;
     let all = |group, kinds| Rule::in_namespace(namespace, group, kinds, &["*"]);

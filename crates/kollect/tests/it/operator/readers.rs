@@ -1,0 +1,546 @@
+//! What readers of five sinks see while things go wrong. Each reader looks again and again with a client of its own,
+//! and remembers every state that it has seen.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use async_nats::jetstream::{self, consumer};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use futures::StreamExt as _;
+use kollect_testbed::{
+    Nats, Postgres,
+    git::{GitHttp, Repository},
+};
+use serde_json::{Value, json};
+
+use super::{World, own_plane};
+use crate::program::eventually;
+
+/// The names of the objects whose rows a reader sees.
+type State = BTreeSet<String>;
+
+const SINKS: [&str; 5] = ["postgres", "sqlite", "git", "files", "nats"];
+
+/// Destinations of the five kinds that can be read back, for one namespace.
+struct Destinations {
+    /// Namespace and name of the inventory; also the names of table, stream and repository.
+    namespace: String,
+    postgres: Postgres,
+    /// It is stopped and started by one test.
+    nats: Mutex<Nats>,
+    nats_url: String,
+    git: &'static GitHttp,
+    repository: Repository,
+    /// Below it each namespace has its files.
+    root: tempfile::TempDir,
+}
+
+impl Destinations {
+    fn new(namespace: &str) -> Self {
+        let (git, nats) = (GitHttp::shared(), Nats::start().unwrap());
+        Self {
+            namespace: namespace.to_owned(),
+            postgres: Postgres::start().unwrap(),
+            nats_url: nats.url(),
+            nats: Mutex::new(nats),
+            git,
+            repository: git.create(namespace).unwrap(),
+            root: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn table(&self) -> String {
+        self.namespace.replace('-', "_")
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.root.path().join(&self.namespace)
+    }
+
+    /// The five sinks, as a cluster with this name sees them, and an inventory with all of them.
+    fn install(&self, world: &World, cluster: &str) {
+        world.secret(&self.postgres.dsn());
+        world.apply(json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "git" },
+            "stringData": { "username": GitHttp::USER, "password": GitHttp::PASSWORD },
+        }));
+        self.install_sinks(world, cluster);
+        let inventory = json!({
+            "databaseSinkRefs": ["postgres", "sqlite"],
+            "snapshotSinkRefs": ["git", "files"],
+            "eventSinkRefs": ["nats"],
+            "minChangeInterval": "0s",
+        });
+        world.kollect("KollectInventory", "all", inventory);
+    }
+
+    fn install_sinks(&self, world: &World, cluster: &str) {
+        let postgres = json!({
+            "type": "postgres", "cluster": cluster,
+            "postgres": { "databaseRef": { "name": "portal" }, "table": self.table() },
+        });
+        world.kollect("KollectDatabaseSink", "postgres", postgres);
+        let sqlite = json!({ "type": "sqlite", "cluster": cluster, "sqlite": { "path": "rows.db" } });
+        world.kollect("KollectDatabaseSink", "sqlite", sqlite);
+        world.kollect("KollectSnapshotSink", "git", self.git_sink(cluster, &self.git.url(&self.namespace)));
+        let files = json!({
+            "type": "filesystem", "cluster": cluster, "filesystem": { "path": "files" },
+            "minChangeInterval": "0s", "layout": { "mode": "perResource" },
+        });
+        world.kollect("KollectSnapshotSink", "files", files);
+        world.kollect("KollectEventSink", "nats", self.nats_sink(cluster, &self.nats_url));
+    }
+
+    fn git_sink(&self, cluster: &str, url: &str) -> Value {
+        json!({
+            "type": "git", "cluster": cluster, "endpoint": url, "secretRef": { "name": "git" },
+            "tls": { "caBundle": STANDARD.encode(&self.git.certificates().ca) },
+            "minChangeInterval": "0s", "layout": { "mode": "perResource" },
+        })
+    }
+
+    fn nats_sink(&self, cluster: &str, url: &str) -> Value {
+        json!({
+            "type": "nats", "cluster": cluster, "mode": "rows",
+            "nats": { "url": url, "subject": self.table(), "stream": self.table() },
+        })
+    }
+
+    /// What a reader of one sink sees of the rows of a cluster; `None`: it could not look.
+    fn look(&self, sink: &str, cluster: &str) -> Option<State> {
+        let sql = format!(
+            "SELECT name FROM {} WHERE cluster = '{cluster}'",
+            match sink {
+                "sqlite" => "inventory".to_owned(),
+                _ => self.table(),
+            }
+        );
+        match sink {
+            "postgres" => Some(lines(&self.postgres.psql(&sql).ok()?)),
+            "sqlite" => {
+                let file = self.directory().join("rows.db");
+                let output = Command::new("sqlite3").arg("-readonly").arg(file).arg(sql).output().unwrap();
+                output.status.success().then(|| lines(&String::from_utf8(output.stdout).unwrap()))
+            }
+            "git" => {
+                let tree = self.repository.git(&["ls-tree", "-r", "--name-only", "main"]).ok()?;
+                Some(names(tree.lines().map(Path::new), cluster))
+            }
+            "files" => {
+                let root = self.directory().join("files");
+                let found = files_below(&root.join(cluster))?;
+                let paths: Vec<PathBuf> =
+                    found.iter().map(|path| path.strip_prefix(&root).unwrap().to_owned()).collect();
+                Some(names(paths.iter().map(PathBuf::as_path), cluster))
+            }
+            "nats" => self.messages(cluster).map(|rows| rows.into_iter().map(|(name, _)| name).collect()),
+            other => unreachable!("{other}"),
+        }
+    }
+
+    /// Names of rows in the stream, with the sequences of their messages.
+    fn messages(&self, cluster: &str) -> Option<BTreeSet<(String, u64)>> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (url, stream) = (self.nats_url.clone(), self.table());
+        let filter = format!("{stream}.{cluster}.{}.all.*.*.*", self.namespace);
+        let look = async {
+            let jetstream = jetstream::new(async_nats::connect(url).await.ok()?);
+            let config = consumer::pull::Config {
+                deliver_policy: consumer::DeliverPolicy::LastPerSubject,
+                ack_policy: consumer::AckPolicy::None,
+                filter_subject: filter,
+                ..Default::default()
+            };
+            let consumer = jetstream.create_consumer_on_stream(config, &stream).await.ok()?;
+            let pending = usize::try_from(consumer.cached_info().num_pending).unwrap();
+            let mut batch = consumer.fetch().max_messages(pending.max(1)).messages().await.ok()?;
+            let mut found = BTreeSet::new();
+            while let Some(message) = batch.next().await {
+                let message = message.ok()?;
+                let removed = message.headers.as_ref()?.get("Kollect-Op")?.as_str() == "removed";
+                let body: Value = serde_json::from_slice(&message.payload).ok()?;
+                if !removed {
+                    let name = body["data"]["after"]["name"].as_str()?.to_owned();
+                    found.insert((name, message.info().ok()?.stream_sequence));
+                }
+            }
+            Some(found)
+        };
+        runtime.block_on(async { tokio::time::timeout(Duration::from_secs(5), look).await.ok()? })
+    }
+
+    fn holds(&self, cluster: &str, expected: &[&str]) {
+        let expected: State = expected.iter().map(|name| (*name).to_owned()).collect();
+        for sink in SINKS {
+            eventually(&format!("{sink} holds {expected:?}"), || {
+                let found = self.look(sink, cluster);
+                (found.as_ref() == Some(&expected)).then_some(()).ok_or(format!("{found:?}"))
+            });
+        }
+    }
+}
+
+fn lines(text: &str) -> State {
+    text.lines().map(ToOwned::to_owned).collect()
+}
+
+/// The names of objects from the paths of their files, `<cluster>/<namespace>/<kind>/<name>.<format>`.
+fn names<'a>(paths: impl Iterator<Item = &'a Path>, cluster: &str) -> State {
+    let rows = paths
+        .filter(|path| path.starts_with(cluster) && path.extension().is_some_and(|e| e != "gitattributes"));
+    rows.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())).collect()
+}
+
+/// All files below a directory but those that are being written; `None` if a directory vanished meanwhile.
+fn files_below(directory: &Path) -> Option<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let Ok(entries) = fs::read_dir(directory) else { return Some(found) };
+    for entry in entries {
+        let path = entry.ok()?.path();
+        if path.is_dir() {
+            found.extend(files_below(&path)?);
+        } else if !path.to_str()?.contains('#') {
+            found.push(path);
+        }
+    }
+    Some(found)
+}
+
+/// Readers of all five sinks, at work.
+struct Readers {
+    stop: Arc<AtomicBool>,
+    readers: Vec<(&'static str, Arc<Mutex<Vec<State>>>, JoinHandle<()>)>,
+}
+
+impl Readers {
+    fn start(destinations: &Arc<Destinations>, cluster: &str) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let read = |sink: &'static str| {
+            let (destinations, cluster, stop) = (destinations.clone(), cluster.to_owned(), stop.clone());
+            let states: Arc<Mutex<Vec<State>>> = Arc::default();
+            let seen = states.clone();
+            let thread = thread::spawn(move || {
+                while !stop.load(Relaxed) {
+                    if let Some(state) = destinations.look(sink, &cluster) {
+                        let mut seen = seen.lock().unwrap();
+                        if seen.last() != Some(&state) {
+                            seen.push(state);
+                        }
+                    }
+                    thread::sleep(Duration::from_millis(20));
+                }
+            });
+            (sink, states, thread)
+        };
+        Self { stop: stop.clone(), readers: SINKS.map(read).into_iter().collect() }
+    }
+
+    /// The states that each has seen, one after the other.
+    fn stop(self) -> Vec<(&'static str, Vec<State>)> {
+        self.stop.store(true, Relaxed);
+        let ended = self.readers.into_iter().map(|(sink, states, thread)| {
+            thread.join().unwrap();
+            (sink, states.lock().unwrap().clone())
+        });
+        ended.collect()
+    }
+}
+
+fn state(names: &[&str]) -> State {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+impl World {
+    /// Only as long as nothing is written otherwise: claims are looked at every second.
+    fn start_with_files(&mut self, destinations: &Destinations) {
+        let root = destinations.root.path().to_str().unwrap().to_owned();
+        self.start(&["--file-sink-root", &root, "--claim-check-interval=1s"]);
+    }
+
+    fn profile(&self, kind: &str) {
+        let profile = json!({
+            "targetGVK": { "version": "v1", "kind": kind },
+            "attributes": [{ "name": "value", "path": "$.data.value" }],
+        });
+        self.kollect("KollectProfile", "maps", profile);
+    }
+
+    fn five_sinks(name: &str, cluster: &str) -> (Self, Arc<Destinations>) {
+        let world = Self::new(name);
+        let destinations = Arc::new(Destinations::new(&world.namespace));
+        world.map("a", "1");
+        world.map("b", "1");
+        world.install();
+        destinations.install(&world, cluster);
+        (world, destinations)
+    }
+}
+
+#[test]
+fn a_misspelt_kind_removes_no_row_and_the_right_one_replaces_them_at_once() {
+    let (mut world, destinations) = World::five_sinks("typo", "east");
+    world.start_with_files(&destinations);
+    destinations.holds("east", &["a", "b"]);
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    let readers = Readers::start(&destinations, "east");
+    world.profile("ConfigMapp");
+    // Longer than it takes to be sure that the cluster does not have the kind.
+    thread::sleep(Duration::from_secs(40));
+    // A restart does not change that.
+    world.operator.as_mut().unwrap().kill();
+    world.start_with_files(&destinations);
+    world.becomes("kollecttarget/maps", "Blind", "True NotSeen");
+    thread::sleep(Duration::from_secs(40));
+    world.profile("ConfigMap");
+    world.becomes("kollecttarget/maps", "Ready", "True Collecting");
+    world.map("c", "1");
+    destinations.holds("east", &["a", "b", "c"]);
+    for (sink, states) in readers.stop() {
+        assert_eq!(states, [state(&["a", "b"]), state(&["a", "b", "c"])], "{sink}");
+    }
+}
+
+impl Destinations {
+    fn copy(&self, name: &str) -> PathBuf {
+        self.root.path().join("backup").join(name)
+    }
+
+    fn sqlite(&self, command: &str) {
+        let file = self.directory().join("rows.db");
+        assert!(Command::new("sqlite3").arg(file).arg(command).status().unwrap().success());
+    }
+
+    fn refs(&self) -> String {
+        self.repository.git(&["for-each-ref", "--format=update %(refname) %(objectname)"]).unwrap()
+    }
+
+    /// Saves what all destinations hold, claims too.
+    fn back_up(&self) {
+        fs::create_dir_all(self.copy("")).unwrap();
+        let table = self.table();
+        self.postgres
+            .psql(&format!(
+                "CREATE TABLE saved_rows AS TABLE {table}; CREATE TABLE saved_claims AS TABLE kollect_bindings"
+            ))
+            .unwrap();
+        self.sqlite(&format!(".backup '{}'", self.copy("rows.db").display()));
+        fs::write(self.copy("refs"), self.refs()).unwrap();
+        copy_directory(&self.directory().join("files"), &self.copy("files"));
+        let nats = self.nats.lock().unwrap();
+        copy_directory(&nats.store(), &self.copy("nats"));
+    }
+
+    /// Brings all destinations back to what was saved, with the claims of that time.
+    fn restore(&self) {
+        let table = self.table();
+        self.postgres
+            .psql(&format!(
+                "BEGIN; DELETE FROM {table}; INSERT INTO {table} TABLE saved_rows; \
+                 DELETE FROM kollect_bindings; INSERT INTO kollect_bindings TABLE saved_claims; COMMIT"
+            ))
+            .unwrap();
+        self.sqlite(&format!(".restore '{}'", self.copy("rows.db").display()));
+        let saved = fs::read_to_string(self.copy("refs")).unwrap();
+        for line in saved.lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            self.repository.git(&["update-ref", words[1], words[2]]).unwrap();
+        }
+        copy_directory(&self.copy("files"), &self.directory().join("files"));
+        let mut nats = self.nats.lock().unwrap();
+        nats.kill();
+        copy_directory(&self.copy("nats"), &nats.store());
+        nats.resume().unwrap();
+    }
+}
+
+/// Makes a directory the same as another one, without a moment in which a file of both is missing.
+fn copy_directory(from: &Path, to: &Path) {
+    let below = |root: &Path| {
+        let output = Command::new("find").args([".", "-type", "f"]).current_dir(root).output().unwrap();
+        lines(&String::from_utf8(output.stdout).unwrap())
+    };
+    fs::create_dir_all(to).unwrap();
+    for file in below(from) {
+        let target = to.join(&file);
+        fs::create_dir_all(target.parent().unwrap()).unwrap();
+        let draft = target.with_extension("draft#");
+        fs::copy(from.join(&file), &draft).unwrap();
+        fs::rename(draft, target).unwrap();
+    }
+    for file in below(to).difference(&below(from)) {
+        fs::remove_file(to.join(file)).unwrap();
+    }
+}
+
+#[test]
+fn destinations_that_were_restored_catch_up_without_a_torn_state() {
+    let (mut world, destinations) = World::five_sinks("restored", "east");
+    world.start_with_files(&destinations);
+    destinations.holds("east", &["a", "b"]);
+    destinations.back_up();
+    // A new claim and more rows since then.
+    world.operator.as_mut().unwrap().kill();
+    world.start_with_files(&destinations);
+    world.map("c", "1");
+    world.plane.kubectl(&["delete", "-n", &world.namespace, "configmap/b"]).unwrap();
+    destinations.holds("east", &["a", "c"]);
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    let readers = Readers::start(&destinations, "east");
+    thread::sleep(Duration::from_secs(1));
+    destinations.restore();
+    world.map("d", "1");
+    destinations.holds("east", &["a", "c", "d"]);
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    for (sink, states) in readers.stop() {
+        let (before, restored, now) = (state(&["a", "c"]), state(&["a", "b"]), state(&["a", "c", "d"]));
+        match sink {
+            // A whole delta is seen at once: no state but those three, one after the other.
+            "postgres" | "sqlite" | "git" => {
+                let expected = [before, restored, now];
+                let mut rest = expected.iter();
+                let in_order = states.iter().all(|seen| rest.any(|known| known == seen));
+                assert!(in_order && states.last() == expected.last(), "{sink}: {states:?}");
+            }
+            _ => assert!(states.iter().all(|seen| seen.contains("a")), "{sink}: {states:?}"),
+        }
+    }
+    // Nothing of this needed an object to be edited, and nothing is written any more.
+    let log = fs::read_to_string(world.dir.path().join("operator.log")).unwrap();
+    assert!(log.contains("claims again"), "{log}");
+}
+
+#[test]
+fn rows_of_a_neighbour_are_never_touched() {
+    let (mut world, destinations) = World::five_sinks("lab2", "lab2");
+    world.start_with_files(&destinations);
+    destinations.holds("lab2", &["a", "b"]);
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    let sql =
+        format!("SELECT owner FROM kollect_bindings WHERE inventory_table = '{}'", destinations.table());
+    let owner = destinations.postgres.psql(&sql).unwrap().trim().to_owned();
+    let readers = Readers::start(&destinations, "lab2");
+
+    // Another cluster with the same inventory under the same name.
+    let plane = own_plane();
+    plane.kubectl(&["create", "namespace", &world.namespace]).unwrap();
+    let mut other = World {
+        plane,
+        postgres: world.postgres,
+        namespace: world.namespace.clone(),
+        watched: world.namespace.clone(),
+        kubeconfig: None,
+        operator: None,
+        dir: tempfile::tempdir().unwrap(),
+    };
+    other.map("x", "1");
+    other.install();
+    destinations.install(&other, "lab2");
+    other.start_with_files(&destinations);
+    other.becomes("kollectinventory/all", "Degraded", "True ExportTerminal");
+    let exports = other.get("kollectinventory/all")["status"]["sinkExports"].clone();
+    for export in exports.as_array().unwrap() {
+        let message = export["lastError"].as_str().unwrap();
+        assert!(message.contains(&format!("{}={owner}", export["name"].as_str().unwrap())), "{message}");
+        assert!(export["place"].is_null() && export["left"].is_null(), "nothing is ours: {export}");
+    }
+
+    // It gets a name of its own; a request that is meant for another sink, or has the old form, changes nothing.
+    destinations.install_sinks(&other, "b");
+    other.annotate(
+        "kollectinventory/all",
+        &format!("kollect.dev/take-over=database/postgres={owner},{owner}"),
+    );
+    other.operator.as_mut().unwrap().kill();
+    other.start_with_files(&destinations);
+    destinations.holds("b", &["x"]);
+    other.becomes("kollectinventory/all", "Ready", "True Exported");
+    other.becomes("kollectinventory/all", "TakeOver", "False TakeOverInvalid");
+    let inventory = other.get("kollectinventory/all");
+    for export in inventory["status"]["sinkExports"].as_array().unwrap() {
+        assert!(export["left"].is_null(), "what was refused is not left: {export}");
+    }
+    assert!(inventory["status"]["takeOvers"].is_null(), "{inventory}");
+
+    // It goes, and takes its own along.
+    other.delete("kollectinventory/all");
+    destinations.holds("b", &[]);
+    eventually("the inventory is gone", || {
+        let found = other.plane.kubectl(&["get", "-n", &other.namespace, "kollectinventory/all"]);
+        found.is_err().then_some(()).ok_or("it is still there".into())
+    });
+    world.map("c", "1");
+    destinations.holds("lab2", &["a", "b", "c"]);
+    for (sink, states) in readers.stop() {
+        assert_eq!(states, [state(&["a", "b"]), state(&["a", "b", "c"])], "{sink}");
+    }
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+}
+
+#[test]
+fn a_destination_under_another_name_is_adopted_as_it_is() {
+    let (mut world, destinations) = World::five_sinks("renamed", "east");
+    let plain = |host: &str| destinations.git.plain_url(&destinations.namespace).replace("localhost", host);
+    let names = |world: &World, host: &str| {
+        world.secret(&destinations.postgres.dsn().replace("127.0.0.1", host));
+        world.kollect("KollectSnapshotSink", "git", destinations.git_sink("east", &plain(host)));
+        let nats = destinations.nats_url.replace("127.0.0.1", host);
+        world.kollect("KollectEventSink", "nats", destinations.nats_sink("east", &nats));
+    };
+    names(&world, "127.0.0.1");
+    world.start_with_files(&destinations);
+    destinations.holds("east", &["a", "b"]);
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    let table = destinations.table();
+    let times = format!("SELECT name, first_seen_at, exported_at FROM {table} ORDER BY 1");
+    let written = |world: &World| {
+        let commits = destinations.repository.git(&["rev-list", "--count", "main"]).unwrap();
+        let places = world.get("kollectinventory/all")["status"]["sinkExports"].to_string();
+        (destinations.postgres.psql(&times).unwrap(), destinations.messages("east"), commits, places)
+    };
+    let before = written(&world);
+    let readers = Readers::start(&destinations, "east");
+    // While the process runs that knows both names, and while none runs.
+    for (host, restart) in [("localhost", false), ("127.0.0.1", true)] {
+        if restart {
+            world.operator.as_mut().unwrap().kill();
+        }
+        names(&world, host);
+        if restart {
+            world.start_with_files(&destinations);
+        }
+        eventually(&format!("all sinks lead to {host}, and nothing is left"), || {
+            let inventory = world.get("kollectinventory/all");
+            let exports = inventory["status"]["sinkExports"].as_array().unwrap();
+            let adopted =
+                exports.iter().all(|export| export["left"].is_null() && export["claiming"].is_null());
+            let named = |name: &str| {
+                let export = exports.iter().find(|export| export["name"] == name).unwrap();
+                export["place"]["destination"].as_str().unwrap_or_default().contains(host)
+            };
+            (adopted && named("snapshot/git") && named("event/nats"))
+                .then_some(())
+                .ok_or_else(|| inventory["status"].to_string())
+        });
+        world.becomes("kollectinventory/all", "Ready", "True Exported");
+        assert_eq!(world.condition("kollectinventory/all", "LeftBehind"), "");
+    }
+    let after = written(&world);
+    assert_eq!((before.0, before.1, before.2), (after.0, after.1, after.2), "no row was written again");
+    for (sink, states) in readers.stop() {
+        assert_eq!(states, [state(&["a", "b"])], "{sink}");
+    }
+    let told = world.get("events")["items"].as_array().unwrap().clone();
+    let is_told =
+        |event: &Value| format!("{} {}", event["type"].as_str().unwrap(), event["reason"].as_str().unwrap());
+    assert!(told.iter().any(|event| is_told(event) == "Normal Adopted"), "{told:?}");
+}
