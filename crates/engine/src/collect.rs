@@ -1,4 +1,4 @@
-//! Collection: which targets want what, and one task for each kind that somebody wants.
+//! Collection: which targets want what, and one task for each kind that a target wants.
 //!
 //! ```text
 //!              ┌─ namespaces ──┐  what is known about namespaces
@@ -10,7 +10,6 @@
 //!
 //! A kind that fails, stalls or panics does not concern the others. Dropping the collector stops all.
 
-mod feed;
 mod kind;
 mod namespaces;
 
@@ -148,7 +147,7 @@ struct Context {
     tasks: Tasks,
     /// `None`: nothing is known yet.
     namespaces: watch::Sender<Option<Arc<Namespaces>>>,
-    /// Namespaces that targets name, for the case that nobody may list them.
+    /// Namespaces that targets name, for the case that listing them is not permitted.
     named: watch::Sender<BTreeSet<Arc<str>>>,
 }
 
@@ -200,7 +199,7 @@ impl Collector {
     }
 
     /// The targets from now on. Rows of targets that are neither among them nor frozen are removed;
-    /// frozen ones keep their rows, and nobody looks at their objects.
+    /// frozen ones keep their rows, and no task looks at their objects.
     pub fn set_targets(&mut self, targets: &[Arc<Target>], frozen: &BTreeSet<TargetId>) {
         let store = &self.context.store;
         let current: BTreeSet<TargetId> = targets.iter().map(|target| target.id.clone()).collect();
@@ -270,6 +269,12 @@ fn panic_of(gvk: &Gvk) -> Blindness {
 }
 
 impl Context {
+    /// A place cannot be seen from now on.
+    fn tell_blind(&self, place: &Place, blindness: Blindness) {
+        (self.report)(Problem::Blind { place: place.clone(), blindness: blindness.clone() });
+        self.coverage.set(place, State::blind(blindness));
+    }
+
     /// Nothing is known about a kind, wherever it was looked at.
     fn tell_panic(&self, gvk: &Gvk) {
         let known = self.coverage.of_kind(gvk);
