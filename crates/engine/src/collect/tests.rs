@@ -1052,6 +1052,47 @@ async fn law_4_what_no_attribute_shows_is_no_change() {
     assert_eq!(lab.rows.revision(&[target_id(0)]), revision);
 }
 
+#[tokio::test(start_paused = true)]
+async fn law_3_an_object_that_leaves_a_query_goes_although_another_feed_was_faster() {
+    let mut lab = lab_with_pods(0).await;
+    let labelled = |app: &str| json!({ "metadata": { "name": "p", "namespace": "a", "labels": { "app": app } }, "spec": { "image": "i" } });
+    lab.with(|world| world.put("Pod", "u", labelled("x")));
+    let some = json!({ "labelSelector": { "matchLabels": { "app": "x" } } });
+    let profile = lab.targets[&0].profile.clone();
+    lab.targets.insert(1, target(1, &some, &profile));
+    lab.set_targets();
+    lab.flow().await;
+    let streams = |lab: &Lab| -> Vec<usize> {
+        lab.with(|world| {
+            let open = |stream: &Stream| !stream.events.is_closed() && stream.query.gvk.kind == "Pod";
+            (0..world.streams.len()).filter(|index| open(&world.streams[*index])).collect()
+        })
+    };
+    let old = streams(&lab)[0];
+    // Now both want the same objects: a narrower feed replaces the one that serves only the second target.
+    lab.targets.insert(0, target(0, &some, &profile));
+    lab.set_targets();
+    lab.arrive().await;
+    let new = streams(&lab)[1];
+    let step = |lab: &mut Lab, index: usize| {
+        let (world, random) = (lab.world.clone(), &mut lab.random);
+        world.lock().unwrap().step(index, random)
+    };
+    while !lab.with(
+        |world| matches!(&world.streams[new].phase, Phase::Listing { objects, .. } if objects.is_empty()),
+    ) {
+        step(&mut lab, new);
+    }
+    lab.arrive().await;
+    assert_eq!([0, 1].map(|number| lab.rows.count(&target_id(number))), [1, 1]);
+    lab.with(|world| world.put("Pod", "u", labelled("y")));
+    lab.with(|world| world.delete("u"));
+    while step(&mut lab, old) {}
+    lab.arrive().await;
+    lab.flow().await;
+    assert_eq!([0, 1].map(|number| lab.rows.count(&target_id(number))), [0, 0]);
+}
+
 /// Kinds of which nothing is known, with what is said about them.
 fn blind_kinds(lab: &Lab) -> Vec<(String, String)> {
     let coverage = lab.collector.coverage().read();

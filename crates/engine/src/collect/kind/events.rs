@@ -111,9 +111,7 @@ impl KindTask {
 
     fn delete(&mut self, index: usize, metadata: &Metadata) {
         let Self { kind, targets, namespaces, feeds, .. } = self;
-        if !feeds.accept_deletion(index, metadata) {
-            return;
-        }
+        feeds.note_deletion(index, metadata);
         let feed = feeds.at(index);
         for target in targets.iter_mut().filter(|target| feed.serves(target.definition())) {
             target.delete(kind, namespaces, feed.query(), metadata);

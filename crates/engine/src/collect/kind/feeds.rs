@@ -144,15 +144,12 @@ impl Feeds {
         self.order.accept_object(self.all[index].event(object))
     }
 
-    /// A feed tells that an object is gone. Says whether it is news.
-    pub(super) fn accept_deletion(&mut self, index: usize, object: &Metadata) -> bool {
+    /// A feed tells that an object is gone, or has left its query.
+    pub(super) fn note_deletion(&mut self, index: usize, object: &Metadata) {
         let feed = &mut self.all[index];
         feed.advance(object.version);
-        let accepted = self.order.accept_deletion(feed.event(object));
-        if accepted {
-            feed.hide(object);
-        }
-        accepted
+        feed.hide(object);
+        self.order.note_deletion(feed.event(object));
     }
 
     /// What an object that a feed shows means for a target that knows version `known` of it.

@@ -95,17 +95,16 @@ impl Listed {
 pub(super) struct Order {
     /// Whether an object can come from several feeds.
     overlap: bool,
-    /// By UID: the newest versions that feeds have told, each with the field selector of its query.
-    newest: HashMap<Arc<str>, Vec<(Option<String>, u64)>>,
+    /// By UID: the newest version that a feed has told of.
+    newest: HashMap<Arc<str>, u64>,
     /// Complete lists of feeds that no longer exist.
     ended_lists: Vec<Listed>,
 }
 
 impl Order {
-    /// Takes note of an object that a feed shows. Says whether it is news: no query has told of a newer
-    /// version.
+    /// Takes note of an object that a feed shows. Says whether it is news: no feed has told of a newer version.
     pub(super) fn accept_object(&mut self, event: ObjectEvent<'_>) -> bool {
-        if event.object.version != 0 && self.newest(event, |_| true) > event.object.version {
+        if event.object.version != 0 && self.newest(&event.object.uid) > event.object.version {
             return false;
         }
         if !event.listing && self.remembers() {
@@ -114,17 +113,13 @@ impl Order {
         true
     }
 
-    /// Takes note of a deletion. Says whether it is news: its own query has told of no newer version. Other
-    /// queries do not tell when an object leaves this one.
-    pub(super) fn accept_deletion(&mut self, event: ObjectEvent<'_>) -> bool {
-        let own = |selector: &Option<String>| *selector == event.query.field_selector;
-        if event.object.version != 0 && self.newest(event, own) > event.object.version {
-            return false;
-        }
+    /// Takes note of a deletion. It is news whatever other feeds have told, because they may serve other targets
+    /// and need not tell when an object leaves this query: the version of each row decides.
+    pub(super) fn note_deletion(&mut self, event: ObjectEvent<'_>) {
+        // A streamed list tells of deletions while it runs.
         if if event.listing { self.overlap } else { self.remembers() } {
             self.note(event);
         }
-        true
     }
 
     /// An object was read for a target. Its version is remembered here if it has neither a row nor a failure
@@ -172,7 +167,7 @@ impl Order {
         }
         let passed = passed();
         self.ended_lists.retain(|list| list.version > passed);
-        self.newest.retain(|_, versions| versions.iter().any(|(_, version)| *version > passed));
+        self.newest.retain(|_, version| *version > passed);
         if self.newest.is_empty() {
             self.newest = HashMap::new();
         }
@@ -182,17 +177,13 @@ impl Order {
         self.overlap || !self.newest.is_empty()
     }
 
-    fn newest(&self, event: ObjectEvent<'_>, counts: impl Fn(&Option<String>) -> bool) -> u64 {
-        let versions = self.newest.get(&event.object.uid).into_iter().flatten();
-        versions.filter(|(selector, _)| counts(selector)).map(|(_, version)| *version).max().unwrap_or(0)
+    fn newest(&self, uid: &str) -> u64 {
+        self.newest.get(uid).copied().unwrap_or(0)
     }
 
-    fn note(&mut self, ObjectEvent { object, query, .. }: ObjectEvent<'_>) {
-        let versions = self.newest.entry(object.uid.clone()).or_default();
-        match versions.iter_mut().find(|(selector, _)| *selector == query.field_selector) {
-            Some((_, newest)) => *newest = object.version.max(*newest),
-            None => versions.push((query.field_selector.clone(), object.version)),
-        }
+    fn note(&mut self, event: ObjectEvent<'_>) {
+        let newest = self.newest.entry(event.object.uid.clone()).or_default();
+        *newest = event.object.version.max(*newest);
     }
 }
 
@@ -236,6 +227,11 @@ impl QueryMatches {
             self.0.remove(uid);
         }
         true
+    }
+
+    /// Whether queries are known to return the object.
+    pub(super) fn contain(&self, uid: &str) -> bool {
+        self.0.contains_key(uid)
     }
 
     /// Whether other queries return the object, and this one does not.

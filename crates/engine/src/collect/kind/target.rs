@@ -163,8 +163,9 @@ impl KindTarget {
             return;
         }
         let known = || self.rows.origin(&object.uid).map(|origin| origin.version);
-        // If several queries may return the object, the matches decide whether its row stays.
-        if self.is_split() || deletes(object.version, known()) {
+        // If several queries may return the object, their matches decide whether its row stays.
+        let matched = self.matches.as_ref().is_some_and(|matches| matches.contain(&object.uid));
+        if matched || deletes(object.version, known()) {
             self.release(&object.uid, query, object.version);
         }
     }

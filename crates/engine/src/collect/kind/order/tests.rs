@@ -58,24 +58,16 @@ fn a_deletion_takes_no_newer_row_along() {
 
 #[test]
 fn what_one_feed_has_seen_vanish_no_slower_feed_brings_back() {
-    let whole = query(None, None);
+    let (whole, node) = (query(None, None), query(None, Some("node=1")));
     let mut order = overlapping();
-    assert!(order.accept_deletion(watched(&whole, &object("u", 7))));
+    order.note_deletion(watched(&whole, &object("u", 7)));
+    order.note_deletion(watched(&node, &object("u", 6)));
     assert!(!order.accept_object(watched(&whole, &object("u", 6))));
-    assert!(!order.accept_deletion(watched(&whole, &object("u", 6))));
+    assert!(!order.accept_object(watched(&node, &object("u", 6))), "of whatever query");
     assert!(order.accept_object(watched(&whole, &object("u", 0))), "there is no order");
     assert!(order.accept_object(watched(&whole, &object("v", 6))), "another object");
     assert!(order.accept_object(watched(&whole, &object("u", 8))), "it came back");
-    assert!(!order.accept_deletion(watched(&whole, &object("u", 7))));
-}
-
-#[test]
-fn a_query_that_loses_an_object_is_heard_although_another_one_has_it() {
-    let (whole, node) = (query(None, None), query(None, Some("node=1")));
-    let mut order = overlapping();
-    assert!(order.accept_object(watched(&whole, &object("u", 7))));
-    assert!(order.accept_deletion(watched(&node, &object("u", 6))), "only this query tells of it");
-    assert!(!order.accept_object(watched(&node, &object("u", 6))), "the object itself is older");
+    assert!(!order.accept_object(watched(&whole, &object("u", 7))));
 }
 
 #[test]
@@ -83,7 +75,7 @@ fn versions_are_remembered_while_feeds_overlap_only() {
     let whole = query(None, None);
     let (old, new) = (object("u", 6), object("u", 7));
     let mut alone = Order::default();
-    assert!(alone.accept_deletion(watched(&whole, &new)));
+    alone.note_deletion(watched(&whole, &new));
     assert!(alone.newest.is_empty());
     // A list shows objects in no order: only those without a row are remembered.
     let mut order = overlapping();
@@ -95,7 +87,7 @@ fn versions_are_remembered_while_feeds_overlap_only() {
     assert!(!order.accept_object(watched(&whole, &old)));
     // A streamed list tells of deletions.
     let other = object("v", 7);
-    assert!(order.accept_deletion(ObjectEvent { listing: true, ..watched(&whole, &other) }));
+    order.note_deletion(ObjectEvent { listing: true, ..watched(&whole, &other) });
     assert!(!order.accept_object(watched(&whole, &object("v", 6))));
 }
 
@@ -103,7 +95,7 @@ fn versions_are_remembered_while_feeds_overlap_only() {
 fn versions_are_forgotten_when_all_feeds_have_passed_them() {
     let whole = query(None, None);
     let mut order = overlapping();
-    assert!(order.accept_deletion(watched(&whole, &object("u", 7))));
+    order.note_deletion(watched(&whole, &object("u", 7)));
     order.end_list(listed(query(Some("a"), None), 9));
     order.set_overlap(false, || 6);
     assert!(!order.accept_object(watched(&whole, &object("u", 6))), "a feed may still be behind");
