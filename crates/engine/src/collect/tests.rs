@@ -3,6 +3,7 @@
 //! row ever goes back to an older version of its object, and none comes back from the dead.
 
 mod failures;
+mod kinds;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -227,7 +228,7 @@ impl WatchSource for Script {
             let message = "not served".into();
             return Resolution::Blind(Blindness { reason: BlindReason::NotServed, message });
         }
-        Resolution::Served(Resource { name: gvk.kind.clone(), namespaced: gvk.kind == "Pod" })
+        Resolution::Served(Resource { name: gvk.kind.clone(), namespaced: gvk.kind != "Node" })
     }
 
     async fn permits(&self, query: &Query) -> bool {
@@ -280,6 +281,8 @@ fn target_specs() -> Vec<Value> {
             { "gvk": pods, "matchPolicy": "namespaceObject.metadata.labels.team == 'red'" },
             { "gvk": { "version": "v1", "kind": "Node" } },
         ] }),
+        json!({ "resourceRules": [{ "gvk": { "version": "v1", "kind": "Node" } }] }),
+        json!({ "resourceRules": [{ "gvk": { "version": "v1", "kind": "Job" } }] }),
     ]
 }
 
@@ -446,11 +449,14 @@ impl Lab {
             return;
         }
         let known = self.with(|world| world.objects.get(&uid).cloned());
-        let node = known.as_ref().map_or(self.random.below(5) == 0, |(kind, _)| kind == "Node");
+        let kind = known.as_ref().map_or_else(
+            || self.random.pick(&["Pod", "Pod", "Pod", "Node", "Job"]).to_string(),
+            |(kind, _)| kind.clone(),
+        );
         let name = self.random.pick(&["p1", "p2"]);
         let place = match known {
             Some((_, object)) => object["metadata"].clone(),
-            None if node => json!({ "name": uid }),
+            None if kind == "Node" => json!({ "name": uid }),
             None => json!({ "name": name, "namespace": namespace }),
         };
         let labels = json!({ "app": self.random.pick(&["x", "y"]) });
@@ -461,17 +467,32 @@ impl Lab {
         let spec = json!({ "image": image, "node": node_name, "number": number });
         let mut object = json!({ "metadata": place, "spec": spec });
         object["metadata"]["labels"] = labels;
-        self.with(|world| world.put(if node { "Node" } else { "Pod" }, &uid, object));
+        self.with(|world| world.put(&kind, &uid, object));
     }
 
     fn change_permissions(&mut self) {
         let place = self.random.pick(&["", "a", "b"]);
-        let place = ("Pod".to_owned(), (!place.is_empty()).then(|| place.to_owned()));
+        let place = (
+            self.random.pick(&["Pod", "Pod", "Job"]).to_string(),
+            (!place.is_empty()).then(|| place.to_owned()),
+        );
         self.with(|world| {
             if !world.denied.remove(&place) {
                 world.denied.insert(place);
             }
         });
+    }
+
+    /// A kind is installed or removed. Its objects stay, for those who install it again.
+    fn change_kinds(&mut self) {
+        let kind = self.random.pick(&["Pod", "Node", "Job"]).to_owned();
+        self.with(|world| {
+            if !world.absent.remove(&kind) {
+                world.absent.insert(kind.clone());
+            }
+            world.missing.clone_from(&world.absent);
+        });
+        self.kinds.send_modify(|number| *number += 1);
     }
 
     fn step_streams(&mut self) {
@@ -511,6 +532,7 @@ impl Lab {
                     );
                 }
                 None => {
+                    self.check_replaced(&change.key);
                     // A row that left for another reason may come back from a stream that is behind.
                     if !self.calm {
                         self.seen.remove(&change.key);
@@ -521,6 +543,17 @@ impl Lab {
                     }
                 }
             }
+        }
+    }
+
+    /// A kind that is not served replaces no rows of kinds that the target has left.
+    fn check_replaced(&self, gone: &RowKey) {
+        let number = (0..TARGETS).find(|number| target_id(*number) == gone.target);
+        let Some(target) = number.and_then(|number| self.targets.get(&number)) else { return };
+        let kinds: Vec<String> = target.selection.kinds().into_iter().map(|gvk| gvk.kind.clone()).collect();
+        if !kinds.contains(&gone.kind.to_string()) {
+            let absent = self.with(|world| kinds.iter().find(|kind| world.absent.contains(*kind)).cloned());
+            assert_eq!(absent, None, "{gone:?} was replaced by a kind that does not exist");
         }
     }
 
@@ -616,12 +649,18 @@ async fn run(seed: u64) {
                 lab.change_target();
             }
             11 if !lab.calm && lab.random.below(3) == 0 => lab.change_permissions(),
+            12 if !lab.calm && lab.random.below(3) == 0 => lab.change_kinds(),
             _ => lab.step_streams(),
         }
         lab.arrive().await;
     }
     // What may not be listed is frozen, so that a fresh list knows less.
-    lab.with(|world| world.denied.clear());
+    lab.with(|world| {
+        world.denied.clear();
+        world.missing.clear();
+        world.absent.clear();
+    });
+    lab.kinds.send_modify(|number| *number += 1);
     lab.rest().await;
     let (expected, expected_failures) = lab.oracle().await;
     let found = Lab::contents(&lab.rows, &lab.targets);

@@ -8,7 +8,7 @@ use std::{
 use kollect_model::row::{Row, RowKey, TargetId};
 use tokio::sync::Notify;
 
-use super::{Place, Shared, Snapshot, Target, lock};
+use super::{KindName, Shared, ShownRows, Snapshot, Target, lock};
 
 /// Rows with what they were when a reader last asked; `None`: they did not exist.
 pub(super) type Before = BTreeMap<RowKey, Option<Arc<Row>>>;
@@ -16,7 +16,7 @@ pub(super) type Before = BTreeMap<RowKey, Option<Arc<Row>>>;
 /// The rows that have changed since a reader last asked.
 #[derive(Default)]
 pub(super) struct Dirty {
-    pub(super) rows: Mutex<BTreeMap<Place, Before>>,
+    pub(super) rows: Mutex<BTreeMap<TargetId, BTreeMap<KindName, Before>>>,
     pub(super) wake: Notify,
 }
 
@@ -49,21 +49,55 @@ impl Changes {
     /// Everything that has changed since the last call. Rows of a kind that has not been seen yet wait
     /// until it has.
     pub fn take(&mut self) -> Vec<Change> {
-        let places = self.seen();
-        let mut dirty = lock(&self.dirty.rows);
-        let rows: Vec<_> = places.iter().filter_map(|place| dirty.remove(place)).flatten().collect();
-        drop(dirty);
-        rows.into_iter().filter_map(|(key, before)| self.change(key, before)).collect()
+        self.of_targets(|target, dirty| {
+            let mut changes = Vec::new();
+            dirty.retain(|name, rows| {
+                let shown = target.shown_rows(name);
+                let taken = match shown {
+                    ShownRows::All => std::mem::take(rows),
+                    ShownRows::CoveredBy(_) => rows.extract_if(.., |key, _| shown.contain(key)).collect(),
+                    ShownRows::None => return true,
+                };
+                changes.extend(taken.into_iter().filter_map(|(key, before)| change(target, key, before)));
+                !rows.is_empty()
+            });
+            changes
+        })
     }
 
     /// Whether [`Self::take`] would find nothing.
     pub fn is_empty(&self) -> bool {
-        self.seen().is_empty()
+        let found = self.of_targets(|target, dirty| {
+            let shown = |(name, rows): (&KindName, &Before)| match target.shown_rows(name) {
+                ShownRows::None => false,
+                shown => rows.keys().any(|key| shown.contain(key)),
+            };
+            if dirty.iter().any(shown) { vec![()] } else { Vec::new() }
+        });
+        found.is_empty()
+    }
+
+    /// Looks at what has changed, target by target. Each is locked meanwhile, so that what was changed at once is
+    /// seen at once. Writers lock in the same order: the target, then the changes of a reader.
+    fn of_targets<T>(&self, look: impl Fn(&Target, &mut BTreeMap<KindName, Before>) -> Vec<T>) -> Vec<T> {
+        let touched: Vec<TargetId> = lock(&self.dirty.rows).keys().cloned().collect();
+        let mut found = Vec::new();
+        for (id, target) in touched.iter().filter_map(|id| self.targets.get_key_value(id)) {
+            let target = lock(target);
+            let mut rows = lock(&self.dirty.rows);
+            if let Some(dirty) = rows.get_mut(id) {
+                found.extend(look(&target, dirty));
+                if dirty.is_empty() {
+                    rows.remove(id);
+                }
+            }
+        }
+        found
     }
 
     /// The reader knows this snapshot: what it contains is no change.
     pub fn rebase(&mut self, snapshot: &Snapshot) {
-        for (key, before) in lock(&self.dirty.rows).values_mut().flatten() {
+        for (key, before) in lock(&self.dirty.rows).values_mut().flat_map(BTreeMap::values_mut).flatten() {
             *before = snapshot.rows.get(key).cloned();
         }
     }
@@ -71,14 +105,6 @@ impl Changes {
     /// Returns when something may have changed.
     pub async fn ready(&self) {
         self.dirty.wake.notified().await;
-    }
-
-    /// Where rows have changed that need not wait. No code locks a target while holding the changes of a
-    /// reader: writers do it the other way round.
-    fn seen(&self) -> Vec<Place> {
-        let places: Vec<Place> = lock(&self.dirty.rows).keys().cloned().collect();
-        let pending = |place: &Place| self.targets.get(&place.0).is_some_and(|t| lock(t).is_pending(place));
-        places.into_iter().filter(|place| !pending(place)).collect()
     }
 
     /// Everything that has changed since the last call; waits until there is something.
@@ -91,14 +117,11 @@ impl Changes {
             self.ready().await;
         }
     }
+}
 
-    fn change(&self, key: RowKey, before: Option<Arc<Row>>) -> Option<Change> {
-        let after = self.targets.get(&key.target).and_then(|target| {
-            let target = lock(target);
-            let kind = target.kinds.get(&(key.group.clone(), key.kind.clone()))?;
-            kind.rows.get(&key.uid).map(|held| held.row.clone())
-        });
-        let digest = |row: &Option<Arc<Row>>| row.as_ref().map(|row| row.digest);
-        (digest(&before) != digest(&after)).then_some(Change { key, before, after })
-    }
+fn change(target: &Target, key: RowKey, before: Option<Arc<Row>>) -> Option<Change> {
+    let kind = target.kinds.get(&(key.group.clone(), key.kind.clone()));
+    let after = kind.and_then(|kind| kind.rows.get(&key.uid)).map(|held| held.row.clone());
+    let digest = |row: &Option<Arc<Row>>| row.as_ref().map(|row| row.digest);
+    (digest(&before) != digest(&after)).then_some(Change { key, before, after })
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::btree_map::Entry,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Mutex},
 };
 
 use kollect_model::row::{Row, RowKey, TargetId};
@@ -144,11 +144,10 @@ impl KindRows {
     pub fn set_sight(&self, sight: Sight) {
         let mut target = lock(&self.target);
         let Some(kind) = target.open(self) else { return };
-        if kind.sight.as_ref() != Some(&sight) {
-            kind.sight = Some(sight);
-            target.sweep_left_kinds(&self.shared);
-            // Rows may have waited for this.
-            target.readers.iter().filter_map(Weak::upgrade).for_each(|reader| reader.wake.notify_one());
+        if kind.sight != sight {
+            kind.sight = sight;
+            target.replace_left_kinds(&self.shared);
+            target.wake_readers();
             self.shared.sights.send_replace(());
         }
     }

@@ -90,7 +90,7 @@ impl Plan {
     fn sight(&self, context: &Context, kind: &ResolvedKind, definition: u32, feeds: &Index<'_>) -> Sight {
         match &kind.resolution {
             None => return Sight::Pending,
-            Some(Resolution::Absent) => return Sight::Everything,
+            Some(Resolution::Absent) => return Sight::Absent,
             Some(Resolution::Blind(_)) => return Sight::Partial,
             Some(Resolution::Served(_)) => {}
         }

@@ -265,16 +265,13 @@ impl KindTarget {
         let sight = match &self.sight {
             // What has been seen once is known, as it was, while it is looked at again.
             Some(known) if seen == Sight::Pending => known.clone(),
-            _ if kind.is_served() => {
-                seen.but(self.target.selection.beyond(&kind.gvk, kind.is_namespaced(), namespaces))
-            }
-            _ => seen,
+            _ => seen.but(self.target.selection.beyond(&kind.gvk, kind.is_namespaced(), namespaces)),
         };
         self.sight = (sight != Sight::Pending).then(|| sight.clone());
         if self.stale && !matches!(sight, Sight::Pending | Sight::Partial) {
             let definition = self.definition;
             self.rows.remove_where(|key, origin| origin.definition != definition && sight.covers(key));
-            self.stale = sight != Sight::Everything;
+            self.stale = !matches!(sight, Sight::Everything | Sight::Absent);
         }
         self.rows.set_sight(sight);
     }
