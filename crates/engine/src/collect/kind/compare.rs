@@ -112,7 +112,7 @@ impl KindTask {
             .filter(synced)
             .map(|feed| {
                 let query = Query { metadata_only: true, follow: false, ..feed.query().clone() };
-                (feed.id, (query, feed.listed.serves.clone()))
+                (feed.id, (query, (*feed.listed.serves).clone()))
             })
             .unzip();
         let ids = self.feeds.start_lists(&self.context, Purpose::Compare, lists);

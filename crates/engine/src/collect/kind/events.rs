@@ -65,7 +65,7 @@ impl KindTask {
                 self.plan.outdate();
             }
             (Purpose::Renew, Some(namespace)) => {
-                self.renewals.add(&namespace, Instant::now() + RETRY, &feed.listed.serves);
+                self.renewals.add(&namespace, Instant::now() + RETRY, &*feed.listed.serves);
             }
             (Purpose::Renew, None) => {}
             (Purpose::Compare, _) => self.comparisons.abandon(feed.id),
@@ -85,9 +85,7 @@ impl KindTask {
         if listed && feed.follows() {
             context.coverage.count(&feed.place, 1);
         }
-        if !feeds.accept_object(index, metadata) {
-            return;
-        }
+        feeds.note_object(index, metadata);
         let mut extractions = Extractions::default();
         for target in targets {
             let feed = feeds.at(index);

@@ -125,7 +125,7 @@ impl Feed {
             id,
             place: Place::of(&query),
             purpose,
-            listed: Listed { query, serves, version: 0 },
+            listed: Listed { query, serves: Arc::new(serves), version: 0 },
             progress: Progress::Listing,
             position: 0,
             list: None,
@@ -161,10 +161,17 @@ impl Feed {
         self.ended
     }
 
+    /// It serves none but these definitions from now on.
+    pub(super) fn serve_only(&mut self, keep: impl Fn(u32) -> bool) {
+        if !self.listed.serves.iter().all(|definition| keep(*definition)) {
+            Arc::make_mut(&mut self.listed.serves).retain(|definition| keep(*definition));
+        }
+    }
+
     /// An event of this feed, for the order of events.
     pub(super) fn event<'a>(&'a self, object: &'a Metadata) -> ObjectEvent<'a> {
         let (listing, renewal) = (self.list.is_some(), self.purpose == Purpose::Renew);
-        ObjectEvent { object, query: &self.listed.query, listing, renewal }
+        ObjectEvent { object, query: &self.listed.query, serves: &self.listed.serves, listing, renewal }
     }
 
     /// Whether its first list, which has begun, has stood still for so long. Before its list begins a feed may

@@ -107,7 +107,7 @@ impl Feeds {
         let here = |feed: &&mut Feed| {
             feed.purpose == Purpose::Renew && feed.query().namespace.as_deref() == Some(namespace)
         };
-        self.all.iter_mut().filter(here).for_each(|feed| feed.listed.serves.retain(|d| *d != definition));
+        self.all.iter_mut().filter(here).for_each(|feed| feed.serve_only(|other| other != definition));
     }
 
     /// Forgets feeds that have ended, except those that `keep` names.
@@ -139,9 +139,9 @@ impl Feeds {
         self.order.forget(|| passed(&self.all));
     }
 
-    /// A feed shows an object. Says whether it is news.
-    pub(super) fn accept_object(&mut self, index: usize, object: &Metadata) -> bool {
-        self.order.accept_object(self.all[index].event(object))
+    /// A feed shows an object.
+    pub(super) fn note_object(&mut self, index: usize, object: &Metadata) {
+        self.order.note_object(self.all[index].event(object));
     }
 
     /// A feed tells that an object is gone, or has left its query.
@@ -158,10 +158,9 @@ impl Feeds {
         let event = feed.event(object);
         let counts =
             |other: &&Feed| other.id != feed.id && other.follows() && !other.suspect && !other.is_ended();
-        step(event, known, || {
-            let others = self.all.iter().filter(counts).map(|other| &other.listed);
-            self.order.is_listed(event, definition, others)
-        })
+        let others = || self.all.iter().filter(counts).map(|other| &other.listed);
+        let is_listed = || self.order.is_listed(event, definition, others());
+        step(event, known, || self.order.is_old(event, definition), is_listed)
     }
 
     /// An object that a feed shows was read for a target. `is_kept`: a row or a failure has its version.
@@ -171,9 +170,7 @@ impl Feeds {
 
     /// Starts what is wanted and missing for the current definitions, and stops what is not needed any more.
     pub(super) fn follow(&mut self, context: &Context, wanted: &Wanted, current: &BTreeSet<u32>) {
-        for feed in &mut self.all {
-            feed.listed.serves.retain(|definition| current.contains(definition));
-        }
+        self.all.iter_mut().for_each(|feed| feed.serve_only(|definition| current.contains(&definition)));
         let index = Index::of(self);
         let missing: Vec<_> =
             wanted.iter().filter(|(query, members)| index.heir(query, members).is_none()).collect();

@@ -12,11 +12,16 @@ use kollect_model::row::RowKey;
 
 use crate::watch::{Metadata, Query};
 
+/// Numbers of definitions of targets.
+pub(super) type Definitions = BTreeSet<u32>;
+
 /// What a feed says about one object.
 #[derive(Clone, Copy)]
 pub(super) struct ObjectEvent<'a> {
     pub(super) object: &'a Metadata,
     pub(super) query: &'a Query,
+    /// The definitions that the feed serves.
+    pub(super) serves: &'a Arc<Definitions>,
     /// Whether the list of the feed is still running.
     pub(super) listing: bool,
     /// Whether the feed lists a namespace once more, because the namespace has changed.
@@ -35,12 +40,19 @@ pub(super) enum Step {
 }
 
 /// What to do with an object that a feed shows. `known` is the version of the row or failure that the
-/// current definition of the target has made. `is_listed` says whether a complete list of another feed
-/// contains what the event says; an event that is newer than the row is news all the same.
-pub(super) fn step(event: ObjectEvent<'_>, known: Option<u64>, is_listed: impl FnOnce() -> bool) -> Step {
+/// current definition of the target has made. `is_old` says whether a feed of the target has told of a newer
+/// version. `is_listed` says whether a complete list of another feed contains what the event says; an event
+/// that is newer than the row is news all the same.
+pub(super) fn step(
+    event: ObjectEvent<'_>,
+    known: Option<u64>,
+    is_old: impl FnOnce() -> bool,
+    is_listed: impl FnOnce() -> bool,
+) -> Step {
     let version = event.object.version;
     match known.filter(|_| version != 0) {
         Some(known) if known > version => Step::Ignore,
+        _ if is_old() => Step::Ignore,
         Some(known) if known == version && !event.renewal => Step::Reselect,
         None if is_listed() => Step::Ignore,
         _ => Step::Read,
@@ -57,7 +69,7 @@ pub(super) fn deletes(version: u64, known: Option<u64>) -> bool {
 #[derive(Debug)]
 pub(super) struct Listed {
     pub(super) query: Query,
-    pub(super) serves: BTreeSet<u32>,
+    pub(super) serves: Arc<Definitions>,
     pub(super) version: u64,
 }
 
@@ -95,31 +107,36 @@ impl Listed {
 pub(super) struct Order {
     /// Whether an object can come from several feeds.
     overlap: bool,
-    /// By UID: the newest version that a feed has told of.
-    newest: HashMap<Arc<str>, u64>,
+    /// By UID: the newest versions that feeds have told of, each with the definitions that the feed served.
+    newest: HashMap<Arc<str>, Vec<(Arc<Definitions>, u64)>>,
     /// Complete lists of feeds that no longer exist.
     ended_lists: Vec<Listed>,
 }
 
 impl Order {
-    /// Takes note of an object that a feed shows. Says whether it is news: no feed has told of a newer version.
-    pub(super) fn accept_object(&mut self, event: ObjectEvent<'_>) -> bool {
-        if event.object.version != 0 && self.newest(&event.object.uid) > event.object.version {
-            return false;
-        }
+    /// Takes note of an object that a watch shows. A list shows objects in no order.
+    pub(super) fn note_object(&mut self, event: ObjectEvent<'_>) {
         if !event.listing && self.remembers() {
             self.note(event);
         }
-        true
     }
 
-    /// Takes note of a deletion. It is news whatever other feeds have told, because they may serve other targets
-    /// and need not tell when an object leaves this query: the version of each row decides.
+    /// Takes note of a deletion. Another feed need not tell that an object has left this query: the version of
+    /// each row decides whether it goes.
     pub(super) fn note_deletion(&mut self, event: ObjectEvent<'_>) {
         // A streamed list tells of deletions while it runs.
         if if event.listing { self.overlap } else { self.remembers() } {
             self.note(event);
         }
+    }
+
+    /// Whether a feed that serves this definition, too, has told of a newer version of the object. What feeds of
+    /// other targets have told does not count: this target may hear of it later, or never.
+    pub(super) fn is_old(&self, event: ObjectEvent<'_>, definition: u32) -> bool {
+        let version = event.object.version;
+        let newer =
+            |(serves, newest): &(Arc<Definitions>, u64)| *newest > version && serves.contains(&definition);
+        version != 0 && self.newest.get(&event.object.uid).is_some_and(|told| told.iter().any(newer))
     }
 
     /// An object was read for a target. Its version is remembered here if it has neither a row nor a failure
@@ -167,7 +184,10 @@ impl Order {
         }
         let passed = passed();
         self.ended_lists.retain(|list| list.version > passed);
-        self.newest.retain(|_, version| *version > passed);
+        self.newest.retain(|_, told| {
+            told.retain(|(_, version)| *version > passed);
+            !told.is_empty()
+        });
         if self.newest.is_empty() {
             self.newest = HashMap::new();
         }
@@ -177,13 +197,12 @@ impl Order {
         self.overlap || !self.newest.is_empty()
     }
 
-    fn newest(&self, uid: &str) -> u64 {
-        self.newest.get(uid).copied().unwrap_or(0)
-    }
-
-    fn note(&mut self, event: ObjectEvent<'_>) {
-        let newest = self.newest.entry(event.object.uid.clone()).or_default();
-        *newest = event.object.version.max(*newest);
+    fn note(&mut self, ObjectEvent { object, serves, .. }: ObjectEvent<'_>) {
+        let told = self.newest.entry(object.uid.clone()).or_default();
+        match told.iter_mut().find(|(known, _)| Arc::ptr_eq(known, serves)) {
+            Some((_, newest)) => *newest = object.version.max(*newest),
+            None => told.push((serves.clone(), object.version)),
+        }
     }
 }
 

@@ -70,7 +70,7 @@ impl KindTask {
         for (name, mut definitions) in self.renewals.take_due(Instant::now()) {
             // An older list that is still running would bring older news after newer ones.
             let older = self.feeds.take_renewals(|feed| feed.query().namespace.as_ref() == Some(&name));
-            definitions.extend(older.into_iter().flat_map(|feed| feed.listed.serves));
+            older.iter().for_each(|feed| definitions.extend(feed.listed.serves.iter()));
             // Each target has one list per field selector: that of its newest feed.
             let mut lists: Vec<(Query, BTreeSet<u32>)> = Vec::new();
             let feeds = self.feeds.iter().rev();
@@ -99,7 +99,7 @@ impl KindTask {
         let now = Instant::now();
         for feed in self.feeds.take_renewals(|feed| feed.listed.overlaps(&listed)) {
             if let Some(namespace) = &feed.query().namespace {
-                self.renewals.add(namespace, now, &feed.listed.serves);
+                self.renewals.add(namespace, now, &*feed.listed.serves);
             }
         }
         self.renew();

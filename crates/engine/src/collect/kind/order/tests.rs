@@ -1,3 +1,5 @@
+use std::sync::LazyLock;
+
 use super::{
     Step::{Ignore, Read, Reselect},
     *,
@@ -15,13 +17,19 @@ fn object(uid: &str, version: u64) -> Metadata {
     Metadata { uid: uid.into(), namespace: "a".into(), version, ..Metadata::default() }
 }
 
+/// The definitions that feeds serve here.
+fn serves() -> &'static Arc<BTreeSet<u32>> {
+    static SERVES: LazyLock<Arc<BTreeSet<u32>>> = LazyLock::new(|| Arc::new([1, 2].into()));
+    &SERVES
+}
+
 /// An event of a watch.
 fn watched<'a>(query: &'a Query, object: &'a Metadata) -> ObjectEvent<'a> {
-    ObjectEvent { object, query, listing: false, renewal: false }
+    ObjectEvent { object, query, serves: serves(), listing: false, renewal: false }
 }
 
 fn listed(query: Query, version: u64) -> Listed {
-    Listed { query, serves: [1, 2].into(), version }
+    Listed { query, serves: serves().clone(), version }
 }
 
 fn row(namespace: &str) -> RowKey {
@@ -36,17 +44,25 @@ fn overlapping() -> Order {
 
 #[test]
 fn a_row_takes_newer_versions_of_its_object_only() {
-    let whole = query(None, None);
-    let steps = |renewal, is_listed: bool| {
-        [None, Some(4), Some(5), Some(6)].map(|known| {
-            step(ObjectEvent { renewal, ..watched(&whole, &object("u", 5)) }, known, || is_listed)
-        })
+    let (whole, own) = (query(None, None), object("u", 5));
+    let steps = |renewal, is_old: bool, is_listed: bool| {
+        let event = ObjectEvent { renewal, ..watched(&whole, &own) };
+        [None, Some(4), Some(5), Some(6)].map(|known| step(event, known, || is_old, || is_listed))
     };
-    assert_eq!(steps(false, false), [Read, Read, Reselect, Ignore]);
-    assert_eq!(steps(false, true), [Ignore, Read, Reselect, Ignore], "a list knew that there is no row");
-    assert_eq!(steps(true, false), [Read, Read, Read, Ignore], "the namespace has changed, not the object");
+    assert_eq!(steps(false, false, false), [Read, Read, Reselect, Ignore]);
+    assert_eq!(
+        steps(false, false, true),
+        [Ignore, Read, Reselect, Ignore],
+        "a list knew that there is no row"
+    );
+    assert_eq!(steps(false, true, false), [Ignore; 4], "another feed was faster");
+    assert_eq!(
+        steps(true, false, false),
+        [Read, Read, Read, Ignore],
+        "the namespace has changed, not the object"
+    );
     let unversioned = object("u", 0);
-    assert_eq!(step(watched(&whole, &unversioned), Some(6), || false), Read, "there is no order");
+    assert_eq!(step(watched(&whole, &unversioned), Some(6), || false, || false), Read, "there is no order");
 }
 
 #[test]
@@ -62,12 +78,22 @@ fn what_one_feed_has_seen_vanish_no_slower_feed_brings_back() {
     let mut order = overlapping();
     order.note_deletion(watched(&whole, &object("u", 7)));
     order.note_deletion(watched(&node, &object("u", 6)));
-    assert!(!order.accept_object(watched(&whole, &object("u", 6))));
-    assert!(!order.accept_object(watched(&node, &object("u", 6))), "of whatever query");
-    assert!(order.accept_object(watched(&whole, &object("u", 0))), "there is no order");
-    assert!(order.accept_object(watched(&whole, &object("v", 6))), "another object");
-    assert!(order.accept_object(watched(&whole, &object("u", 8))), "it came back");
-    assert!(!order.accept_object(watched(&whole, &object("u", 7))));
+    let is_old = |order: &Order, query: &Query, uid: &str, version, definition| {
+        order.is_old(watched(query, &object(uid, version)), definition)
+    };
+    assert!(is_old(&order, &whole, "u", 6, 1));
+    assert!(is_old(&order, &node, "u", 6, 1), "of whatever query");
+    assert!(!is_old(&order, &whole, "u", 0, 1), "there is no order");
+    assert!(!is_old(&order, &whole, "v", 6, 1), "another object");
+    assert!(!is_old(&order, &whole, "u", 7, 1));
+    order.note_object(watched(&whole, &object("u", 8)));
+    assert!(is_old(&order, &whole, "u", 7, 1), "it came back");
+    // Feeds of other targets have told nothing to this one.
+    assert!(!is_old(&order, &whole, "u", 6, 3));
+    let others = Arc::new([3].into());
+    let newest = object("u", 9);
+    order.note_object(ObjectEvent { serves: &others, ..watched(&whole, &newest) });
+    assert!(is_old(&order, &whole, "u", 8, 3) && !is_old(&order, &whole, "u", 8, 1));
 }
 
 #[test]
@@ -76,34 +102,36 @@ fn versions_are_remembered_while_feeds_overlap_only() {
     let (old, new) = (object("u", 6), object("u", 7));
     let mut alone = Order::default();
     alone.note_deletion(watched(&whole, &new));
+    alone.note_object(watched(&whole, &new));
     assert!(alone.newest.is_empty());
     // A list shows objects in no order: only those without a row are remembered.
     let mut order = overlapping();
     let listing = ObjectEvent { listing: true, ..watched(&whole, &new) };
-    assert!(order.accept_object(listing));
+    order.note_object(listing);
     order.keep_version(listing, || true);
     assert!(order.newest.is_empty(), "its row keeps the version");
     order.keep_version(listing, || false);
-    assert!(!order.accept_object(watched(&whole, &old)));
+    assert!(order.is_old(watched(&whole, &old), 1));
     // A streamed list tells of deletions.
     let other = object("v", 7);
     order.note_deletion(ObjectEvent { listing: true, ..watched(&whole, &other) });
-    assert!(!order.accept_object(watched(&whole, &object("v", 6))));
+    assert!(order.is_old(watched(&whole, &object("v", 6)), 1));
 }
 
 #[test]
 fn versions_are_forgotten_when_all_feeds_have_passed_them() {
     let whole = query(None, None);
+    let (old, last) = (object("u", 6), object("u", 8));
     let mut order = overlapping();
     order.note_deletion(watched(&whole, &object("u", 7)));
     order.end_list(listed(query(Some("a"), None), 9));
     order.set_overlap(false, || 6);
-    assert!(!order.accept_object(watched(&whole, &object("u", 6))), "a feed may still be behind");
+    assert!(order.is_old(watched(&whole, &old), 1), "a feed may still be behind");
     order.forget(|| 7);
-    assert!(order.accept_object(watched(&whole, &object("u", 6))));
-    assert!(order.is_listed(watched(&whole, &object("u", 8)), 1, [].iter()));
+    assert!(!order.is_old(watched(&whole, &old), 1));
+    assert!(order.is_listed(watched(&whole, &last), 1, [].iter()));
     order.forget(|| 9);
-    assert!(!order.is_listed(watched(&whole, &object("u", 8)), 1, [].iter()));
+    assert!(!order.is_listed(watched(&whole, &last), 1, [].iter()));
     order.forget(|| unreachable!("there is nothing to forget"));
 }
 
