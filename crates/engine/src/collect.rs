@@ -43,7 +43,7 @@ pub struct Target {
     /// What it selects.
     pub selection: Selection,
     /// Tells definitions of one target apart; rows remember which of them made them.
-    definition: AtomicU32,
+    definition: u32,
 }
 
 static DEFINITIONS: AtomicU32 = AtomicU32::new(1);
@@ -51,18 +51,8 @@ static DEFINITIONS: AtomicU32 = AtomicU32::new(1);
 impl Target {
     /// A definition of a target.
     pub fn new(id: TargetId, profile: Arc<CompiledProfile>, selection: Selection) -> Self {
-        let target = Self { id, profile, selection, definition: AtomicU32::new(0) };
-        target.renew();
-        target
-    }
-
-    fn definition(&self) -> u32 {
-        self.definition.load(Ordering::Relaxed)
-    }
-
-    /// Rows that were made before this are made again.
-    fn renew(&self) {
-        self.definition.store(DEFINITIONS.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        let definition = DEFINITIONS.fetch_add(1, Ordering::Relaxed);
+        Self { id, profile, selection, definition }
     }
 }
 
@@ -255,8 +245,9 @@ fn follow_kind(context: &Arc<Context>, gvk: &Gvk, wanted: watch::Receiver<Vec<Ar
         own.tell_panic(&gvk);
         for target in targets.borrow().iter() {
             // How far it came is not known: what it had read is read again, and nothing counts as gone.
-            target.renew();
-            own.store.rows(&target.id, &gvk).set_sight(Sight::Partial);
+            let rows = own.store.rows(&target.id, &gvk);
+            rows.outdate(None);
+            rows.set_sight(Sight::Partial);
         }
         time::sleep(pause)
     })

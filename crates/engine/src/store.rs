@@ -21,8 +21,8 @@ use kollect_model::{
 use tokio::sync::watch;
 
 use crate::select::Beyond;
-use changes::Dirty;
-pub use changes::{Change, Changes};
+pub use changes::{Change, Changes, RemovalCause};
+use changes::{Dirty, Touched};
 pub use kind_rows::{Failed, KindRows};
 pub use read::{Sights, Snapshot, StoreReader};
 
@@ -112,6 +112,15 @@ pub struct Origin {
     pub version: u64,
     /// Number of the target's definition.
     pub definition: u32,
+    /// The object must be read again, although the definition is the same.
+    pub outdated: bool,
+}
+
+impl Origin {
+    /// Whether this definition has made the row, and need not make it again.
+    pub fn is_of(&self, definition: u32) -> bool {
+        self.definition == definition && !self.outdated
+    }
 }
 
 struct Held {
@@ -283,7 +292,7 @@ impl StoreWriter {
             }
             let number = own.number;
             locked.users += 1;
-            KindRows { id: target.clone(), target: entry.clone(), shared, kind, number }
+            KindRows { id: target.clone(), target: entry.clone(), shared, kind, number, definition: None }
         });
         self.0.sights.send_replace(());
         rows
@@ -319,7 +328,7 @@ impl StoreWriter {
         target.frozen = false;
         let kinds = std::mem::take(&mut target.kinds);
         for held in kinds.into_values().flat_map(|kind| kind.rows.into_values()) {
-            target.changed(&self.0, &held.row.key, Some(&held.row), None);
+            target.changed(&self.0, &held.row.key, Some(&held.row), Err(RemovalCause::SpecChanged));
         }
         drop(target);
         self.0.forget_unused(id);
@@ -332,24 +341,26 @@ impl Target {
         self.users == 0 && !self.frozen && self.kinds.is_empty()
     }
 
-    /// A row was changed. Readers that must wait for its kind are not woken.
+    /// A row was changed, or removed for a cause. Readers that must wait for its kind are not woken.
     fn changed(
         &mut self,
         shared: &Shared,
         key: &RowKey,
         before: Option<&Arc<Row>>,
-        after: Option<&Arc<Row>>,
+        after: Result<&Arc<Row>, RemovalCause>,
     ) {
         let name = (key.group.clone(), key.kind.clone());
         let shown = self.shown_rows(&name).contain(key);
         self.revision = shared.next_revision();
         let digest = |row: Option<&Arc<Row>>| row.map_or(0, |row| row.digest.0);
-        self.digest = self.digest.wrapping_sub(digest(before)).wrapping_add(digest(after));
+        self.digest = self.digest.wrapping_sub(digest(before)).wrapping_add(digest(after.ok()));
         self.readers.retain(|reader| {
             let Some(reader) = reader.upgrade() else { return false };
             let mut rows = lock(&reader.rows);
             let rows = rows.entry(key.target.clone()).or_default().entry(name.clone()).or_default();
-            rows.entry(key.clone()).or_insert_with(|| before.cloned());
+            let touched = rows.entry(key.clone());
+            touched.or_insert_with(|| Touched { before: before.cloned(), removal: None }).removal =
+                after.err();
             if shown {
                 reader.wake.notify_one();
             }
@@ -377,7 +388,9 @@ impl Target {
             gone.extend(kind.rows.extract_if(.., |_, held| is_gone(&held.row.key)).map(|(_, held)| held));
         }
         self.kinds.retain(|_, kind| !kind.left || !kind.rows.is_empty() || !kind.failures.is_empty());
-        gone.iter().for_each(|held| self.changed(shared, &held.row.key, Some(&held.row), None));
+        for Held { row, .. } in &gone {
+            self.changed(shared, &row.key, Some(row), Err(RemovalCause::SpecChanged));
+        }
         self.show_kinds();
     }
 

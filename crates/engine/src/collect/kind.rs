@@ -130,7 +130,7 @@ impl KindTask {
         let before = self.targets.drain(..).map(|target| (target.definition(), target));
         let mut before: BTreeMap<u32, KindTarget> = before.collect();
         let now = targets.iter().map(|target| {
-            let known = before.remove(&target.definition());
+            let known = before.remove(&target.definition);
             known.unwrap_or_else(|| KindTarget::new(&self.context, &self.kind, target))
         });
         self.targets.extend(now);

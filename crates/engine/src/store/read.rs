@@ -56,6 +56,13 @@ impl Snapshot {
         }
     }
 
+    /// For a row that is known to be gone: whether that is certainly because of specs. Its target is none of the
+    /// snapshot's, or no longer wants the kind. Otherwise the object may be gone, or the target may select less.
+    pub fn is_gone_by_spec(&self, key: &RowKey) -> bool {
+        let place = (key.target.clone(), key.group.clone(), key.kind.clone());
+        self.knows_gone(key) && !self.sights.contains_key(&place)
+    }
+
     /// How much has been seen of each kind that the target wants; none for targets that are not among its own.
     fn sights_of(&self, target: &TargetId) -> impl Iterator<Item = &Sight> {
         let sights = self.sights.range((target.clone(), "".into(), "".into())..);

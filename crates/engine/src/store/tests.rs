@@ -85,3 +85,115 @@ fn rows_of_the_old_and_of_the_new_kind_change_at_once_for_a_reader_in_another_th
         assert_eq!(first.len(), 2);
     }
 }
+
+/// A row that this definition makes, in a kind that has been listed.
+fn listed(writer: &StoreWriter, kind: &str, definition: u32) -> KindRows {
+    let rows = writer.rows(&target(), &gvk(kind)).for_definition(definition);
+    rows.upsert(row(kind, "a", "u"), Origin { definition, ..Origin::default() });
+    rows.set_sight(Sight::Everything);
+    rows
+}
+
+/// Why the only row that has changed was removed.
+fn cause(changes: &mut Changes) -> Option<RemovalCause> {
+    let taken = changes.take();
+    assert!(matches!(&*taken, [change] if change.after.is_none()), "{taken:?}");
+    taken[0].removal
+}
+
+#[test]
+fn a_row_that_its_own_definition_removes_has_lost_its_object() {
+    let gone: [fn(&KindRows); 5] = [
+        |rows| assert!(rows.remove("u")),
+        |rows| rows.remove_where(|_, _| true),
+        KindRows::clear,
+        |rows| {
+            let origin = Origin { definition: 1, ..Origin::default() };
+            assert!(rows.fail(key("Pod", "a", "u"), origin, "no number".into()).removed_row);
+        },
+        |rows| {
+            // To be read again is no change of specs.
+            rows.outdate(Some("a"));
+            assert!(!rows.origin("u").unwrap().is_of(1));
+            assert!(rows.remove("u"));
+        },
+    ];
+    for remove in gone {
+        let (writer, reader) = store();
+        let mut changes = reader.changes(&[target()]);
+        let rows = listed(&writer, "Pod", 1);
+        assert_eq!(changes.take().len(), 1);
+        remove(&rows);
+        assert_eq!(cause(&mut changes), Some(RemovalCause::ObjectGone));
+    }
+}
+
+#[test]
+fn a_row_that_another_definition_removes_was_lost_to_a_changed_spec() {
+    let gone: [fn(&StoreWriter, &KindRows); 5] = [
+        |_, new| assert!(new.remove("u")),
+        |_, new| new.remove_where(|_, origin| !origin.is_of(2)),
+        |_, new| {
+            let origin = Origin { definition: 2, ..Origin::default() };
+            assert!(new.fail(key("Pod", "a", "u"), origin, "no number".into()).removed_row);
+        },
+        |writer, _| writer.remove_target(&target()),
+        |writer, _| {
+            writer.rows(&target(), &gvk("Job")).set_sight(Sight::Everything);
+            writer.keep_kinds(&target(), &[&gvk("Job")].into());
+        },
+    ];
+    for remove in gone {
+        let (writer, reader) = store();
+        let mut changes = reader.changes(&[target()]);
+        drop(listed(&writer, "Pod", 1));
+        assert_eq!(changes.take().len(), 1);
+        remove(&writer, &writer.rows(&target(), &gvk("Pod")).for_definition(2));
+        assert_eq!(cause(&mut changes), Some(RemovalCause::SpecChanged));
+    }
+    // A kind that does not exist has no objects, whichever definition made the rows.
+    let (writer, reader) = store();
+    drop(listed(&writer, "Pod", 1));
+    let mut changes = reader.changes(&[target()]);
+    writer.rows(&target(), &gvk("Pod")).for_definition(2).clear();
+    assert_eq!(cause(&mut changes), Some(RemovalCause::ObjectGone));
+}
+
+#[test]
+fn the_last_removal_of_a_row_counts_and_a_row_that_came_back_has_none() {
+    let (writer, reader) = store();
+    drop(listed(&writer, "Pod", 1));
+    let mut changes = reader.changes(&[target()]);
+    let rows = writer.rows(&target(), &gvk("Pod")).for_definition(2);
+    let origin = Origin { definition: 2, ..Origin::default() };
+    assert!(rows.remove("u"));
+    rows.upsert(row("Pod", "a", "u"), origin);
+    assert!(changes.take().is_empty(), "it is as it was");
+    assert!(rows.remove("u"));
+    rows.upsert(row("Pod", "a", "u"), Origin { definition: 1, ..origin });
+    assert!(rows.remove("u"));
+    assert_eq!(cause(&mut changes), Some(RemovalCause::SpecChanged));
+    rows.upsert(row("Pod", "a", "u"), origin);
+    let back = changes.take();
+    assert!(back[0].after.is_some() && back[0].removal.is_none());
+}
+
+#[test]
+fn a_snapshot_knows_which_rows_of_a_sink_are_gone_because_of_specs() {
+    let (writer, reader) = store();
+    drop(listed(&writer, "Pod", 1));
+    let by_spec = |targets: &[TargetId], key: &RowKey| {
+        let snapshot = reader.snapshot(targets, Sight::Everything).unwrap();
+        (snapshot.knows_gone(key), snapshot.is_gone_by_spec(key))
+    };
+    let other = TargetId { namespace: None, name: "other".into() };
+    assert_eq!(by_spec(&[target()], &key("Pod", "a", "u")), (false, false), "it exists");
+    assert_eq!(by_spec(&[target()], &key("Pod", "a", "v")), (true, false), "its object may be gone");
+    assert_eq!(by_spec(&[target()], &key("Job", "a", "v")), (true, true), "the target has left the kind");
+    let foreign = RowKey { target: other.clone(), ..key("Pod", "a", "v") };
+    assert_eq!(by_spec(&[target()], &foreign), (true, true), "not a target of the inventory");
+    assert_eq!(by_spec(&[target(), other], &foreign), (false, false), "no task collects it");
+    writer.rows(&target(), &gvk("Node")).set_sight(Sight::Absent);
+    assert_eq!(by_spec(&[target()], &key("Job", "a", "v")), (false, false), "it waits for a kind");
+    assert_eq!(by_spec(&[target()], &key("Node", "", "v")), (true, false), "the kind has no objects");
+}

@@ -23,9 +23,8 @@ use crate::{
 
 pub(super) struct KindTarget {
     target: Arc<Target>,
-    definition: u32,
     rows: KindRows,
-    /// Rows of earlier definitions may still be there.
+    /// Rows of earlier definitions, or outdated ones, may still be there.
     stale: bool,
     /// If several queries may return one object.
     matches: Option<QueryMatches>,
@@ -38,8 +37,7 @@ impl KindTarget {
     pub(super) fn new(context: &Context, kind: &ResolvedKind, target: &Arc<Target>) -> Self {
         Self {
             target: target.clone(),
-            definition: target.definition(),
-            rows: context.store.rows(&target.id, &kind.gvk),
+            rows: context.store.rows(&target.id, &kind.gvk).for_definition(target.definition),
             stale: true,
             matches: target.selection.is_split(&kind.gvk).then(QueryMatches::default),
             undecided: false,
@@ -52,7 +50,7 @@ impl KindTarget {
     }
 
     pub(super) fn definition(&self) -> u32 {
-        self.definition
+        self.target.definition
     }
 
     pub(super) fn is_split(&self) -> bool {
@@ -62,12 +60,12 @@ impl KindTarget {
     /// The target, for the plan.
     pub(super) fn member(&self) -> Member<'_> {
         let metadata_only = self.target.profile.needs() == Needs::MetadataOnly;
-        Member { number: self.definition, selection: &self.target.selection, metadata_only }
+        Member { number: self.definition(), selection: &self.target.selection, metadata_only }
     }
 
     /// The version of the object's row or failure, if this definition has made it.
     pub(super) fn version(&self, uid: &str) -> Option<u64> {
-        let origin = self.rows.origin(uid).filter(|origin| origin.definition == self.definition);
+        let origin = self.rows.origin(uid).filter(|origin| origin.is_of(self.definition()));
         origin.map(|origin| origin.version)
     }
 
@@ -117,7 +115,7 @@ impl KindTarget {
             namespace: namespace.map_or_else(|| metadata.namespace.clone(), |(name, _)| name.clone()),
             uid: metadata.uid.clone(),
         };
-        let origin = Origin { version: metadata.version, definition: self.definition };
+        let origin = Origin { version: metadata.version, definition: self.definition(), outdated: false };
         if let Some(matches) = &mut self.matches {
             matches.add(metadata, query);
         }
@@ -173,7 +171,7 @@ impl KindTarget {
     /// The objects with rows of this definition that a complete list proves gone.
     fn gone(&self, listed: &Listed, shown: &List) -> Vec<Arc<str>> {
         self.rows.find(|key, origin| {
-            origin.definition == self.definition
+            origin.is_of(self.definition())
                 && listed.proves_gone(key, origin.version, self.matches.as_ref())
                 && !shown.shows(&key.uid)
         })
@@ -189,7 +187,7 @@ impl KindTarget {
     /// target, which stay as they were, are of an earlier definition.
     pub(super) fn misses(&self, query: &Query, object: &Object, namespaces: &Namespaces) -> bool {
         match self.rows.origin(&object.metadata.uid) {
-            Some(origin) => origin.definition == self.definition && origin.version < object.metadata.version,
+            Some(origin) => origin.is_of(self.definition()) && origin.version < object.metadata.version,
             // Policies may read what metadata does not show.
             None => {
                 let verdict = self.target.selection.verdict(query, object, namespaces);
@@ -237,21 +235,20 @@ impl KindTarget {
 
     /// No feed can read the namespace now: the next one that can makes its rows again.
     pub(super) fn outdate_namespace(&mut self, name: &str) {
-        self.rows.outdate(name);
+        self.rows.outdate(Some(name));
         self.stale = true;
     }
 
     /// The kind does not exist: it has no objects.
     pub(super) fn remove_all(&mut self) {
-        self.rows.remove_where(|_, _| true);
+        self.rows.clear();
         self.matches.iter_mut().for_each(QueryMatches::clear);
     }
 
-    /// The versions of rows are worth nothing: all of them are made again.
+    /// The versions of rows are worth nothing: all of them are made again, and until then nothing is known.
     pub(super) fn start_over(&mut self) {
-        self.target.renew();
-        self.definition = self.target.definition();
-        self.stale = true;
+        self.rows.outdate(None);
+        (self.stale, self.sight) = (true, None);
         self.matches.iter_mut().for_each(QueryMatches::clear);
     }
 
@@ -269,8 +266,8 @@ impl KindTarget {
         };
         self.sight = (sight != Sight::Pending).then(|| sight.clone());
         if self.stale && !matches!(sight, Sight::Pending | Sight::Partial) {
-            let definition = self.definition;
-            self.rows.remove_where(|key, origin| origin.definition != definition && sight.covers(key));
+            let definition = self.definition();
+            self.rows.remove_where(|key, origin| !origin.is_of(definition) && sight.covers(key));
             self.stale = !matches!(sight, Sight::Everything | Sight::Absent);
         }
         self.rows.set_sight(sight);
