@@ -3,6 +3,7 @@ use std::thread;
 use serde_json::{json, value::to_raw_value};
 
 use super::*;
+use crate::select::Beyond;
 
 fn target() -> TargetId {
     TargetId { namespace: Some("team".into()), name: "t".into() }
