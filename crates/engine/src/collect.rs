@@ -1,4 +1,4 @@
-//! Collection: which targets want what, and one task for each kind that somebody wants.
+//! Collection: which targets want what, and one task for each kind that a target wants.
 //!
 //! ```text
 //!              ┌─ namespaces ──┐  what is known about namespaces
@@ -10,7 +10,6 @@
 //!
 //! A kind that fails, stalls or panics does not concern the others. Dropping the collector stops all.
 
-mod feed;
 mod kind;
 mod namespaces;
 
@@ -44,7 +43,7 @@ pub struct Target {
     /// What it selects.
     pub selection: Selection,
     /// Tells definitions of one target apart; rows remember which of them made them.
-    definition: AtomicU32,
+    definition: u32,
 }
 
 static DEFINITIONS: AtomicU32 = AtomicU32::new(1);
@@ -52,18 +51,8 @@ static DEFINITIONS: AtomicU32 = AtomicU32::new(1);
 impl Target {
     /// A definition of a target.
     pub fn new(id: TargetId, profile: Arc<CompiledProfile>, selection: Selection) -> Self {
-        let target = Self { id, profile, selection, definition: AtomicU32::new(0) };
-        target.renew();
-        target
-    }
-
-    fn definition(&self) -> u32 {
-        self.definition.load(Ordering::Relaxed)
-    }
-
-    /// Rows that were made before this are made again.
-    fn renew(&self) {
-        self.definition.store(DEFINITIONS.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        let definition = DEFINITIONS.fetch_add(1, Ordering::Relaxed);
+        Self { id, profile, selection, definition }
     }
 }
 
@@ -148,7 +137,7 @@ struct Context {
     tasks: Tasks,
     /// `None`: nothing is known yet.
     namespaces: watch::Sender<Option<Arc<Namespaces>>>,
-    /// Namespaces that targets name, for the case that nobody may list them.
+    /// Namespaces that targets name, for the case that listing them is not permitted.
     named: watch::Sender<BTreeSet<Arc<str>>>,
 }
 
@@ -200,7 +189,7 @@ impl Collector {
     }
 
     /// The targets from now on. Rows of targets that are neither among them nor frozen are removed;
-    /// frozen ones keep their rows, and nobody looks at their objects.
+    /// frozen ones keep their rows, and no task looks at their objects.
     pub fn set_targets(&mut self, targets: &[Arc<Target>], frozen: &BTreeSet<TargetId>) {
         let store = &self.context.store;
         let current: BTreeSet<TargetId> = targets.iter().map(|target| target.id.clone()).collect();
@@ -256,8 +245,9 @@ fn follow_kind(context: &Arc<Context>, gvk: &Gvk, wanted: watch::Receiver<Vec<Ar
         own.tell_panic(&gvk);
         for target in targets.borrow().iter() {
             // How far it came is not known: what it had read is read again, and nothing counts as gone.
-            target.renew();
-            own.store.rows(&target.id, &gvk).set_sight(Sight::Partial);
+            let rows = own.store.rows(&target.id, &gvk);
+            rows.outdate(None);
+            rows.set_sight(Sight::Partial);
         }
         time::sleep(pause)
     })
@@ -270,6 +260,12 @@ fn panic_of(gvk: &Gvk) -> Blindness {
 }
 
 impl Context {
+    /// A place cannot be seen from now on.
+    fn tell_blind(&self, place: &Place, blindness: Blindness) {
+        (self.report)(Problem::Blind { place: place.clone(), blindness: blindness.clone() });
+        self.coverage.set(place, State::blind(blindness));
+    }
+
     /// Nothing is known about a kind, wherever it was looked at.
     fn tell_panic(&self, gvk: &Gvk) {
         let known = self.coverage.of_kind(gvk);

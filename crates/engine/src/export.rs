@@ -627,7 +627,7 @@ fn keys(delta: &Delta) -> impl Iterator<Item = &RowKey> {
 
 fn delta_of(changes: impl Iterator<Item = Change>) -> Delta {
     let mut delta = Delta::default();
-    for Change { key, before, after } in changes {
+    for Change { key, before, after, .. } in changes {
         match (before, after) {
             (None, Some(row)) => delta.added.push(row),
             (before @ Some(_), Some(after)) => delta.changed.push(Changed { before, after }),

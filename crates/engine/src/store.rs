@@ -2,11 +2,13 @@
 //!
 //! Only rows are kept, never objects. Each row is written by one task, that of its kind. A snapshot
 //! exists only when every kind of its targets has been seen or is known to be blind, and it says
-//! which of its absences are knowledge.
+//! which of its absences are knowledge. Rows of a kind that a target has left stay until the kinds that it
+//! wants now have been listed; readers see both changes at once.
 
 mod changes;
 mod kind_rows;
 mod read;
+mod sight;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,71 +21,12 @@ use kollect_model::{
 };
 use tokio::sync::watch;
 
-use crate::select::Beyond;
-use changes::Dirty;
-pub use changes::{Change, Changes};
+pub use changes::{Change, Changes, RemovalCause};
+use changes::{Dirty, Touched};
 pub use kind_rows::{Failed, KindRows};
 pub use read::{Sights, Snapshot, StoreReader};
-
-/// How much of a kind has been seen for a target.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sight {
-    /// Nothing yet.
-    Pending,
-    /// Everything: what is absent does not exist.
-    Everything,
-    /// Everything except in these namespaces.
-    AllBut(BTreeSet<Arc<str>>),
-    /// Everything in these namespaces, and cluster-scoped objects not at all.
-    Within(BTreeSet<Arc<str>>),
-    /// Some objects; absence means nothing.
-    Partial,
-    /// As much as `seen` says of what is within the reach of the target.
-    WithinReach {
-        /// How much has been seen, as if there were no limit.
-        seen: Box<Self>,
-        /// What is not looked at.
-        beyond: Arc<Beyond>,
-    },
-}
-
-impl Sight {
-    /// The same without what is beyond the reach of the target.
-    pub(crate) fn but(self, beyond: Option<Beyond>) -> Self {
-        match beyond {
-            None => self,
-            Some(_) if matches!(self, Self::Pending | Self::Partial) => self,
-            Some(beyond) => Self::WithinReach { seen: Box::new(self), beyond: Arc::new(beyond) },
-        }
-    }
-
-    /// How much has been seen of what is within the reach of the target.
-    pub fn within_reach(&self) -> &Self {
-        match self {
-            Self::WithinReach { seen, .. } => seen,
-            whole => whole,
-        }
-    }
-
-    /// What is not looked at, because it is beyond the reach of the target.
-    pub fn beyond(&self) -> Option<&Beyond> {
-        match self {
-            Self::WithinReach { beyond, .. } => Some(beyond),
-            _ => None,
-        }
-    }
-
-    /// Whether an absent row with this key is known to be gone.
-    pub(crate) fn covers(&self, key: &RowKey) -> bool {
-        match self {
-            Self::Everything => true,
-            Self::AllBut(names) => !names.contains(&key.namespace),
-            Self::Within(names) => names.contains(&key.namespace),
-            Self::Pending | Self::Partial => false,
-            Self::WithinReach { seen, beyond } => seen.covers(key) && !beyond.contains(&key.namespace),
-        }
-    }
-}
+pub use sight::Sight;
+use sight::is_replaced;
 
 /// What a row was made from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,6 +35,15 @@ pub struct Origin {
     pub version: u64,
     /// Number of the target's definition.
     pub definition: u32,
+    /// The object must be read again, although the definition is the same.
+    pub outdated: bool,
+}
+
+impl Origin {
+    /// Whether this definition has made the row, and need not make it again.
+    pub fn is_of(&self, definition: u32) -> bool {
+        self.definition == definition && !self.outdated
+    }
 }
 
 struct Held {
@@ -113,10 +65,46 @@ struct Kind {
     /// By UID, like the rows. An object has a row or a failure, never both, and whatever removes rows
     /// removes failures.
     failures: BTreeMap<Arc<str>, Failure>,
-    /// `None`: the target has left the kind, whose rows leave when all others have been seen.
-    sight: Option<Sight>,
+    sight: Sight,
+    /// The target does not want the kind any more. Its rows stay until [`is_replaced`] says that they are gone.
+    left: bool,
+    /// Readers may know rows of it.
+    shown: bool,
+    /// Rows of kinds that the target has left wait for this one. Its own rows come when those go.
+    replaces: bool,
 }
 
+impl Kind {
+    /// Which of its rows are for readers; the others wait.
+    fn shown_rows(&self) -> ShownRows<'_> {
+        match &self.sight {
+            _ if self.left => ShownRows::All,
+            Sight::Pending => ShownRows::None,
+            _ if !self.replaces => ShownRows::All,
+            sight if sight.is_listed() => ShownRows::CoveredBy(sight),
+            _ => ShownRows::None,
+        }
+    }
+}
+
+/// Which rows of a kind are for readers.
+enum ShownRows<'a> {
+    All,
+    CoveredBy(&'a Sight),
+    None,
+}
+
+impl ShownRows<'_> {
+    fn contain(&self, key: &RowKey) -> bool {
+        match self {
+            Self::All => true,
+            Self::CoveredBy(sight) => sight.covers(key),
+            Self::None => false,
+        }
+    }
+}
+
+/// API group and kind.
 type KindName = (Arc<str>, Arc<str>);
 
 /// Target, API group and kind.
@@ -125,7 +113,7 @@ type Place = (TargetId, Arc<str>, Arc<str>);
 #[derive(Default)]
 struct Target {
     kinds: BTreeMap<KindName, Kind>,
-    /// Nobody collects the target, and its rows stay.
+    /// No task collects the target, and its rows stay.
     frozen: bool,
     /// Number of the last change of a row.
     revision: u64,
@@ -211,41 +199,47 @@ impl StoreWriter {
         let shared = self.0.clone();
         let rows = self.0.with(target, |entry, locked| {
             if std::mem::take(&mut locked.frozen) {
-                locked.kinds.values_mut().for_each(|kind| kind.sight = Some(Sight::Pending));
+                locked.kinds.values_mut().for_each(|kind| kind.sight = Sight::Pending);
             }
             let own = locked.kinds.entry(kind.clone()).or_insert_with(|| Kind {
                 number: shared.next_revision(),
                 rows: BTreeMap::new(),
                 failures: BTreeMap::new(),
-                sight: None,
+                sight: Sight::Pending,
+                left: false,
+                shown: false,
+                replaces: false,
             });
-            own.sight.get_or_insert(Sight::Pending);
+            if std::mem::take(&mut own.left) {
+                own.sight = Sight::Pending;
+            }
             let number = own.number;
             locked.users += 1;
-            KindRows { id: target.clone(), target: entry.clone(), shared, kind, number }
+            KindRows { id: target.clone(), target: entry.clone(), shared, kind, number, definition: None }
         });
         self.0.sights.send_replace(());
         rows
     }
 
-    /// Nobody collects the target from now on; its rows stay as they are.
+    /// No task collects the target from now on; its rows stay as they are.
     pub fn freeze(&self, id: &TargetId) {
         self.0.with(id, |_, target| {
             target.frozen = true;
-            target.kinds.values_mut().for_each(|kind| kind.sight = Some(Sight::Partial));
+            target.kinds.values_mut().for_each(|kind| kind.sight = Sight::Partial);
+            target.show_kinds();
+            target.wake_readers();
         });
         self.0.sights.send_replace(());
     }
 
-    /// The target wants no kinds but these.
+    /// The target wants no kinds but these. Rows of the others go when these have been listed.
     pub fn keep_kinds(&self, id: &TargetId, kinds: &BTreeSet<&Gvk>) {
         self.0.with(id, |_, target| {
             for ((group, name), kind) in &mut target.kinds {
-                if !kinds.iter().any(|gvk| (&*gvk.group, &*gvk.kind) == (&**group, &**name)) {
-                    kind.sight = None;
-                }
+                kind.left = !kinds.iter().any(|gvk| (&*gvk.group, &*gvk.kind) == (&**group, &**name));
             }
-            target.sweep_left_kinds(&self.0);
+            target.replace_left_kinds(&self.0);
+            target.wake_readers();
         });
         self.0.sights.send_replace(());
     }
@@ -257,7 +251,7 @@ impl StoreWriter {
         target.frozen = false;
         let kinds = std::mem::take(&mut target.kinds);
         for held in kinds.into_values().flat_map(|kind| kind.rows.into_values()) {
-            target.changed(&self.0, &held.row.key, Some(&held.row), None);
+            target.changed(&self.0, &held.row.key, Some(&held.row), Err(RemovalCause::SpecChanged));
         }
         drop(target);
         self.0.forget_unused(id);
@@ -270,54 +264,78 @@ impl Target {
         self.users == 0 && !self.frozen && self.kinds.is_empty()
     }
 
-    /// Rows of a kind that is being listed wake nobody: they wait until it has been seen.
+    /// A row was changed, or removed for a cause. Readers that must wait for its kind are not woken.
     fn changed(
         &mut self,
         shared: &Shared,
         key: &RowKey,
         before: Option<&Arc<Row>>,
-        after: Option<&Arc<Row>>,
+        after: Result<&Arc<Row>, RemovalCause>,
     ) {
-        let place = (key.target.clone(), key.group.clone(), key.kind.clone());
-        let pending = self.is_pending(&place);
+        let name = (key.group.clone(), key.kind.clone());
+        let shown = self.shown_rows(&name).contain(key);
         self.revision = shared.next_revision();
         let digest = |row: Option<&Arc<Row>>| row.map_or(0, |row| row.digest.0);
-        self.digest = self.digest.wrapping_sub(digest(before)).wrapping_add(digest(after));
+        self.digest = self.digest.wrapping_sub(digest(before)).wrapping_add(digest(after.ok()));
         self.readers.retain(|reader| {
             let Some(reader) = reader.upgrade() else { return false };
             let mut rows = lock(&reader.rows);
-            let rows = rows.entry(place.clone()).or_default();
-            rows.entry(key.clone()).or_insert_with(|| before.cloned());
-            if !pending {
+            let rows = rows.entry(key.target.clone()).or_default().entry(name.clone()).or_default();
+            let touched = rows.entry(key.clone());
+            touched.or_insert_with(|| Touched { before: before.cloned(), removal: None }).removal =
+                after.err();
+            if shown {
                 reader.wake.notify_one();
             }
             true
         });
     }
 
-    fn is_pending(&self, (_, group, kind): &Place) -> bool {
-        let kind = self.kinds.get(&(group.clone(), kind.clone()));
-        kind.is_some_and(|kind| kind.sight == Some(Sight::Pending))
-    }
-
     /// A kind that takes rows from this writer.
     fn open(&mut self, rows: &KindRows) -> Option<&mut Kind> {
-        let own = |kind: &&mut Kind| kind.number == rows.number && kind.sight.is_some();
+        let own = |kind: &&mut Kind| kind.number == rows.number && !kind.left;
         self.kinds.get_mut(&rows.kind).filter(|kind| !self.frozen && own(kind))
     }
 
-    /// Kinds that the target has left go when everything else has been seen.
-    fn sweep_left_kinds(&mut self, shared: &Shared) {
-        if self.kinds.values().any(|kind| kind.sight == Some(Sight::Pending)) {
-            return;
+    /// Removes rows of kinds that the target has left, as far as the kinds that it wants now replace them.
+    /// Called whenever the wanted kinds or their sights have changed.
+    fn replace_left_kinds(&mut self, shared: &Shared) {
+        let wanted: Vec<Sight> =
+            self.kinds.values().filter(|kind| !kind.left).map(|kind| kind.sight.clone()).collect();
+        let mut gone: Vec<Held> = Vec::new();
+        for kind in self.kinds.values_mut().filter(|kind| kind.left) {
+            // Of a kind that was never shown readers know nothing.
+            let shown = kind.shown;
+            let is_gone = |key: &RowKey| !shown || is_replaced(key, wanted.iter());
+            kind.failures.retain(|_, failure| !is_gone(&failure.key));
+            gone.extend(kind.rows.extract_if(.., |_, held| is_gone(&held.row.key)).map(|(_, held)| held));
         }
-        let left = |kind: &Kind| kind.sight.is_none();
-        let names: Vec<KindName> =
-            self.kinds.iter().filter(|(_, kind)| left(kind)).map(|(name, _)| name.clone()).collect();
-        for name in names {
-            for held in self.kinds.remove(&name).into_iter().flat_map(|kind| kind.rows.into_values()) {
-                self.changed(shared, &held.row.key, Some(&held.row), None);
-            }
+        self.kinds.retain(|_, kind| !kind.left || !kind.rows.is_empty() || !kind.failures.is_empty());
+        for Held { row, .. } in &gone {
+            self.changed(shared, &row.key, Some(row), Err(RemovalCause::SpecChanged));
+        }
+        self.show_kinds();
+    }
+
+    /// Decides which kinds replace others, and notes which of them readers may know.
+    fn show_kinds(&mut self) {
+        let left = self.kinds.values().any(|kind| kind.left && !kind.rows.is_empty());
+        for kind in self.kinds.values_mut().filter(|kind| !kind.left) {
+            kind.replaces = left && (kind.replaces || !kind.shown);
+            kind.shown |= !matches!(kind.shown_rows(), ShownRows::None);
         }
     }
+
+    /// Which rows of a kind are for readers.
+    fn shown_rows(&self, name: &KindName) -> ShownRows<'_> {
+        self.kinds.get(name).map_or(ShownRows::All, Kind::shown_rows)
+    }
+
+    /// Rows may have waited for what has just been seen.
+    fn wake_readers(&self) {
+        self.readers.iter().filter_map(Weak::upgrade).for_each(|reader| reader.wake.notify_one());
+    }
 }
+
+#[cfg(test)]
+mod tests;

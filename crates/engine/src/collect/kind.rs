@@ -1,19 +1,24 @@
 //! The task of one kind: which feeds it needs, and what their events mean for the rows.
 //!
-//! Feeds overlap while one replaces another, or while a namespace is listed once more. Versions bring
-//! their events into order: whatever comes from whom, a row never goes back to an older version of its
-//! object, and what one feed has seen vanish no slower feed brings back.
+//! ```text
+//! targets, namespaces ──▶ plan ──▶ feeds ──▶ events ──▶ target ──▶ rows
+//!           permissions ───┘         └─ order: is it news?
+//! ```
+//!
+//! Feeds overlap while one replaces another, or while a namespace is listed once more. `order` decides from
+//! versions which of their events are news.
 
 mod compare;
 mod events;
+mod feed;
+mod feeds;
+mod order;
+mod permissions;
 mod plan;
 mod renew;
+mod target;
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    ops::Bound,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use kollect_model::crd::shapes::Gvk;
 use tokio::{
@@ -21,23 +26,20 @@ use tokio::{
     time::{self, Duration, Instant},
 };
 
-use super::{
-    Context, Problem, Target,
-    feed::{Arrival, Feed, Purpose, QUEUE, Sight},
-};
+use super::{Context, Target};
 use crate::{
     coverage::{Place, State},
-    select::{Namespaces, Queries},
-    store::{self, KindRows},
-    watch::{BlindReason, Blindness, Metadata, Query, Resolution},
+    select::Namespaces,
+    watch::{BlindReason, Blindness, Resolution},
 };
-use compare::Suspicion;
-use events::{Latest, Told};
+use compare::Comparisons;
+use feed::{Arrival, Feed, QUEUE};
+use feeds::Feeds;
+use plan::Plan;
+use renew::Renewals;
+use target::KindTarget;
 
-/// Permissions that are asked for again at a time.
-const DOUBTED: usize = 64;
-
-/// Keeps the rows of a kind up to date until nobody wants them.
+/// Keeps the rows of a kind up to date while targets want them.
 pub(super) async fn follow(context: Arc<Context>, gvk: Gvk, mut wanted: watch::Receiver<Vec<Arc<Target>>>) {
     let mut namespaces = context.namespaces.subscribe();
     let mut kinds = context.source.kinds();
@@ -51,11 +53,11 @@ pub(super) async fn follow(context: Arc<Context>, gvk: Gvk, mut wanted: watch::R
     tick.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
     let mut arrivals = Vec::with_capacity(QUEUE);
     loop {
-        if std::mem::take(&mut kind.replan) {
+        if kind.plan.take_outdated() {
             kind.reconcile().await;
         }
         tokio::select! {
-            // What is wanted comes before what is told; it is rare enough to starve nobody.
+            // What is wanted comes before the events of feeds; it changes too rarely to hold them up.
             biased;
             changed = wanted.changed() => match changed {
                 Ok(()) => kind.take_targets(&wanted.borrow_and_update().clone()),
@@ -74,175 +76,89 @@ pub(super) async fn follow(context: Arc<Context>, gvk: Gvk, mut wanted: watch::R
     }
 }
 
-/// A target that this kind serves.
-struct Served {
-    target: Arc<Target>,
-    definition: u32,
-    rows: KindRows,
-    /// Rows of earlier definitions may still be there.
-    stale: bool,
-    /// Where several queries may return one object: which of them do, and since which version.
-    claims: Option<HashMap<Arc<str>, Claimed>>,
-    undecided: bool,
-    /// What the store was told, once something had been seen.
-    sight: Option<store::Sight>,
+/// The kind as rows and queries name it, and what the source knows about it.
+struct ResolvedKind {
+    gvk: Gvk,
+    group: Arc<str>,
+    kind: Arc<str>,
+    version: Arc<str>,
+    /// `None`: the source has not been asked yet.
+    resolution: Option<Resolution>,
 }
 
-/// Field selectors of queries, with versions.
-type Claimed = BTreeMap<Option<String>, u64>;
-
-impl Served {
-    /// At this version of the object a query does not select it any more. Says whether that removed a
-    /// row. A target with one query per object need not be told twice: its rows know their version.
-    fn release(&mut self, uid: &str, query: &Query, version: u64) -> bool {
-        if let Some(claims) = &mut self.claims
-            && let Some(claimed) = claims.get_mut(uid)
-        {
-            claimed.retain(|own, since| *own != query.field_selector || *since > version && version != 0);
-            if !claimed.is_empty() {
-                return false;
-            }
-            claims.remove(uid);
-        }
-        self.rows.remove(uid)
+impl ResolvedKind {
+    fn new(gvk: Gvk) -> Self {
+        let [group, kind, version] = [&gvk.group, &gvk.kind, &gvk.version].map(|text| text.as_str().into());
+        Self { gvk, group, kind, version, resolution: None }
     }
 
-    fn claim(&mut self, metadata: &Metadata, query: &Query) {
-        if let Some(claims) = &mut self.claims {
-            let claimed = claims.entry(metadata.uid.clone()).or_default();
-            let since = claimed.entry(query.field_selector.clone()).or_default();
-            *since = metadata.version.max(*since);
-        }
+    fn is_served(&self) -> bool {
+        matches!(self.resolution, Some(Resolution::Served(_)))
     }
 
-    /// Whether only other queries than this one select the object.
-    fn belongs_to_others(&self, uid: &str, query: &Query) -> bool {
-        let claims = self.claims.as_ref().and_then(|claims| claims.get(uid));
-        claims.is_some_and(|claimed| !claimed.contains_key(&query.field_selector))
+    fn is_namespaced(&self) -> bool {
+        matches!(&self.resolution, Some(Resolution::Served(resource)) if resource.namespaced)
     }
 }
 
 struct KindTask {
     context: Arc<Context>,
-    gvk: Gvk,
-    group: Arc<str>,
-    kind: Arc<str>,
-    version: Arc<str>,
-    events: mpsc::Sender<Arrival>,
-    served: Vec<Served>,
+    kind: ResolvedKind,
+    targets: Vec<KindTarget>,
     namespaces: Arc<Namespaces>,
-    resolution: Option<Resolution>,
-    /// Where listing is permitted, and where not.
-    allowed: BTreeSet<Option<Arc<str>>>,
-    denied: BTreeSet<Option<Arc<str>>>,
-    /// The namespace whose denial was last doubted.
-    doubted: Option<Arc<str>>,
-    feeds: Vec<Feed>,
-    plan: Queries,
-    replan: bool,
-    latest: Latest,
-    told: Vec<Told>,
-    /// Namespaces to list once more, when, and for whom.
-    renewals: BTreeMap<Arc<str>, (Instant, BTreeSet<u32>)>,
-    suspicions: Vec<Suspicion>,
-    /// Whether an object can come from several feeds.
-    overlap: bool,
-    asked: Instant,
-    compared: Instant,
-    /// Kinds are not compared all at once.
-    jitter: f64,
-    next_feed: u64,
+    plan: Plan,
+    feeds: Feeds,
+    renewals: Renewals,
+    comparisons: Comparisons,
 }
 
 impl KindTask {
     fn new(context: Arc<Context>, gvk: Gvk, known: Arc<Namespaces>, events: mpsc::Sender<Arrival>) -> Self {
         Self {
             context,
-            group: gvk.group.as_str().into(),
-            kind: gvk.kind.as_str().into(),
-            version: gvk.version.as_str().into(),
-            gvk,
-            events,
-            served: Vec::new(),
+            kind: ResolvedKind::new(gvk),
+            targets: Vec::new(),
             namespaces: known,
-            resolution: None,
-            allowed: BTreeSet::new(),
-            denied: BTreeSet::new(),
-            doubted: None,
-            feeds: Vec::new(),
-            plan: Queries::default(),
-            replan: true,
-            latest: Latest::default(),
-            told: Vec::new(),
-            renewals: BTreeMap::new(),
-            suspicions: Vec::new(),
-            overlap: false,
-            asked: Instant::now(),
-            compared: Instant::now(),
-            jitter: 0.8 + fastrand::f64() / 5.0,
-            next_feed: 0,
+            plan: Plan::new(),
+            feeds: Feeds::new(events),
+            renewals: Renewals::default(),
+            comparisons: Comparisons::new(),
         }
     }
 
     fn take_targets(&mut self, targets: &[Arc<Target>]) {
-        let mut before: BTreeMap<u32, Served> =
-            self.served.drain(..).map(|served| (served.definition, served)).collect();
-        for target in targets {
-            let definition = target.definition();
-            let served = before.remove(&definition).unwrap_or_else(|| Served {
-                target: target.clone(),
-                definition,
-                rows: self.context.store.rows(&target.id, &self.gvk),
-                stale: true,
-                claims: target.selection.is_split(&self.gvk).then(HashMap::new),
-                undecided: false,
-                sight: None,
-            });
-            self.served.push(served);
-        }
-        self.replan = true;
+        let before = self.targets.drain(..).map(|target| (target.definition(), target));
+        let mut before: BTreeMap<u32, KindTarget> = before.collect();
+        let now = targets.iter().map(|target| {
+            let known = before.remove(&target.definition);
+            known.unwrap_or_else(|| KindTarget::new(&self.context, &self.kind, target))
+        });
+        self.targets.extend(now);
+        self.feeds.set_split(self.targets.iter().any(KindTarget::is_split));
+        self.plan.outdate();
     }
 
     async fn resolve(&mut self) {
-        let resolution = self.context.source.resolve(&self.gvk).await;
+        let resolution = self.context.source.resolve(&self.kind.gvk).await;
         let failed = |blindness: &Blindness| blindness.reason == BlindReason::Failed;
-        let served = matches!(self.resolution, Some(Resolution::Served(_)));
         match &resolution {
-            same if self.resolution.as_ref() == Some(same) => return,
+            same if self.kind.resolution.as_ref() == Some(same) => return,
             // No answer is no reason to stop a watch that works.
-            Resolution::Blind(blindness) if served && failed(blindness) => return,
+            Resolution::Blind(blindness) if self.kind.is_served() && failed(blindness) => return,
             _ => {}
         }
-        let everywhere = Place { gvk: self.gvk.clone(), namespace: None, field_selector: None };
+        let everywhere = Place { gvk: self.kind.gvk.clone(), namespace: None, field_selector: None };
         match &resolution {
-            Resolution::Served(resource) => self.context.coverage.name(&self.gvk, &resource.name),
+            Resolution::Served(resource) => self.context.coverage.name(&self.kind.gvk, &resource.name),
             Resolution::Absent => {
                 self.context.coverage.set(&everywhere, State::Absent);
-                for served in &mut self.served {
-                    served.rows.remove_where(|_, _| true);
-                    served.claims.iter_mut().for_each(HashMap::clear);
-                }
+                self.targets.iter_mut().for_each(KindTarget::remove_all);
             }
-            Resolution::Blind(blindness) => self.tell_blind(&everywhere, blindness),
+            Resolution::Blind(blindness) => self.context.tell_blind(&everywhere, blindness.clone()),
         }
-        self.resolution = Some(resolution);
-        self.feeds.retain(|feed| !feed.ended || feed.sight == Sight::Synced);
-        self.replan = true;
-    }
-
-    fn tell_blind(&self, place: &Place, blindness: &Blindness) {
-        (self.context.report)(Problem::Blind { place: place.clone(), blindness: blindness.clone() });
-        self.context.coverage.set(place, State::blind(blindness.clone()));
-    }
-
-    /// Asks again for the whole cluster, and for some of the namespaces, taking turns.
-    fn doubt_denials(&mut self) {
-        self.denied.remove(&None);
-        self.denied.retain(|place| place.as_ref().is_some_and(|n| self.namespaces.known.contains_key(n)));
-        let next = self.denied.range((Bound::Excluded(self.doubted.clone()), Bound::Unbounded));
-        let doubted: Vec<_> = next.chain(self.denied.iter()).take(DOUBTED).cloned().collect();
-        doubted.iter().for_each(|place| drop(self.denied.take(place)));
-        self.doubted = doubted.last().cloned().flatten();
+        self.kind.resolution = Some(resolution);
+        self.feeds.drop_ended(Feed::is_synced);
+        self.plan.outdate();
     }
 
     async fn tick(&mut self) {
@@ -250,34 +166,27 @@ impl KindTask {
         if !settings.follow {
             return;
         }
-        if now.duration_since(self.asked) >= settings.review {
-            self.asked = now;
-            if !matches!(self.resolution, Some(Resolution::Served(_))) || self.feeds.iter().any(|f| f.ended) {
+        if self.plan.permissions.is_review_due(now, settings.review) {
+            if !self.kind.is_served() || self.feeds.iter().any(Feed::is_ended) {
                 self.resolve().await;
             }
             // What was refused is tried again, after asking whether it is permitted.
-            self.replan |= !self.denied.is_empty() || self.feeds.iter().any(|feed| feed.ended);
-            self.doubt_denials();
-            self.feeds.retain(|feed| !feed.ended);
-            self.notice_overlap();
-        }
-        for index in 0..self.feeds.len() {
-            let feed = &self.feeds[index];
-            // Before its list begins it may be waiting for its turn.
-            let stalled = feed.purpose == Purpose::Follow
-                && feed.sight == Sight::Listing
-                && feed.list.is_some()
-                && now.duration_since(feed.heard) >= settings.patience;
-            if stalled {
-                let message =
-                    format!("list {}: nothing came for {} s", self.gvk, settings.patience.as_secs());
-                self.blind(index, Blindness { reason: BlindReason::Failed, message });
+            if !self.plan.permissions.denied().is_empty() || self.feeds.iter().any(Feed::is_ended) {
+                self.plan.outdate();
             }
+            self.plan.permissions.doubt_denials(&self.namespaces);
+            self.feeds.drop_ended(|_| false);
+        }
+        let stalled = |index: &usize| self.feeds.at(*index).is_stalled(now, settings.patience);
+        let stalled: Vec<usize> = (0..self.feeds.iter().len()).filter(stalled).collect();
+        for index in stalled {
+            let (kind, seconds) = (&self.kind.gvk, settings.patience.as_secs());
+            let message = format!("list {kind}: nothing came for {seconds} s");
+            self.blind(index, Blindness { reason: BlindReason::Failed, message });
         }
         self.renew();
         self.judge(now);
-        if now.duration_since(self.compared) >= settings.resync.mul_f64(self.jitter) {
-            self.compared = now;
+        if self.comparisons.are_due(now, settings.resync) {
             self.start_comparisons();
         }
     }

@@ -6,7 +6,7 @@ use futures::StreamExt;
 use kollect_model::crd::shapes::Gvk;
 use tokio::{sync::watch::Receiver, time};
 
-use super::{Context, Problem, panic_of};
+use super::{Context, panic_of};
 use crate::{
     coverage::{Place, State},
     select::{Namespaces, same_metadata},
@@ -28,7 +28,7 @@ pub(super) fn start(context: &Arc<Context>) -> Task {
         move || follow(own.clone()),
         move |pause| {
             let place = Place { gvk: kind(), namespace: None, field_selector: None };
-            blind(&panicked, &place, panic_of(&kind()));
+            panicked.tell_blind(&place, panic_of(&kind()));
             if panicked.namespaces.borrow().is_none() {
                 publish_named(&panicked);
             }
@@ -37,7 +37,7 @@ pub(super) fn start(context: &Arc<Context>) -> Task {
     )
 }
 
-/// Publishes what is known, for ever. Without permission to list namespaces those that somebody names
+/// Publishes what is known, for ever. Without permission to list namespaces those that targets name
 /// are taken to exist; once seen, they are remembered for as long as they cannot be seen again.
 async fn follow(context: Arc<Context>) {
     let query = Query { metadata_only: true, follow: context.settings.follow, ..Query::all(kind()) };
@@ -49,7 +49,7 @@ async fn follow(context: Arc<Context>) {
             told = watch(&context, &query, &place, &mut names).await;
         } else if !std::mem::replace(&mut told, true) {
             let message = "list namespaces in the whole cluster: forbidden; grant the verb list on it".into();
-            blind(&context, &place, Blindness { reason: BlindReason::Forbidden, message });
+            context.tell_blind(&place, Blindness { reason: BlindReason::Forbidden, message });
         }
         if !context.namespaces.borrow().as_ref().is_some_and(|known| known.complete) {
             publish_named(&context);
@@ -62,11 +62,6 @@ async fn follow(context: Arc<Context>) {
             Ok(()) = names.changed() => {}
         }
     }
-}
-
-fn blind(context: &Context, place: &Place, blindness: Blindness) {
-    (context.report)(Problem::Blind { place: place.clone(), blindness: blindness.clone() });
-    context.coverage.set(place, State::blind(blindness));
 }
 
 fn publish_named(context: &Context) {
@@ -114,7 +109,7 @@ async fn watch(
                 let metadata = Arc::new(object.metadata);
                 let known = context.namespaces.borrow().clone().unwrap_or_default();
                 let before = known.known.get(&metadata.name).map(|known| &**known);
-                // Most changes of namespaces are nobody's business.
+                // Most changes of namespaces concern no selection.
                 if listing.is_some() || !same_metadata(before, Some(&metadata)) {
                     change(context, &mut listing, |namespaces| {
                         namespaces.known.insert(metadata.name.clone(), metadata.clone());
@@ -134,7 +129,7 @@ async fn watch(
             Event::Progress { version } => context.coverage.set(place, State::synced(version)),
             Event::Resumed => context.coverage.set(place, State::synced(0)),
             Event::Blind(blindness) => {
-                blind(context, place, blindness);
+                context.tell_blind(place, blindness);
                 told = true;
                 if context.namespaces.borrow().is_none() {
                     publish_named(context);

@@ -3,6 +3,7 @@
 //! row ever goes back to an older version of its object, and none comes back from the dead.
 
 mod failures;
+mod kinds;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,7 +26,7 @@ use crate::{
     extract::{CompiledProfile, OptIns, Policy},
     random::Random,
     select::{Bounds, NamespaceDefaults, Selection},
-    store::{Changes, Sight, StoreReader, store},
+    store::{Changes, RemovalCause, Sight, StoreReader, store},
     tasks::{TaskKind, Tasks},
     watch::{BlindReason, Blindness, Event, Object, Query, Resolution, Resource, WatchSource},
 };
@@ -227,7 +228,7 @@ impl WatchSource for Script {
             let message = "not served".into();
             return Resolution::Blind(Blindness { reason: BlindReason::NotServed, message });
         }
-        Resolution::Served(Resource { name: gvk.kind.clone(), namespaced: gvk.kind == "Pod" })
+        Resolution::Served(Resource { name: gvk.kind.clone(), namespaced: gvk.kind != "Node" })
     }
 
     async fn permits(&self, query: &Query) -> bool {
@@ -280,6 +281,8 @@ fn target_specs() -> Vec<Value> {
             { "gvk": pods, "matchPolicy": "namespaceObject.metadata.labels.team == 'red'" },
             { "gvk": { "version": "v1", "kind": "Node" } },
         ] }),
+        json!({ "resourceRules": [{ "gvk": { "version": "v1", "kind": "Node" } }] }),
+        json!({ "resourceRules": [{ "gvk": { "version": "v1", "kind": "Job" } }] }),
     ]
 }
 
@@ -328,6 +331,8 @@ struct Lab {
     reported: Arc<Mutex<Vec<String>>>,
     /// Nothing but objects changes, so that nothing else can bring a row back.
     calm: bool,
+    /// Targets do not change, so that no row goes because of specs.
+    same_specs: bool,
     random: Random,
     next_uid: usize,
 }
@@ -363,6 +368,7 @@ impl Lab {
             dead: BTreeSet::new(),
             reported,
             calm: false,
+            same_specs: false,
             random: Random(seed),
             next_uid: 0,
         }
@@ -446,11 +452,14 @@ impl Lab {
             return;
         }
         let known = self.with(|world| world.objects.get(&uid).cloned());
-        let node = known.as_ref().map_or(self.random.below(5) == 0, |(kind, _)| kind == "Node");
+        let kind = known.as_ref().map_or_else(
+            || self.random.pick(&["Pod", "Pod", "Pod", "Node", "Job"]).to_string(),
+            |(kind, _)| kind.clone(),
+        );
         let name = self.random.pick(&["p1", "p2"]);
         let place = match known {
             Some((_, object)) => object["metadata"].clone(),
-            None if node => json!({ "name": uid }),
+            None if kind == "Node" => json!({ "name": uid }),
             None => json!({ "name": name, "namespace": namespace }),
         };
         let labels = json!({ "app": self.random.pick(&["x", "y"]) });
@@ -461,17 +470,32 @@ impl Lab {
         let spec = json!({ "image": image, "node": node_name, "number": number });
         let mut object = json!({ "metadata": place, "spec": spec });
         object["metadata"]["labels"] = labels;
-        self.with(|world| world.put(if node { "Node" } else { "Pod" }, &uid, object));
+        self.with(|world| world.put(&kind, &uid, object));
     }
 
     fn change_permissions(&mut self) {
         let place = self.random.pick(&["", "a", "b"]);
-        let place = ("Pod".to_owned(), (!place.is_empty()).then(|| place.to_owned()));
+        let place = (
+            self.random.pick(&["Pod", "Pod", "Job"]).to_string(),
+            (!place.is_empty()).then(|| place.to_owned()),
+        );
         self.with(|world| {
             if !world.denied.remove(&place) {
                 world.denied.insert(place);
             }
         });
+    }
+
+    /// A kind is installed or removed. Its objects stay, for those who install it again.
+    fn change_kinds(&mut self) {
+        let kind = self.random.pick(&["Pod", "Node", "Job"]).to_owned();
+        self.with(|world| {
+            if !world.absent.remove(&kind) {
+                world.absent.insert(kind.clone());
+            }
+            world.missing.clone_from(&world.absent);
+        });
+        self.kinds.send_modify(|number| *number += 1);
     }
 
     fn step_streams(&mut self) {
@@ -494,6 +518,8 @@ impl Lab {
     async fn arrive(&mut self) {
         time::sleep(Duration::from_millis(1)).await;
         for change in self.changes.take() {
+            assert_eq!(change.removal.is_some(), change.after.is_none(), "a removal has a cause");
+            assert!(!self.same_specs || change.removal != Some(RemovalCause::SpecChanged), "{change:?}");
             let version = |row: &Arc<kollect_model::row::Row>| -> u64 {
                 let attributes: Value = serde_json::from_str(row.attributes.get()).unwrap();
                 attributes["version"].as_str().unwrap().parse().unwrap()
@@ -511,6 +537,8 @@ impl Lab {
                     );
                 }
                 None => {
+                    self.check_replaced(&change.key);
+                    assert!(!self.calm || self.may_be_gone(&change.key), "{:?} exists", change.key);
                     // A row that left for another reason may come back from a stream that is behind.
                     if !self.calm {
                         self.seen.remove(&change.key);
@@ -521,6 +549,44 @@ impl Lab {
                     }
                 }
             }
+        }
+    }
+
+    /// Whether the target does not select or cannot read the object, or did not at some time since the reader
+    /// last saw its row. Namespaces have not changed meanwhile.
+    fn may_be_gone(&self, gone: &RowKey) -> bool {
+        let number = (0..TARGETS).find(|number| target_id(*number) == gone.target);
+        let Some(target) = number.and_then(|number| self.targets.get(&number)) else { return true };
+        let gvk = target.selection.kinds().into_iter().find(|gvk| *gvk.kind == *gone.kind).cloned();
+        // Field selectors are evaluated by the API server.
+        let Some(gvk) = gvk.filter(|_| target.selection.field_selectors().next().is_none()) else {
+            return true;
+        };
+        let namespaces = self.collector.namespaces().borrow().clone().unwrap();
+        let namespace = namespaces.known.get(&gone.namespace).map(|namespace| &**namespace);
+        let yields_row = |object: &Value| {
+            let object = parsed(object, &gvk);
+            let verdict = target.selection.verdict(&Query::all(gvk.clone()), &object, &namespaces);
+            verdict.is_ok() && target.profile.extract(&gvk, &object.raw, namespace).is_ok()
+        };
+        let seen = self.seen.get(gone).copied().unwrap_or(0);
+        let is_own = |object: &Value| object["metadata"]["uid"] == *gone.uid;
+        self.with(|world| {
+            world.history.iter().filter(|(version, ..)| *version >= seen).any(|(_, _, before, after)| {
+                let own = before.as_ref().is_some_and(is_own) || after.as_ref().is_some_and(is_own);
+                own && !after.as_ref().is_some_and(yields_row)
+            })
+        })
+    }
+
+    /// A kind that is not served replaces no rows of kinds that the target has left.
+    fn check_replaced(&self, gone: &RowKey) {
+        let number = (0..TARGETS).find(|number| target_id(*number) == gone.target);
+        let Some(target) = number.and_then(|number| self.targets.get(&number)) else { return };
+        let kinds: Vec<String> = target.selection.kinds().into_iter().map(|gvk| gvk.kind.clone()).collect();
+        if !kinds.contains(&gone.kind.to_string()) {
+            let absent = self.with(|world| kinds.iter().find(|kind| world.absent.contains(*kind)).cloned());
+            assert_eq!(absent, None, "{gone:?} was replaced by a kind that does not exist");
         }
     }
 
@@ -616,12 +682,18 @@ async fn run(seed: u64) {
                 lab.change_target();
             }
             11 if !lab.calm && lab.random.below(3) == 0 => lab.change_permissions(),
+            12 if !lab.calm && lab.random.below(3) == 0 => lab.change_kinds(),
             _ => lab.step_streams(),
         }
         lab.arrive().await;
     }
     // What may not be listed is frozen, so that a fresh list knows less.
-    lab.with(|world| world.denied.clear());
+    lab.with(|world| {
+        world.denied.clear();
+        world.missing.clear();
+        world.absent.clear();
+    });
+    lab.kinds.send_modify(|number| *number += 1);
     lab.rest().await;
     let (expected, expected_failures) = lab.oracle().await;
     let found = Lab::contents(&lab.rows, &lab.targets);
@@ -647,6 +719,59 @@ async fn w11_rows_and_failures_end_up_as_a_fresh_list_has_them() {
     for seed in seeds {
         run(seed).await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rows_go_because_of_specs_only_if_specs_have_changed() {
+    for seed in (1..=60).map(|number| number * 1_299_721) {
+        let mut lab = Lab::new(seed);
+        (0..6).for_each(|_| lab.change_target());
+        lab.same_specs = true;
+        for _ in 0..120 {
+            match lab.random.below(20) {
+                0..8 => lab.change_object(),
+                8..11 => lab.change_namespace(),
+                11 if lab.random.below(3) == 0 => lab.change_permissions(),
+                12 if lab.random.below(3) == 0 => lab.change_kinds(),
+                13 if lab.random.below(6) == 0 => {
+                    // A task that is started again knows nothing, and reads everything once more.
+                    lab.with(|world| world.resolve_bugs.insert("Pod".into()));
+                    lab.kinds.send_modify(|number| *number += 1);
+                }
+                _ => lab.step_streams(),
+            }
+            lab.arrive().await;
+        }
+        lab.rest().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_selection_and_a_removed_target_are_causes_of_their_own() {
+    let mut lab = lab_with_pods(3).await;
+    let mut changes = lab.rows.changes(&[target_id(0)]);
+    let mut causes = async |lab: &mut Lab| {
+        lab.flow().await;
+        let gone = changes.take().into_iter().filter(|change| change.after.is_none());
+        gone.map(|change| (change.key.uid.to_string(), change.removal.unwrap())).collect::<Vec<_>>()
+    };
+    let one = |uid: &str, cause| vec![(uid.to_owned(), cause)];
+    lab.with(|world| world.delete("u0"));
+    assert_eq!(causes(&mut lab).await, one("u0", RemovalCause::ObjectGone));
+    let profile = lab.targets[&0].profile.clone();
+    lab.targets.insert(0, target(0, &json!({ "names": ["p2"] }), &profile));
+    lab.set_targets();
+    assert_eq!(causes(&mut lab).await, one("u1", RemovalCause::SpecChanged));
+    // The definition is the same now: what it no longer selects has changed itself.
+    let renamed = json!({ "metadata": { "name": "p9", "namespace": "a" }, "spec": { "image": "i" } });
+    lab.with(|world| world.put("Pod", "u2", renamed));
+    assert_eq!(causes(&mut lab).await, one("u2", RemovalCause::ObjectGone));
+    let pod = json!({ "metadata": { "name": "p2", "namespace": "a" }, "spec": { "image": "i" } });
+    lab.with(|world| world.put("Pod", "u3", pod));
+    assert_eq!(causes(&mut lab).await, []);
+    lab.targets.clear();
+    lab.set_targets();
+    assert_eq!(causes(&mut lab).await, one("u3", RemovalCause::SpecChanged));
 }
 
 fn everything() -> Arc<Target> {
@@ -910,8 +1035,9 @@ async fn a_missed_event_is_found_repaired_and_counted() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cluster_that_was_restored_from_a_backup_is_read_again() {
-    let mut lab = lab_with_pods(2).await;
+    let mut lab = lab_with_pods(3).await;
     lab.seen.clear();
+    let mut changes = lab.rows.changes(&[target_id(0)]);
     lab.with(|world| {
         // Versions begin again, and one object is another one.
         world.version = 0;
@@ -923,9 +1049,20 @@ async fn a_cluster_that_was_restored_from_a_backup_is_read_again() {
             stream.phase = Phase::Asked;
         }
     });
-    lab.flow().await;
+    // No row that exists is missing on the way.
+    let mut causes = BTreeMap::new();
+    for _ in 0..40 {
+        for index in 0..lab.with(|world| world.streams.len()) {
+            let (world, random) = (lab.world.clone(), &mut lab.random);
+            world.lock().unwrap().step(index, random);
+        }
+        time::sleep(Duration::from_millis(1)).await;
+        let gone = changes.take().into_iter().filter(|change| change.after.is_none());
+        causes.extend(gone.map(|change| (change.key.uid.to_string(), change.removal)));
+    }
+    assert_eq!(causes, [("u1".to_owned(), Some(RemovalCause::ObjectGone))].into());
     let rows = Lab::contents(&lab.rows, &lab.targets);
-    assert_eq!(rows.len(), 1);
+    assert_eq!(rows.len(), 2);
     assert!(rows.iter().next().unwrap().2.contains("old"));
 }
 
@@ -1050,6 +1187,104 @@ async fn law_4_what_no_attribute_shows_is_no_change() {
     lab.with(|world| world.put("Pod", "u0", pod("Running")));
     lab.flow().await;
     assert_eq!(lab.rows.revision(&[target_id(0)]), revision);
+}
+
+fn labelled(app: &str, image: &str) -> Value {
+    json!({ "metadata": { "name": "p", "namespace": "a", "labels": { "app": app } }, "spec": { "image": image } })
+}
+
+fn step(lab: &mut Lab, stream: usize) -> bool {
+    let (world, random) = (lab.world.clone(), &mut lab.random);
+    world.lock().unwrap().step(stream, random)
+}
+
+/// One pod, and two targets that both want it now. A new feed that is narrower has begun its list, and the old
+/// one serves only the second target any more. Returns the streams of both.
+async fn lab_with_narrower_feed() -> (Lab, usize, usize) {
+    let mut lab = lab_with_pods(0).await;
+    lab.with(|world| world.put("Pod", "u", labelled("x", "i")));
+    let some = json!({ "labelSelector": { "matchLabels": { "app": "x" } } });
+    let profile = lab.targets[&0].profile.clone();
+    lab.targets.insert(1, target(1, &some, &profile));
+    lab.set_targets();
+    lab.flow().await;
+    lab.targets.insert(0, target(0, &some, &profile));
+    lab.set_targets();
+    lab.arrive().await;
+    let streams: Vec<usize> = lab.with(|world| {
+        let open = |stream: &Stream| !stream.events.is_closed() && stream.query.gvk.kind == "Pod";
+        (0..world.streams.len()).filter(|index| open(&world.streams[*index])).collect()
+    });
+    let [old, new] = streams[..] else { panic!("{streams:?}") };
+    assert!(step(&mut lab, new));
+    lab.arrive().await;
+    (lab, old, new)
+}
+
+#[tokio::test(start_paused = true)]
+async fn law_3_an_object_that_leaves_a_query_goes_although_another_feed_was_faster() {
+    let (mut lab, old, new) = lab_with_narrower_feed().await;
+    while lab.with(
+        |world| matches!(&world.streams[new].phase, Phase::Listing { objects, .. } if !objects.is_empty()),
+    ) {
+        step(&mut lab, new);
+    }
+    lab.arrive().await;
+    assert_eq!([0, 1].map(|number| lab.rows.count(&target_id(number))), [1, 1]);
+    lab.with(|world| world.put("Pod", "u", labelled("y", "i")));
+    lab.with(|world| world.delete("u"));
+    while step(&mut lab, old) {}
+    lab.flow().await;
+    assert_eq!([0, 1].map(|number| lab.rows.count(&target_id(number))), [0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn law_3_a_row_stays_although_another_feed_has_told_others_of_a_newer_version() {
+    let (mut lab, old, new) = lab_with_narrower_feed().await;
+    let mut changes = lab.rows.changes(&[target_id(0)]);
+    lab.with(|world| world.put("Pod", "u", labelled("x", "new")));
+    while step(&mut lab, old) {}
+    lab.arrive().await;
+    // The list of the new feed shows the object as it was.
+    while lab.with(|world| matches!(world.streams[new].phase, Phase::Listing { .. })) {
+        step(&mut lab, new);
+    }
+    lab.arrive().await;
+    assert!(changes.take().iter().all(|change| change.after.is_some()), "a row that exists is never missing");
+    lab.flow().await;
+    assert!(changes.take()[0].after.as_ref().unwrap().attributes.get().contains("new"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn law_3_a_namespace_that_is_listed_once_more_brings_nothing_back() {
+    let mut lab = lab_with_pods(2).await;
+    let of_pods = |lab: &Lab, follow: bool| {
+        lab.with(|world| {
+            let wanted = |stream: &Stream| {
+                stream.query.gvk.kind == "Pod" && stream.query.follow == follow && !stream.events.is_closed()
+            };
+            world.streams.iter().position(wanted).unwrap()
+        })
+    };
+    let watch = of_pods(&lab, true);
+    let labels = json!({ "kollect.dev/watch": "enabled" });
+    lab.with(|world| {
+        world.put("Namespace", "ns-a", json!({ "metadata": { "name": "a", "labels": labels } }));
+    });
+    while step(&mut lab, 0) {}
+    lab.arrive().await;
+    // The list of the namespace begins before the object is deleted, and is slow.
+    let slow = of_pods(&lab, false);
+    assert!(step(&mut lab, slow));
+    lab.with(|world| {
+        world.delete("u0");
+        world.streams[watch].phase = Phase::Asked;
+    });
+    while step(&mut lab, watch) {}
+    lab.arrive().await;
+    assert_eq!(lab.rows.count(&target_id(0)), 1);
+    lab.rest().await;
+    assert_eq!(lab.rows.count(&target_id(0)), 1);
 }
 
 /// Kinds of which nothing is known, with what is said about them.

@@ -21,9 +21,11 @@ pub fn coverage(seen: &Sights, scope: &Sight) -> String {
             let place = match sight.within_reach() {
                 Sight::AllBut(dark) => format!(" in {}", names(dark)),
                 Sight::Within(seen) => format!(" but in {}", names(seen)),
-                Sight::Everything | Sight::Pending | Sight::Partial | Sight::WithinReach { .. } => {
-                    String::new()
-                }
+                Sight::Everything
+                | Sight::Absent
+                | Sight::Pending
+                | Sight::Partial
+                | Sight::WithinReach { .. } => String::new(),
             };
             format!("{kind}{dot}{group} of {target}{place}")
         })
@@ -41,5 +43,5 @@ pub fn coverage(seen: &Sights, scope: &Sight) -> String {
 /// Whether everything was seen that the run looks at.
 pub(super) fn is_complete(sight: &Sight, scope: &Sight) -> bool {
     let seen = sight.within_reach();
-    *seen == Sight::Everything || (matches!(seen, Sight::Within(_)) && seen == scope)
+    matches!(seen, Sight::Everything | Sight::Absent) || (matches!(seen, Sight::Within(_)) && seen == scope)
 }

@@ -8,15 +8,32 @@ use std::{
 use kollect_model::row::{Row, RowKey, TargetId};
 use tokio::sync::Notify;
 
-use super::{Place, Shared, Snapshot, Target, lock};
+use super::{KindName, Shared, ShownRows, Snapshot, Target, lock};
 
-/// Rows with what they were when a reader last asked; `None`: they did not exist.
-pub(super) type Before = BTreeMap<RowKey, Option<Arc<Row>>>;
+/// Rows that have changed since a reader last asked.
+pub(super) type TouchedRows = BTreeMap<RowKey, Touched>;
+
+/// A row that has changed since a reader last asked.
+pub(super) struct Touched {
+    /// What it was then; `None`: it did not exist.
+    pub(super) before: Option<Arc<Row>>,
+    /// Why it was removed last; `None`: it has come back.
+    pub(super) removal: Option<RemovalCause>,
+}
+
+/// Why a row was removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemovalCause {
+    /// The object is gone, is no longer selected by the same definition of the target, or cannot be read.
+    ObjectGone,
+    /// The target was removed, has left the kind, or was defined in another way when the row was made.
+    SpecChanged,
+}
 
 /// The rows that have changed since a reader last asked.
 #[derive(Default)]
 pub(super) struct Dirty {
-    pub(super) rows: Mutex<BTreeMap<Place, Before>>,
+    pub(super) rows: Mutex<BTreeMap<TargetId, BTreeMap<KindName, TouchedRows>>>,
     pub(super) wake: Notify,
 }
 
@@ -29,6 +46,8 @@ pub struct Change {
     pub before: Option<Arc<Row>>,
     /// What it is now; `None`: it is gone.
     pub after: Option<Arc<Row>>,
+    /// If it is gone: why.
+    pub removal: Option<RemovalCause>,
 }
 
 /// What changes in the rows of some targets. Changes of one row are told as one, nothing is lost
@@ -49,36 +68,61 @@ impl Changes {
     /// Everything that has changed since the last call. Rows of a kind that has not been seen yet wait
     /// until it has.
     pub fn take(&mut self) -> Vec<Change> {
-        let places = self.seen();
-        let mut dirty = lock(&self.dirty.rows);
-        let rows: Vec<_> = places.iter().filter_map(|place| dirty.remove(place)).flatten().collect();
-        drop(dirty);
-        rows.into_iter().filter_map(|(key, before)| self.change(key, before)).collect()
+        let mut changes = Vec::new();
+        self.of_targets(|target, dirty| {
+            dirty.retain(|name, rows| {
+                let shown = target.shown_rows(name);
+                let taken = match shown {
+                    ShownRows::All => std::mem::take(rows),
+                    ShownRows::CoveredBy(_) => rows.extract_if(.., |key, _| shown.contain(key)).collect(),
+                    ShownRows::None => return true,
+                };
+                changes.reserve(taken.len());
+                changes.extend(taken.into_iter().filter_map(|(key, touched)| change(target, key, touched)));
+                !rows.is_empty()
+            });
+        });
+        changes
     }
 
     /// Whether [`Self::take`] would find nothing.
     pub fn is_empty(&self) -> bool {
-        self.seen().is_empty()
+        let mut empty = true;
+        self.of_targets(|target, dirty| {
+            empty &= !dirty.iter().any(|(name, rows)| match target.shown_rows(name) {
+                ShownRows::None => false,
+                shown => rows.keys().any(|key| shown.contain(key)),
+            });
+        });
+        empty
+    }
+
+    /// Looks at what has changed, target by target. Each is locked meanwhile, so that what was changed at once is
+    /// seen at once. Writers lock in the same order: the target, then the changes of a reader.
+    fn of_targets(&self, mut look: impl FnMut(&Target, &mut BTreeMap<KindName, TouchedRows>)) {
+        let touched: Vec<TargetId> = lock(&self.dirty.rows).keys().cloned().collect();
+        for (id, target) in touched.iter().filter_map(|id| self.targets.get_key_value(id)) {
+            let target = lock(target);
+            let mut rows = lock(&self.dirty.rows);
+            if let Some(dirty) = rows.get_mut(id) {
+                look(&target, dirty);
+                if dirty.is_empty() {
+                    rows.remove(id);
+                }
+            }
+        }
     }
 
     /// The reader knows this snapshot: what it contains is no change.
     pub fn rebase(&mut self, snapshot: &Snapshot) {
-        for (key, before) in lock(&self.dirty.rows).values_mut().flatten() {
-            *before = snapshot.rows.get(key).cloned();
+        for (key, row) in lock(&self.dirty.rows).values_mut().flat_map(BTreeMap::values_mut).flatten() {
+            row.before = snapshot.rows.get(key).cloned();
         }
     }
 
     /// Returns when something may have changed.
     pub async fn ready(&self) {
         self.dirty.wake.notified().await;
-    }
-
-    /// Where rows have changed that need not wait. No code locks a target while holding the changes of a
-    /// reader: writers do it the other way round.
-    fn seen(&self) -> Vec<Place> {
-        let places: Vec<Place> = lock(&self.dirty.rows).keys().cloned().collect();
-        let pending = |place: &Place| self.targets.get(&place.0).is_some_and(|t| lock(t).is_pending(place));
-        places.into_iter().filter(|place| !pending(place)).collect()
     }
 
     /// Everything that has changed since the last call; waits until there is something.
@@ -91,14 +135,11 @@ impl Changes {
             self.ready().await;
         }
     }
+}
 
-    fn change(&self, key: RowKey, before: Option<Arc<Row>>) -> Option<Change> {
-        let after = self.targets.get(&key.target).and_then(|target| {
-            let target = lock(target);
-            let kind = target.kinds.get(&(key.group.clone(), key.kind.clone()))?;
-            kind.rows.get(&key.uid).map(|held| held.row.clone())
-        });
-        let digest = |row: &Option<Arc<Row>>| row.as_ref().map(|row| row.digest);
-        (digest(&before) != digest(&after)).then_some(Change { key, before, after })
-    }
+fn change(target: &Target, key: RowKey, Touched { before, removal }: Touched) -> Option<Change> {
+    let kind = target.kinds.get(&(key.group.clone(), key.kind.clone()));
+    let after = kind.and_then(|kind| kind.rows.get(&key.uid)).map(|held| held.row.clone());
+    let digest = |row: &Option<Arc<Row>>| row.as_ref().map(|row| row.digest);
+    (digest(&before) != digest(&after)).then_some(Change { key, before, after, removal })
 }

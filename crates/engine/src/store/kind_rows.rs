@@ -2,12 +2,12 @@
 
 use std::{
     collections::btree_map::Entry,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Mutex},
 };
 
 use kollect_model::row::{Row, RowKey, TargetId};
 
-use super::{Failure, Held, KindName, Origin, Shared, Sight, Target, lock};
+use super::{Failure, Held, KindName, Origin, RemovalCause, Shared, Sight, Target, lock};
 
 /// The rows of one kind of one target, and the objects of the kind that cannot be read.
 pub struct KindRows {
@@ -16,6 +16,8 @@ pub struct KindRows {
     pub(super) target: Arc<Mutex<Target>>,
     pub(super) kind: KindName,
     pub(super) number: u64,
+    /// The definition of the target that writes; `None`: the target has only one.
+    pub(super) definition: Option<u32>,
 }
 
 /// What [`KindRows::fail`] changed.
@@ -34,6 +36,21 @@ impl Drop for KindRows {
 }
 
 impl KindRows {
+    /// The same rows, for a definition of the target: it is a change of specs if it removes rows of others.
+    #[must_use]
+    pub fn for_definition(mut self, definition: u32) -> Self {
+        self.definition = Some(definition);
+        self
+    }
+
+    /// Why a row that was made from this is removed now.
+    fn cause(&self, origin: Origin) -> RemovalCause {
+        match self.definition {
+            Some(definition) if definition != origin.definition => RemovalCause::SpecChanged,
+            _ => RemovalCause::ObjectGone,
+        }
+    }
+
     /// What the row of an object was made from, or what was read in vain; `None`: there is neither a row
     /// nor a failure.
     pub fn origin(&self, uid: &str) -> Option<Origin> {
@@ -66,7 +83,7 @@ impl KindRows {
                 None
             }
         };
-        target.changed(&self.shared, &row.key, before.as_ref(), Some(&row));
+        target.changed(&self.shared, &row.key, before.as_ref(), Ok(&row));
         true
     }
 
@@ -78,8 +95,8 @@ impl KindRows {
             self.shared.sights.send_replace(());
         }
         let held = kind.rows.remove(uid);
-        if let Some(held) = &held {
-            target.changed(&self.shared, &held.row.key, Some(&held.row), None);
+        if let Some(Held { row, origin }) = &held {
+            target.changed(&self.shared, &row.key, Some(row), Err(self.cause(*origin)));
         }
         held.is_some()
     }
@@ -92,10 +109,10 @@ impl KindRows {
         let held = kind.rows.remove(&key.uid);
         let before = kind.failures.get(&key.uid);
         let is_new =
-            !before.is_some_and(|before| before.origin.definition == origin.definition && before.why == why);
+            !before.is_some_and(|before| before.origin.is_of(origin.definition) && before.why == why);
         kind.failures.insert(key.uid.clone(), Failure { key, origin, why });
-        if let Some(held) = &held {
-            target.changed(&self.shared, &held.row.key, Some(&held.row), None);
+        if let Some(Held { row, origin }) = &held {
+            target.changed(&self.shared, &row.key, Some(row), Err(self.cause(*origin)));
         }
         if is_new {
             self.shared.sights.send_replace(());
@@ -105,6 +122,19 @@ impl KindRows {
 
     /// Drops the rows and failures that satisfy the condition.
     pub fn remove_where(&self, condition: impl Fn(&RowKey, Origin) -> bool) {
+        self.drop_where(condition, |origin| self.cause(origin));
+    }
+
+    /// Drops all rows and failures: there are no objects.
+    pub fn clear(&self) {
+        self.drop_where(|_, _| true, |_| RemovalCause::ObjectGone);
+    }
+
+    fn drop_where(
+        &self,
+        condition: impl Fn(&RowKey, Origin) -> bool,
+        cause: impl Fn(Origin) -> RemovalCause,
+    ) {
         let mut target = lock(&self.target);
         let Some(kind) = target.open(self) else { return };
         let failures = kind.failures.len();
@@ -112,22 +142,21 @@ impl KindRows {
         if kind.failures.len() < failures {
             self.shared.sights.send_replace(());
         }
-        let gone: Vec<Held> = kind
-            .rows
-            .extract_if(.., |_, held| condition(&held.row.key, held.origin))
-            .map(|(_, held)| held)
-            .collect();
-        gone.iter().for_each(|held| target.changed(&self.shared, &held.row.key, Some(&held.row), None));
+        let gone = kind.rows.extract_if(.., |_, held| condition(&held.row.key, held.origin));
+        let gone: Vec<Held> = gone.map(|(_, held)| held).collect();
+        for Held { row, origin } in &gone {
+            target.changed(&self.shared, &row.key, Some(row), Err(cause(*origin)));
+        }
     }
 
-    /// The rows and failures of a namespace are made again when their objects are next seen.
-    pub fn outdate(&self, namespace: &str) {
+    /// The rows and failures of a namespace, or all of them, are made again when their objects are next seen.
+    pub fn outdate(&self, namespace: Option<&str>) {
         let mut target = lock(&self.target);
         let Some(kind) = target.open(self) else { return };
         let rows = kind.rows.values_mut().map(|held| (&held.row.key, &mut held.origin));
         let failures = kind.failures.values_mut().map(|failure| (&failure.key, &mut failure.origin));
-        let here = |(key, _): &(&RowKey, &mut Origin)| &*key.namespace == namespace;
-        rows.chain(failures).filter(here).for_each(|(_, origin)| origin.definition = 0);
+        let here = |(key, _): &(&RowKey, &mut Origin)| namespace.is_none_or(|name| *name == *key.namespace);
+        rows.chain(failures).filter(here).for_each(|(_, origin)| origin.outdated = true);
     }
 
     /// The objects whose rows or failures satisfy the condition.
@@ -144,11 +173,10 @@ impl KindRows {
     pub fn set_sight(&self, sight: Sight) {
         let mut target = lock(&self.target);
         let Some(kind) = target.open(self) else { return };
-        if kind.sight.as_ref() != Some(&sight) {
-            kind.sight = Some(sight);
-            target.sweep_left_kinds(&self.shared);
-            // Rows may have waited for this.
-            target.readers.iter().filter_map(Weak::upgrade).for_each(|reader| reader.wake.notify_one());
+        if kind.sight != sight {
+            kind.sight = sight;
+            target.replace_left_kinds(&self.shared);
+            target.wake_readers();
             self.shared.sights.send_replace(());
         }
     }

@@ -11,7 +11,7 @@ use kollect_model::{
 };
 use tokio::sync::watch;
 
-use super::{Changes, Dirty, Place, Shared, Sight, Target, lock};
+use super::{Changes, Dirty, Place, Shared, ShownRows, Sight, Target, is_replaced, lock};
 
 /// Reads rows.
 #[derive(Clone)]
@@ -44,12 +44,29 @@ impl Snapshot {
         &self.rest
     }
 
-    /// Whether a row that a sink holds and the snapshot does not is known to be gone.
+    /// Whether a row that a sink holds and the snapshot does not is known to be gone. A row of a kind that its
+    /// target no longer wants is gone when the kinds that the target wants now have been listed.
     pub fn knows_gone(&self, key: &RowKey) -> bool {
+        if self.rows.contains_key(key) || self.frozen.contains(&key.target) {
+            return false;
+        }
+        match self.sights.get(&(key.target.clone(), key.group.clone(), key.kind.clone())) {
+            Some(sight) => sight.covers(key),
+            None => self.rest.covers(key) && is_replaced(key, self.sights_of(&key.target)),
+        }
+    }
+
+    /// For a row that is known to be gone: whether that is certainly because of specs. Its target is none of the
+    /// snapshot's, or no longer wants the kind. Otherwise the object may be gone, or the target may select less.
+    pub fn is_gone_by_spec(&self, key: &RowKey) -> bool {
         let place = (key.target.clone(), key.group.clone(), key.kind.clone());
-        !self.rows.contains_key(key)
-            && !self.frozen.contains(&key.target)
-            && self.sights.get(&place).unwrap_or(&self.rest).covers(key)
+        self.knows_gone(key) && !self.sights.contains_key(&place)
+    }
+
+    /// How much has been seen of each kind that the target wants; none for targets that are not among its own.
+    fn sights_of(&self, target: &TargetId) -> impl Iterator<Item = &Sight> {
+        let sights = self.sights.range((target.clone(), "".into(), "".into())..);
+        sights.take_while(move |((id, _, _), _)| id == target).map(|(_, sight)| sight)
     }
 }
 
@@ -63,7 +80,8 @@ impl StoreReader {
     }
 
     /// The rows of all kinds that have been seen. Kinds that are still pending count as frozen: their
-    /// rows join when all of them are there.
+    /// rows join when all of them are there. Rows of a kind that replaces another one join where it has been
+    /// listed.
     pub fn snapshot_of_seen(&self, targets: &[TargetId], rest: Sight) -> Snapshot {
         let mut snapshot = Snapshot {
             rows: BTreeMap::new(),
@@ -79,16 +97,17 @@ impl StoreReader {
             };
             let target = lock(&target);
             snapshot.revision = snapshot.revision.max(target.revision);
-            if target.frozen || target.kinds.values().all(|kind| kind.sight.is_none()) {
+            if target.frozen || target.kinds.values().all(|kind| kind.left) {
                 snapshot.frozen.insert(id.clone());
             }
             for ((group, name), kind) in &target.kinds {
-                if let Some(sight) = &kind.sight {
-                    snapshot.sights.insert((id.clone(), group.clone(), name.clone()), sight.clone());
+                if !kind.left {
+                    snapshot.sights.insert((id.clone(), group.clone(), name.clone()), kind.sight.clone());
                 }
-                if kind.sight != Some(Sight::Pending) {
-                    let rows = kind.rows.values().map(|held| (held.row.key.clone(), held.row.clone()));
-                    snapshot.rows.extend(rows);
+                let shown = kind.shown_rows();
+                if !matches!(shown, ShownRows::None) {
+                    let rows = kind.rows.values().filter(|held| shown.contain(&held.row.key));
+                    snapshot.rows.extend(rows.map(|held| (held.row.key.clone(), held.row.clone())));
                 }
             }
         }
@@ -105,10 +124,8 @@ impl StoreReader {
         let mut sights = Sights::new();
         for id in targets {
             let Some(target) = self.0.get(id) else { continue };
-            for ((group, name), kind) in &lock(&target).kinds {
-                if let Some(sight) = &kind.sight {
-                    sights.insert((id.clone(), group.clone(), name.clone()), sight.clone());
-                }
+            for ((group, name), kind) in lock(&target).kinds.iter().filter(|(_, kind)| !kind.left) {
+                sights.insert((id.clone(), group.clone(), name.clone()), kind.sight.clone());
             }
         }
         sights
@@ -182,7 +199,7 @@ impl StoreReader {
     /// Returns when every kind of every target has been seen or is known to be blind.
     pub async fn settled(&self) {
         let pending = |target: &Arc<Mutex<Target>>| {
-            lock(target).kinds.values().any(|kind| kind.sight == Some(Sight::Pending))
+            lock(target).kinds.values().any(|kind| !kind.left && kind.sight == Sight::Pending)
         };
         let all_seen = || {
             let targets = self.0.targets.read().unwrap_or_else(PoisonError::into_inner);

@@ -169,7 +169,7 @@ impl Watch {
         changes.rebase(&snapshot);
         let count = snapshot.rows.len();
         for (key, row) in snapshot.rows {
-            self.print(&[Change { key, before: None, after: Some(row) }])?;
+            self.print(&[Change { key, before: None, after: Some(row), removal: None }])?;
         }
         let mut out = io::stdout().lock();
         let line = writeln!(out, "{{\"op\":\"synced\",\"rows\":{count}}}");
@@ -191,7 +191,7 @@ impl Watch {
     }
 
     fn line(&self, change: &Change) -> String {
-        let Change { key, before, after } = change;
+        let Change { key, before, after, .. } = change;
         let sign = match (before, after) {
             (None, _) => '+',
             (Some(_), Some(_)) => '~',
@@ -244,7 +244,7 @@ struct Key<'a> {
 }
 
 impl<'a> Told<'a> {
-    fn of(Change { key, before, after }: &'a Change) -> Self {
+    fn of(Change { key, before, after, .. }: &'a Change) -> Self {
         let op = match (before, after) {
             (None, _) => "added",
             (Some(_), Some(_)) => "changed",
@@ -352,7 +352,7 @@ mod tests {
     fn change(before: Option<Value>, after: Option<Value>) -> Change {
         let [before, after] = [before, after].map(|row_of| row_of.as_ref().map(row));
         let key = before.as_ref().or(after.as_ref()).unwrap().key.clone();
-        Change { key, before, after }
+        Change { key, before, after, removal: None }
     }
 
     #[test]

@@ -1,15 +1,39 @@
 //! Namespaces that change: exactly the rows that this concerns are looked at again.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use tokio::time::Instant;
 
-use super::KindTask;
+use super::{KindTask, feed::Purpose};
 use crate::{
-    collect::feed::{Feed, Purpose},
-    select::{NamespaceEffect, Namespaces, same_metadata},
+    select::{NamespaceEffect, Namespaces},
     watch::Query,
 };
+
+/// Namespaces to list once more, when, and for which definitions of targets.
+#[derive(Default)]
+pub(super) struct Renewals(BTreeMap<Arc<str>, (Instant, BTreeSet<u32>)>);
+
+impl Renewals {
+    /// Lists the namespace once more. If that is already planned, it stays so.
+    pub(super) fn add<'a>(
+        &mut self,
+        name: &Arc<str>,
+        due: Instant,
+        definitions: impl IntoIterator<Item = &'a u32>,
+    ) {
+        let (_, members) = self.0.entry(name.clone()).or_insert_with(|| (due, BTreeSet::new()));
+        members.extend(definitions);
+    }
+
+    fn take_due(&mut self, now: Instant) -> Vec<(Arc<str>, BTreeSet<u32>)> {
+        let due = self.0.extract_if(.., |_, (due, _)| *due <= now);
+        due.map(|(name, (_, definitions))| (name, definitions)).collect()
+    }
+}
 
 impl KindTask {
     /// What a change of namespaces means for the rows.
@@ -25,96 +49,59 @@ impl KindTask {
                 continue;
             }
             let (old, new) = (old.map(|n| &**n), new.map(|n| &**n));
-            for served in &mut self.served {
-                let selection = &served.target.selection;
-                let effect = match selection.effect(&self.gvk, name, old, new) {
-                    NamespaceEffect::None
-                        if new.is_some()
-                            && served.target.profile.reads_namespace()
-                            && !same_metadata(old, new) =>
-                    {
-                        NamespaceEffect::Other
-                    }
-                    effect => effect,
-                };
+            for target in &mut self.targets {
+                let effect = target.effect(&self.kind, name, old, new);
                 if effect != NamespaceEffect::None {
-                    // What was told about the namespace, or is being told, is about another one.
-                    self.told.retain(|told| told.namespace.as_ref() != Some(name));
-                    let renewals = self.feeds.iter_mut().filter(|feed| feed.purpose == Purpose::Renew);
-                    for feed in renewals.filter(|feed| feed.query.namespace.as_ref() == Some(name)) {
-                        feed.serves.remove(&served.definition);
-                    }
+                    self.feeds.forget_renewals(name, target.definition());
                 }
                 match effect {
-                    NamespaceEffect::Lost => {
-                        for uid in served.rows.find(|key, _| key.namespace == *name) {
-                            served.claims.iter_mut().for_each(|claims| drop(claims.remove(&uid)));
-                            served.rows.remove(&uid);
-                        }
-                    }
-                    NamespaceEffect::Other => {
-                        let renewal = self.renewals.entry(name.clone()).or_insert((now, BTreeSet::new()));
-                        renewal.1.insert(served.definition);
-                    }
+                    NamespaceEffect::Lost => target.lose_namespace(name),
+                    NamespaceEffect::Other => self.renewals.add(name, now, &[target.definition()]),
                     NamespaceEffect::None => {}
                 }
             }
         }
         self.renew();
-        self.replan = true;
+        self.plan.outdate();
     }
 
     /// Lists namespaces once more that have changed.
     pub(super) fn renew(&mut self) {
-        let now = Instant::now();
-        let due: Vec<Arc<str>> =
-            self.renewals.iter().filter(|(_, (due, _))| *due <= now).map(|(name, _)| name.clone()).collect();
-        for name in due {
-            let Some((_, mut definitions)) = self.renewals.remove(&name) else { continue };
+        for (name, mut definitions) in self.renewals.take_due(Instant::now()) {
             // An older list that is still running would bring older news after newer ones.
-            let older = |feed: &mut Feed| {
-                feed.purpose == Purpose::Renew && feed.query.namespace.as_ref() == Some(&name)
-            };
-            definitions.extend(self.feeds.extract_if(.., older).flat_map(|feed| feed.serves));
+            let older = self.feeds.take_renewals(|feed| feed.query().namespace.as_ref() == Some(&name));
+            older.iter().for_each(|feed| definitions.extend(feed.listed.serves.iter()));
             // Each target has one list per field selector: that of its newest feed.
-            let mut queries: Vec<(Query, BTreeSet<u32>)> = Vec::new();
-            for feed in self.feeds.iter().rev().filter(|feed| looks_at(feed, &name)) {
-                let same =
-                    queries.iter().filter(|(query, _)| query.field_selector == feed.query.field_selector);
+            let mut lists: Vec<(Query, BTreeSet<u32>)> = Vec::new();
+            let feeds = self.feeds.iter().rev();
+            for feed in feeds.filter(|feed| feed.follows() && !feed.is_ended() && feed.listed.covers(&name)) {
+                let same = lists.iter().filter(|(q, _)| q.field_selector == feed.query().field_selector);
                 let done: BTreeSet<u32> = same.flat_map(|(_, serves)| serves).copied().collect();
-                let serves = feed.serves.intersection(&definitions).copied().filter(|d| !done.contains(d));
-                let query = Query { namespace: Some(name.clone()), follow: false, ..(*feed.query).clone() };
-                queries.push((query, serves.collect()));
+                let serves = feed.listed.serves.intersection(&definitions).copied();
+                let query = Query { namespace: Some(name.clone()), follow: false, ..feed.query().clone() };
+                lists.push((query, serves.filter(|definition| !done.contains(definition)).collect()));
             }
-            // Where nobody can look now, whoever looks next must look twice.
-            for served in self.served.iter_mut().filter(|served| definitions.contains(&served.definition)) {
-                if !queries.iter().any(|(_, serves)| serves.contains(&served.definition)) {
-                    served.rows.outdate(&name);
-                    served.stale = true;
+            // Where no feed reads now, the next one must read twice.
+            for target in self.targets.iter_mut().filter(|target| definitions.contains(&target.definition()))
+            {
+                if !lists.iter().any(|(_, serves)| serves.contains(&target.definition())) {
+                    target.outdate_namespace(&name);
                 }
             }
-            for (query, serves) in queries.into_iter().filter(|(_, serves)| !serves.is_empty()) {
-                self.start(query, Purpose::Renew, serves);
-            }
+            lists.retain(|(_, serves)| !serves.is_empty());
+            self.feeds.start_lists(&self.context, Purpose::Renew, lists);
         }
-        self.notice_overlap();
     }
-}
 
-impl KindTask {
     /// A list is complete. What lists beside it have not told yet may be older: they begin again.
-    pub(super) fn restart_renewals(&mut self, listed: &Query) {
-        let older = |feed: &mut Feed| feed.purpose == Purpose::Renew && feed.overlaps(listed);
-        for feed in self.feeds.extract_if(.., older).collect::<Vec<_>>() {
-            let Some(namespace) = feed.query.namespace.clone() else { continue };
-            let renewal = self.renewals.entry(namespace).or_insert((Instant::now(), BTreeSet::new()));
-            renewal.1.extend(feed.serves);
+    pub(super) fn restart_renewals(&mut self, index: usize) {
+        let listed = self.feeds.at(index).query().clone();
+        let now = Instant::now();
+        for feed in self.feeds.take_renewals(|feed| feed.listed.overlaps(&listed)) {
+            if let Some(namespace) = &feed.query().namespace {
+                self.renewals.add(namespace, now, &*feed.listed.serves);
+            }
         }
         self.renew();
     }
-}
-
-/// Whether changes in the namespace come from this feed.
-fn looks_at(feed: &Feed, namespace: &str) -> bool {
-    feed.purpose == Purpose::Follow && !feed.ended && feed.covers(namespace)
 }

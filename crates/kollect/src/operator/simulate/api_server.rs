@@ -230,6 +230,12 @@ impl ApiServer {
         self.announce(&state);
     }
 
+    /// Whether a kind is served.
+    pub(super) fn serves(&self, kind: &str) -> bool {
+        let resource = KINDS.iter().find(|resource| resource.kind == kind);
+        resource.is_some_and(|resource| !self.lock().unserved.contains(resource.plural))
+    }
+
     /// All objects of a kind, by namespace and name.
     pub(super) fn objects(&self, plural: &'static str) -> Vec<Arc<Value>> {
         let state = self.lock();

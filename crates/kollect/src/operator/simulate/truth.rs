@@ -54,6 +54,21 @@ pub(super) fn expected(name: &str, api: &ApiServer) -> BTreeMap<Place, Rows> {
     expected
 }
 
+/// Whether a row of an inventory stays although no object yields it: its target has left the kind of the row, and
+/// the kind that the target wants now is not served.
+pub(super) fn waits_for_kind(api: &ApiServer, inventory: &str, key: &RowKey) -> bool {
+    let kind = || {
+        let inventory = api.object("kollectinventories", TEAM, inventory)?;
+        let chosen = inventory["spec"]["targetRefs"].as_array().filter(|chosen| !chosen.is_empty());
+        let target =
+            api.object("kollecttargets", TEAM, &key.target.name).filter(|target| !is_leaving(target))?;
+        let profile = api.object("kollectprofiles", TEAM, text(&target["spec"]["profileRef"]))?;
+        let kind = text(&profile["spec"]["targetGVK"]["kind"]).to_owned();
+        chosen.is_none_or(|chosen| chosen.contains(&json!(key.target.name))).then_some(kind)
+    };
+    kind().is_some_and(|kind| *kind != *key.kind && !api.serves(&kind))
+}
+
 /// The rows of a target; `None`: it is not complete.
 fn rows_of(api: &ApiServer, id: &TargetId, target: &Value) -> Option<Rows> {
     let spec = &target["spec"];

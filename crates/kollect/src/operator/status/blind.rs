@@ -102,7 +102,7 @@ fn lines(coverage: &BTreeMap<Place, Known>, concerns: impl Fn(&Place) -> bool) -
 
 fn is_dark(sight: &Sight, namespace: Option<&Arc<str>>) -> bool {
     match (sight, namespace) {
-        (Sight::Everything | Sight::Pending, _) => false,
+        (Sight::Everything | Sight::Absent | Sight::Pending, _) => false,
         (Sight::AllBut(dark), Some(namespace)) => dark.contains(namespace),
         (Sight::Within(seen), Some(namespace)) => !seen.contains(namespace),
         (_, _) => true,

@@ -1,0 +1,274 @@
+//! The feeds of a kind: which of them the plan needs, which replace others, and the order of their events.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use tokio::sync::mpsc;
+
+use super::{
+    feed::{Arrival, Feed, Progress, Purpose},
+    order::{Order, Step, overlap, step},
+};
+use crate::{
+    collect::Context,
+    coverage::State,
+    watch::{Metadata, Query},
+};
+
+/// Queries, each with the definitions of the targets that it serves.
+type Wanted = BTreeMap<Query, BTreeSet<u32>>;
+
+pub(super) struct Feeds {
+    all: Vec<Feed>,
+    order: Order,
+    /// Whether one target has several field selectors.
+    split: bool,
+    events: mpsc::Sender<Arrival>,
+    next: u64,
+}
+
+impl Feeds {
+    pub(super) fn new(events: mpsc::Sender<Arrival>) -> Self {
+        Self { all: Vec::new(), order: Order::default(), split: false, events, next: 0 }
+    }
+
+    /// Where the feed is; `None`: it no longer exists.
+    pub(super) fn find(&self, id: u64) -> Option<usize> {
+        self.all.iter().position(|feed| feed.id == id)
+    }
+
+    pub(super) fn at(&self, index: usize) -> &Feed {
+        &self.all[index]
+    }
+
+    pub(super) fn at_mut(&mut self, index: usize) -> &mut Feed {
+        &mut self.all[index]
+    }
+
+    pub(super) fn iter(&self) -> std::slice::Iter<'_, Feed> {
+        self.all.iter()
+    }
+
+    /// Whether a target of the kind has several field selectors.
+    pub(super) fn set_split(&mut self, split: bool) {
+        self.split = split;
+    }
+
+    /// Starts lists beside the feeds that follow. Returns their numbers.
+    pub(super) fn start_lists(
+        &mut self,
+        context: &Context,
+        purpose: Purpose,
+        lists: impl IntoIterator<Item = (Query, BTreeSet<u32>)>,
+    ) -> Vec<u64> {
+        let ids = lists.into_iter().map(|list| self.start(context, purpose, list).id).collect();
+        self.changed();
+        ids
+    }
+
+    fn start(&mut self, context: &Context, purpose: Purpose, asked: (Query, BTreeSet<u32>)) -> &mut Feed {
+        let feed = Feed::start(self.next, context, purpose, asked, self.events.clone());
+        self.next += 1;
+        if feed.follows() {
+            context.coverage.set(&feed.place, State::Waiting);
+        }
+        self.all.push(feed);
+        let last = self.all.len() - 1;
+        &mut self.all[last]
+    }
+
+    pub(super) fn remove(&mut self, index: usize) -> Feed {
+        let feed = self.all.remove(index);
+        self.changed();
+        feed
+    }
+
+    /// Removes the lists of changed namespaces that satisfy the condition.
+    pub(super) fn take_renewals(&mut self, condition: impl Fn(&Feed) -> bool) -> Vec<Feed> {
+        let taken = |feed: &mut Feed| feed.purpose == Purpose::Renew && condition(feed);
+        let taken = self.all.extract_if(.., taken).collect();
+        self.changed();
+        taken
+    }
+
+    /// A changed namespace has been listed.
+    pub(super) fn end_renewal(&mut self, index: usize) {
+        let feed = self.all.remove(index);
+        self.order.end_list(feed.listed);
+        self.changed();
+    }
+
+    /// For a target the namespace is another one now: what was listed there, or is being listed, says nothing
+    /// about it.
+    pub(super) fn forget_renewals(&mut self, namespace: &str, definition: u32) {
+        self.order.forget_lists_of(namespace);
+        let here = |feed: &&mut Feed| {
+            feed.purpose == Purpose::Renew && feed.query().namespace.as_deref() == Some(namespace)
+        };
+        self.all.iter_mut().filter(here).for_each(|feed| feed.serve_only(|other| other != definition));
+    }
+
+    /// Forgets feeds that have ended, except those that `keep` names.
+    pub(super) fn drop_ended(&mut self, keep: impl Fn(&Feed) -> bool) {
+        self.all.retain(|feed| !feed.is_ended() || keep(feed));
+        self.changed();
+    }
+
+    /// Forgets all feeds, and what they have told.
+    pub(super) fn clear(&mut self) {
+        self.all.clear();
+        self.order = Order::default();
+    }
+
+    /// The feed has missed events, and must be replaced.
+    pub(super) fn suspect(&mut self, id: u64) {
+        self.all.iter_mut().filter(|feed| feed.id == id).for_each(|feed| feed.suspect = true);
+    }
+
+    /// Called whenever the feeds have changed.
+    fn changed(&mut self) {
+        let overlap = overlap(self.all.iter().map(Feed::query), self.split);
+        self.order.set_overlap(overlap, || passed(&self.all));
+    }
+
+    /// A feed has told everything up to this version.
+    pub(super) fn pass(&mut self, index: usize, version: u64) {
+        self.all[index].pass(version);
+        self.order.forget(|| passed(&self.all));
+    }
+
+    /// A feed shows an object.
+    pub(super) fn note_object(&mut self, index: usize, object: &Metadata) {
+        self.order.note_object(self.all[index].event(object));
+    }
+
+    /// A feed tells that an object is gone, or has left its query.
+    pub(super) fn note_deletion(&mut self, index: usize, object: &Metadata) {
+        let feed = &mut self.all[index];
+        feed.advance(object.version);
+        feed.hide(object);
+        self.order.note_deletion(feed.event(object));
+    }
+
+    /// What an object that a feed shows means for a target that knows version `known` of it.
+    pub(super) fn step(&self, index: usize, object: &Metadata, definition: u32, known: Option<u64>) -> Step {
+        let feed = &self.all[index];
+        let event = feed.event(object);
+        let counts =
+            |other: &&Feed| other.id != feed.id && other.follows() && !other.suspect && !other.is_ended();
+        let others = || self.all.iter().filter(counts).map(|other| &other.listed);
+        let is_listed = || self.order.is_listed(event, definition, others());
+        step(event, known, || self.order.is_old(event, definition), is_listed)
+    }
+
+    /// An object that a feed shows was read for a target. `is_kept`: a row or a failure has its version.
+    pub(super) fn keep_version(&mut self, index: usize, object: &Metadata, is_kept: impl FnOnce() -> bool) {
+        self.order.keep_version(self.all[index].event(object), is_kept);
+    }
+
+    /// Starts what is wanted and missing for the current definitions, and stops what is not needed any more.
+    pub(super) fn follow(&mut self, context: &Context, wanted: &Wanted, current: &BTreeSet<u32>) {
+        self.all.iter_mut().for_each(|feed| feed.serve_only(|definition| current.contains(&definition)));
+        let index = Index::of(self);
+        let missing: Vec<_> =
+            wanted.iter().filter(|(query, members)| index.heir(query, members).is_none()).collect();
+        for (query, members) in missing {
+            let busy = |feed: &Feed| {
+                feed.follows()
+                    && feed.progress() == Progress::Listing
+                    && !feed.listed.serves.is_empty()
+                    && feed.listed.overlaps(query)
+            };
+            // A list that runs is not thrown away for another one: with changes that come faster than
+            // lists end, none would ever end.
+            if !self.all.iter().any(busy) {
+                let repairs = self.all.iter().any(|feed| feed.suspect && feed.query() == query);
+                self.start(context, Purpose::Follow, (query.clone(), members.clone())).repairs = repairs;
+            }
+        }
+        self.retire(wanted);
+    }
+
+    /// Stops feeds that no target needs, and those that others have replaced.
+    fn retire(&mut self, wanted: &Wanted) {
+        let index = Index::of(self);
+        let heirs: HashMap<FeedPlace<'_>, Option<&Feed>> =
+            wanted.iter().map(|(query, members)| (place(query), index.heir(query, members))).collect();
+        let current: BTreeSet<u64> = heirs.values().flatten().map(|heir| heir.id).collect();
+        let synced = |heir: Option<&Feed>| heir.is_some_and(Feed::is_synced);
+        let replaced = |feed: &Feed| {
+            let (selector, namespace) = place(feed.query());
+            match namespace {
+                // Until everything that comes after it is there, it is all that there is.
+                None => heirs.iter().all(|((other, _), heir)| *other != selector || synced(*heir)),
+                namespace => {
+                    let places = [namespace, &None].map(|place| heirs.get(&(selector, place)));
+                    places.into_iter().flatten().all(|heir| synced(*heir))
+                }
+            }
+        };
+        let keep = |feed: &&Feed| {
+            !feed.listed.serves.is_empty()
+                && (!feed.follows() || current.contains(&feed.id) || !replaced(feed))
+        };
+        let keep: BTreeSet<u64> = self.all.iter().filter(keep).map(|feed| feed.id).collect();
+        self.all.retain(|feed| keep.contains(&feed.id));
+        self.changed();
+    }
+}
+
+/// Everything up to this version has been told by all feeds.
+fn passed(feeds: &[Feed]) -> u64 {
+    feeds.iter().filter_map(Feed::passed).min().unwrap_or(u64::MAX)
+}
+
+/// Field selector and namespace.
+type FeedPlace<'a> = (&'a Option<String>, &'a Option<Arc<str>>);
+
+fn place(query: &Query) -> FeedPlace<'_> {
+    (&query.field_selector, &query.namespace)
+}
+
+/// The feeds that follow, by what they ask: there may be as many as there are namespaces.
+pub(super) struct Index<'a> {
+    by_query: HashMap<&'a Query, Vec<&'a Feed>>,
+    by_place: HashMap<FeedPlace<'a>, Vec<&'a Feed>>,
+}
+
+impl<'a> Index<'a> {
+    pub(super) fn of(feeds: &'a Feeds) -> Self {
+        let (mut by_query, mut by_place) = (HashMap::<_, Vec<_>>::new(), HashMap::<_, Vec<_>>::new());
+        for feed in feeds.iter().filter(|feed| feed.follows()) {
+            by_query.entry(feed.query()).or_default().push(feed);
+            by_place.entry(place(feed.query())).or_default().push(feed);
+        }
+        Self { by_query, by_place }
+    }
+
+    /// The feed that serves all members of a query; the newest, if there are several.
+    fn heir(&self, query: &Query, members: &BTreeSet<u32>) -> Option<&'a Feed> {
+        let feeds = self.by_query.get(query)?;
+        feeds.iter().rev().find(|feed| !feed.suspect && feed.listed.serves.is_superset(members)).copied()
+    }
+
+    /// Whether a first list for the target is running.
+    pub(super) fn is_listing_for(&self, member: u32) -> bool {
+        let mut feeds = self.by_query.values().flatten().filter(|feed| feed.serves(member));
+        feeds.any(|feed| feed.progress() == Progress::Listing)
+    }
+
+    /// How much has been seen of a query for one of its members: by its own feed, or by one that sees all that
+    /// the query asks for.
+    pub(super) fn progress(&self, query: &Query, members: &BTreeSet<u32>, member: u32) -> Progress {
+        let heir = self.heir(query, members);
+        let whole = query.namespace.as_ref().and_then(|_| self.by_place.get(&(&query.field_selector, &None)));
+        let covering = whole.into_iter().chain(self.by_place.get(&place(query))).flatten().copied();
+        let mut serving = covering.filter(|feed| feed.serves(member)).chain(heir);
+        if serving.any(Feed::is_synced) {
+            return Progress::Synced;
+        }
+        heir.map_or(Progress::Listing, Feed::progress)
+    }
+}

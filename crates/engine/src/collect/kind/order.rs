@@ -1,0 +1,273 @@
+//! The order of events. While one feed replaces another, or a namespace is listed once more, an object can
+//! come from several feeds, each at its own pace. The functions here decide from versions alone which
+//! events are news, which rows a complete list proves gone, and what may be forgotten. They know no stream,
+//! no store and no clock. Version 0 means that the source has no versions: then the last event is news.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use kollect_model::row::RowKey;
+
+use crate::watch::{Metadata, Query};
+
+/// Numbers of definitions of targets.
+pub(super) type Definitions = BTreeSet<u32>;
+
+/// What a feed says about one object.
+#[derive(Clone, Copy)]
+pub(super) struct ObjectEvent<'a> {
+    pub(super) object: &'a Metadata,
+    pub(super) query: &'a Query,
+    /// The definitions that the feed serves.
+    pub(super) serves: &'a Arc<Definitions>,
+    /// Whether the list of the feed is still running.
+    pub(super) listing: bool,
+    /// Whether the feed lists a namespace once more, because the namespace has changed.
+    pub(super) renewal: bool,
+}
+
+/// What an object that a feed shows means for the row of one target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// The object is read: it is newer than the row, or there is no row.
+    Read,
+    /// The row was made from this very version. Only whether the query returns the object may be news.
+    Reselect,
+    /// The object is older than what is known.
+    Ignore,
+}
+
+/// What to do with an object that a feed shows. `known` is the version of the row or failure that the
+/// current definition of the target has made. `is_old` says whether a feed of the target has told of a newer
+/// version. `is_listed` says whether a complete list of another feed contains what the event says; an event
+/// that is newer than the row is news all the same.
+pub(super) fn step(
+    event: ObjectEvent<'_>,
+    known: Option<u64>,
+    is_old: impl FnOnce() -> bool,
+    is_listed: impl FnOnce() -> bool,
+) -> Step {
+    let version = event.object.version;
+    match known.filter(|_| version != 0) {
+        Some(known) if known > version => Step::Ignore,
+        _ if is_old() => Step::Ignore,
+        Some(known) if known == version && !event.renewal => Step::Reselect,
+        None if is_listed() => Step::Ignore,
+        _ => Step::Read,
+    }
+}
+
+/// Whether a deletion at `version` concerns a row or failure that was made from version `known`.
+pub(super) fn deletes(version: u64, known: Option<u64>) -> bool {
+    version == 0 || known.is_none_or(|known| known <= version)
+}
+
+/// A query, the definitions of the targets that it serves, and the version of its last complete list;
+/// 0: there is none, or its version is not known.
+#[derive(Debug)]
+pub(super) struct Listed {
+    pub(super) query: Query,
+    pub(super) serves: Arc<Definitions>,
+    pub(super) version: u64,
+}
+
+impl Listed {
+    /// Whether the query can return objects of the namespace.
+    pub(super) fn covers(&self, namespace: &str) -> bool {
+        self.query.namespace.as_deref().is_none_or(|own| own == namespace)
+    }
+
+    /// Whether both queries can return one object.
+    pub(super) fn overlaps(&self, query: &Query) -> bool {
+        let (a, b) = (&self.query.namespace, &query.namespace);
+        self.query.field_selector == query.field_selector && (a.is_none() || b.is_none() || a == b)
+    }
+
+    /// Whether the list contains what the event of another feed says.
+    fn contains(&self, event: ObjectEvent<'_>, definition: u32) -> bool {
+        self.version >= event.object.version
+            && self.serves.contains(&definition)
+            && self.query.field_selector == event.query.field_selector
+            && self.covers(&event.object.namespace)
+    }
+
+    /// Whether the row of an object that the list does not show, made from `version`, is gone. Rows that are
+    /// newer than the list stay, except where [`QueryMatches`] decides; so do rows of other queries.
+    pub(super) fn proves_gone(&self, row: &RowKey, version: u64, matches: Option<&QueryMatches>) -> bool {
+        (self.version == 0 || version <= self.version || matches.is_some())
+            && self.covers(&row.namespace)
+            && !matches.is_some_and(|matches| matches.is_of_others(&row.uid, &self.query))
+    }
+}
+
+/// What must be remembered to bring the events of several feeds into order.
+#[derive(Default)]
+pub(super) struct Order {
+    /// Whether an object can come from several feeds.
+    overlap: bool,
+    /// By UID: the newest versions that feeds have told of, each with the definitions that the feed served.
+    newest: HashMap<Arc<str>, Vec<(Arc<Definitions>, u64)>>,
+    /// Complete lists of feeds that no longer exist.
+    ended_lists: Vec<Listed>,
+}
+
+impl Order {
+    /// Takes note of an object that a watch shows. A list shows objects in no order.
+    pub(super) fn note_object(&mut self, event: ObjectEvent<'_>) {
+        if !event.listing && self.remembers() {
+            self.note(event);
+        }
+    }
+
+    /// Takes note of a deletion. Another feed need not tell that an object has left this query: the version of
+    /// each row decides whether it goes.
+    pub(super) fn note_deletion(&mut self, event: ObjectEvent<'_>) {
+        // A streamed list tells of deletions while it runs.
+        if if event.listing { self.overlap } else { self.remembers() } {
+            self.note(event);
+        }
+    }
+
+    /// Whether a feed that serves this definition, too, has told of a newer version of the object. What feeds of
+    /// other targets have told does not count: this target may hear of it later, or never.
+    pub(super) fn is_old(&self, event: ObjectEvent<'_>, definition: u32) -> bool {
+        let version = event.object.version;
+        let newer =
+            |(serves, newest): &(Arc<Definitions>, u64)| *newest > version && serves.contains(&definition);
+        version != 0 && self.newest.get(&event.object.uid).is_some_and(|told| told.iter().any(newer))
+    }
+
+    /// An object was read for a target. Its version is remembered here if it has neither a row nor a failure
+    /// that would keep it.
+    pub(super) fn keep_version(&mut self, event: ObjectEvent<'_>, is_kept: impl FnOnce() -> bool) {
+        if self.overlap && !is_kept() {
+            self.note(event);
+        }
+    }
+
+    /// Whether a complete list, of an ended feed or of one of the others, contains what the event says. A
+    /// namespace that is listed once more is read in any case.
+    pub(super) fn is_listed<'a>(
+        &'a self,
+        event: ObjectEvent<'_>,
+        definition: u32,
+        others: impl Iterator<Item = &'a Listed>,
+    ) -> bool {
+        event.object.version != 0
+            && !event.renewal
+            && (self.overlap || !self.ended_lists.is_empty())
+            && others.chain(&self.ended_lists).any(|list| list.contains(event, definition))
+    }
+
+    /// A feed has ended with a complete list.
+    pub(super) fn end_list(&mut self, list: Listed) {
+        self.ended_lists.push(list);
+    }
+
+    /// The namespace has changed: lists of it say nothing about what is selected now.
+    pub(super) fn forget_lists_of(&mut self, namespace: &str) {
+        self.ended_lists.retain(|list| list.query.namespace.as_deref() != Some(namespace));
+    }
+
+    /// The feeds are others now. All of them have told what happened up to version `passed`.
+    pub(super) fn set_overlap(&mut self, overlap: bool, passed: impl FnOnce() -> u64) {
+        self.overlap = overlap;
+        self.forget(passed);
+    }
+
+    /// All feeds have told what happened up to version `passed`: older events cannot come any more.
+    pub(super) fn forget(&mut self, passed: impl FnOnce() -> u64) {
+        if self.newest.is_empty() && self.ended_lists.is_empty() {
+            return;
+        }
+        let passed = passed();
+        self.ended_lists.retain(|list| list.version > passed);
+        self.newest.retain(|_, told| {
+            told.retain(|(_, version)| *version > passed);
+            !told.is_empty()
+        });
+        if self.newest.is_empty() {
+            self.newest = HashMap::new();
+        }
+    }
+
+    fn remembers(&self) -> bool {
+        self.overlap || !self.newest.is_empty()
+    }
+
+    fn note(&mut self, ObjectEvent { object, serves, .. }: ObjectEvent<'_>) {
+        let told = self.newest.entry(object.uid.clone()).or_default();
+        match told.iter_mut().find(|(known, _)| Arc::ptr_eq(known, serves)) {
+            Some((_, newest)) => *newest = object.version.max(*newest),
+            None => told.push((serves.clone(), object.version)),
+        }
+    }
+}
+
+/// Whether an object can come from several of these queries. `split`: one target has several field selectors.
+pub(super) fn overlap<'a>(queries: impl Iterator<Item = &'a Query>, split: bool) -> bool {
+    let (mut count, mut places) = (0, BTreeSet::new());
+    // By field selector: how many queries, and whether one of them reads the whole cluster.
+    let mut selectors: BTreeMap<_, (usize, bool)> = BTreeMap::new();
+    for query in queries {
+        count += 1;
+        places.insert((&query.field_selector, &query.namespace));
+        let (same, whole) = selectors.entry(&query.field_selector).or_default();
+        (*same, *whole) = (*same + 1, *whole || query.namespace.is_none());
+    }
+    places.len() < count
+        || selectors.values().any(|(same, whole)| *whole && *same > 1)
+        || split && selectors.len() > 1
+}
+
+/// Field selectors are evaluated by the API server, so several queries of a target may return one object:
+/// which of them do, and since which version. The row exists while one of them does.
+#[derive(Default)]
+pub(super) struct QueryMatches(HashMap<Arc<str>, BTreeMap<Option<String>, u64>>);
+
+impl QueryMatches {
+    /// The query returns the object.
+    pub(super) fn add(&mut self, object: &Metadata, query: &Query) {
+        let queries = self.0.entry(object.uid.clone()).or_default();
+        let since = queries.entry(query.field_selector.clone()).or_default();
+        *since = object.version.max(*since);
+    }
+
+    /// At this version of the object the query does not return it. Says whether no other query does.
+    pub(super) fn remove(&mut self, uid: &str, query: &Query, version: u64) -> bool {
+        if let Some(queries) = self.0.get_mut(uid) {
+            let newer = |since: u64| since > version && version != 0;
+            queries.retain(|selector, since| *selector != query.field_selector || newer(*since));
+            if !queries.is_empty() {
+                return false;
+            }
+            self.0.remove(uid);
+        }
+        true
+    }
+
+    /// Whether queries are known to return the object.
+    pub(super) fn contain(&self, uid: &str) -> bool {
+        self.0.contains_key(uid)
+    }
+
+    /// Whether other queries return the object, and this one does not.
+    fn is_of_others(&self, uid: &str, query: &Query) -> bool {
+        self.0.get(uid).is_some_and(|queries| !queries.contains_key(&query.field_selector))
+    }
+
+    /// The object has no row any more.
+    pub(super) fn forget(&mut self, uid: &str) {
+        self.0.remove(uid);
+    }
+
+    /// No object has a row any more.
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests;

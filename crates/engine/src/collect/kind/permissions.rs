@@ -1,0 +1,83 @@
+//! Where the kind may be listed, as far as the source was asked.
+
+use std::{collections::BTreeSet, ops::Bound, sync::Arc};
+
+use futures::{StreamExt, stream};
+use tokio::time::{Duration, Instant};
+
+use crate::{
+    select::Namespaces,
+    watch::{Query, WatchSource},
+};
+
+/// Permissions that are asked for at the same time.
+const QUESTIONS: usize = 8;
+
+/// Permissions that are asked for again at a time.
+const DOUBTED: usize = 64;
+
+pub(super) struct Permissions {
+    /// Namespaces; `None`: the whole cluster.
+    allowed: BTreeSet<Option<Arc<str>>>,
+    denied: BTreeSet<Option<Arc<str>>>,
+    /// The namespace whose denial was last doubted.
+    doubted: Option<Arc<str>>,
+    reviewed: Instant,
+}
+
+impl Permissions {
+    pub(super) fn new() -> Self {
+        let (allowed, denied) = (BTreeSet::new(), BTreeSet::new());
+        Self { allowed, denied, doubted: None, reviewed: Instant::now() }
+    }
+
+    /// Where listing is known to be forbidden; `None`: in the whole cluster.
+    pub(super) fn denied(&self) -> &BTreeSet<Option<Arc<str>>> {
+        &self.denied
+    }
+
+    /// A list was refused.
+    pub(super) fn deny(&mut self, namespace: Option<Arc<str>>) {
+        self.allowed.remove(&namespace);
+        self.denied.insert(namespace);
+    }
+
+    /// Asks for what is not known yet, and says whether there was anything to ask.
+    pub(super) async fn ask(
+        &mut self,
+        source: &dyn WatchSource,
+        queries: impl Iterator<Item = &Query>,
+    ) -> bool {
+        let unknown = queries.filter(|query| !self.allowed.contains(&query.namespace));
+        let answers: Vec<(Option<Arc<str>>, bool)> = stream::iter(unknown.cloned().collect::<Vec<_>>())
+            .map(|query| async move { (query.namespace.clone(), source.permits(&query).await) })
+            .buffer_unordered(QUESTIONS)
+            .collect()
+            .await;
+        let asked = !answers.is_empty();
+        for (namespace, yes) in answers {
+            let known = if yes { &mut self.allowed } else { &mut self.denied };
+            known.insert(namespace);
+        }
+        asked
+    }
+
+    /// Whether it is time to ask once more for what was answered with no.
+    pub(super) fn is_review_due(&mut self, now: Instant, period: Duration) -> bool {
+        let due = now.duration_since(self.reviewed) >= period;
+        if due {
+            self.reviewed = now;
+        }
+        due
+    }
+
+    /// Denials of the whole cluster and of some namespaces, taking turns, are forgotten: they are asked for
+    /// again.
+    pub(super) fn doubt_denials(&mut self, namespaces: &Namespaces) {
+        self.denied.retain(|place| place.as_ref().is_some_and(|name| namespaces.known.contains_key(name)));
+        let next = self.denied.range((Bound::Excluded(self.doubted.clone()), Bound::Unbounded));
+        let doubted: Vec<_> = next.chain(self.denied.iter()).take(DOUBTED).cloned().collect();
+        doubted.iter().for_each(|place| drop(self.denied.take(place)));
+        self.doubted = doubted.last().cloned().flatten();
+    }
+}

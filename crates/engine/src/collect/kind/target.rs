@@ -1,0 +1,305 @@
+//! One target of the kind: its rows, and what the objects of the kind mean for them.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+use kollect_model::row::{Row, RowKey, TargetId};
+use serde_json::value::RawValue;
+
+use super::{
+    ResolvedKind,
+    feed::List,
+    order::{Listed, QueryMatches, deletes},
+};
+use crate::{
+    collect::{Context, Problem, Target},
+    extract::{CompiledProfile, ExtractError, Extracted, Needs},
+    select::{Member, NamespaceEffect, Namespaces, Rejected, same_metadata},
+    store::{KindRows, Origin, Sight},
+    watch::{Metadata, Object, Query},
+};
+
+pub(super) struct KindTarget {
+    target: Arc<Target>,
+    rows: KindRows,
+    /// Rows of earlier definitions, or outdated ones, may still be there.
+    stale: bool,
+    /// If several queries may return one object.
+    matches: Option<QueryMatches>,
+    undecided: bool,
+    /// What the store was told, once something had been seen.
+    sight: Option<Sight>,
+}
+
+impl KindTarget {
+    pub(super) fn new(context: &Context, kind: &ResolvedKind, target: &Arc<Target>) -> Self {
+        Self {
+            target: target.clone(),
+            rows: context.store.rows(&target.id, &kind.gvk).for_definition(target.definition),
+            stale: true,
+            matches: target.selection.is_split(&kind.gvk).then(QueryMatches::default),
+            undecided: false,
+            sight: None,
+        }
+    }
+
+    pub(super) fn id(&self) -> &TargetId {
+        &self.target.id
+    }
+
+    pub(super) fn definition(&self) -> u32 {
+        self.target.definition
+    }
+
+    pub(super) fn is_split(&self) -> bool {
+        self.matches.is_some()
+    }
+
+    /// The target, for the plan.
+    pub(super) fn member(&self) -> Member<'_> {
+        let metadata_only = self.target.profile.needs() == Needs::MetadataOnly;
+        Member { number: self.definition(), selection: &self.target.selection, metadata_only }
+    }
+
+    /// The version of the object's row or failure, if this definition has made it.
+    pub(super) fn version(&self, uid: &str) -> Option<u64> {
+        let origin = self.rows.origin(uid).filter(|origin| origin.is_of(self.definition()));
+        origin.map(|origin| origin.version)
+    }
+
+    /// Whether the object has a row or a failure, of whatever definition.
+    pub(super) fn knows(&self, uid: &str) -> bool {
+        self.rows.origin(uid).is_some()
+    }
+
+    /// An object that its row was made from is shown by a query: does the query select it?
+    pub(super) fn reselect(&mut self, query: &Query, object: &Object, namespaces: &Namespaces) {
+        if let Some(matches) = &mut self.matches {
+            match self.target.selection.verdict(query, object, namespaces) {
+                Ok(()) => matches.add(&object.metadata, query),
+                Err(Rejected::BeyondReach) => {}
+                Err(_) => drop(self.release(&object.metadata.uid, query, object.metadata.version)),
+            }
+        }
+    }
+
+    /// Makes a row or a failure of an object, or neither. Says whether that changed a row.
+    pub(super) fn read(
+        &mut self,
+        context: &Context,
+        kind: &ResolvedKind,
+        namespaces: &Namespaces,
+        query: &Query,
+        object: &Object,
+        extractions: &mut Extractions,
+    ) -> bool {
+        let metadata = &object.metadata;
+        match self.target.selection.verdict(query, object, namespaces) {
+            Ok(()) => {}
+            // What was collected before stays as it was.
+            Err(Rejected::BeyondReach) => return false,
+            Err(_) => return self.release(&metadata.uid, query, metadata.version),
+        }
+        let Target { id, profile, .. } = &*self.target;
+        let namespace = namespaces.known.get_key_value(&metadata.namespace);
+        let extraction = extractions.of(profile, || {
+            profile.extract(&kind.gvk, &object.raw, namespace.map(|(_, metadata)| &**metadata))
+        });
+        let key = RowKey {
+            target: id.clone(),
+            group: kind.group.clone(),
+            kind: kind.kind.clone(),
+            // Names of namespaces are shared by all rows.
+            namespace: namespace.map_or_else(|| metadata.namespace.clone(), |(name, _)| name.clone()),
+            uid: metadata.uid.clone(),
+        };
+        let origin = Origin { version: metadata.version, definition: self.definition(), outdated: false };
+        if let Some(matches) = &mut self.matches {
+            matches.add(metadata, query);
+        }
+        match extraction {
+            Ok((attributes, mismatches)) => {
+                let row = Row::new(key, kind.version.clone(), metadata.name.clone(), attributes.clone());
+                let changed = self.rows.upsert(row, origin);
+                // What has not changed has been told.
+                if changed && !mismatches.is_empty() {
+                    let (target, object) = (id.clone(), path(metadata));
+                    let attributes = mismatches.clone();
+                    (context.report)(Problem::TypeMismatch { target, object, attributes });
+                }
+                changed
+            }
+            Err(error) => {
+                let object = path(metadata);
+                let failed = self.rows.fail(key, origin, format!("{object}: {error}"));
+                if failed.is_new {
+                    let target = id.clone();
+                    (context.report)(Problem::Unreadable { target, object, error: error.clone() });
+                }
+                failed.removed_row
+            }
+        }
+    }
+
+    /// At this version of the object the query does not return it. Says whether that removed a row.
+    fn release(&mut self, uid: &str, query: &Query, version: u64) -> bool {
+        self.matches.as_mut().is_none_or(|matches| matches.remove(uid, query, version))
+            && self.rows.remove(uid)
+    }
+
+    /// The object is gone, or has left the query.
+    pub(super) fn delete(
+        &mut self,
+        kind: &ResolvedKind,
+        namespaces: &Namespaces,
+        query: &Query,
+        object: &Metadata,
+    ) {
+        if self.target.selection.is_beyond(&kind.gvk, object, namespaces) {
+            return;
+        }
+        let known = || self.rows.origin(&object.uid).map(|origin| origin.version);
+        // If several queries may return the object, their matches decide whether its row stays.
+        let matched = self.matches.as_ref().is_some_and(|matches| matches.contain(&object.uid));
+        if matched || deletes(object.version, known()) {
+            self.release(&object.uid, query, object.version);
+        }
+    }
+
+    /// The objects with rows of this definition that a complete list proves gone.
+    fn gone(&self, listed: &Listed, shown: &List) -> Vec<Arc<str>> {
+        self.rows.find(|key, origin| {
+            origin.is_of(self.definition())
+                && listed.proves_gone(key, origin.version, self.matches.as_ref())
+                && !shown.shows(&key.uid)
+        })
+    }
+
+    /// A list is complete: what it proves gone is removed. Says how many rows were.
+    pub(super) fn prune(&mut self, listed: &Listed, shown: &List) -> u64 {
+        let gone = self.gone(listed, shown);
+        gone.iter().map(|uid| u64::from(self.release(uid, &listed.query, listed.version))).sum()
+    }
+
+    /// Whether the version of an object that a comparison lists is missing here. Rows beyond the reach of the
+    /// target, which stay as they were, are of an earlier definition.
+    pub(super) fn misses(&self, query: &Query, object: &Object, namespaces: &Namespaces) -> bool {
+        match self.rows.origin(&object.metadata.uid) {
+            Some(origin) => origin.is_of(self.definition()) && origin.version < object.metadata.version,
+            // Policies may read what metadata does not show.
+            None => {
+                let verdict = self.target.selection.verdict(query, object, namespaces);
+                matches!(verdict, Ok(()) | Err(Rejected::Policy))
+            }
+        }
+    }
+
+    /// The objects with rows that a comparison did not list, and that are not newer than it.
+    pub(super) fn extra(&self, listed: &Listed, shown: &List) -> Vec<Arc<str>> {
+        let mut extra = self.gone(listed, shown);
+        extra.retain(|uid| self.version(uid).is_some_and(|version| version <= listed.version));
+        extra
+    }
+
+    /// Whether what a comparison found is still so: a row of an older version, or for 0 any row at all.
+    pub(super) fn still_differs(&self, uid: &str, version: u64) -> bool {
+        let origin = self.rows.origin(uid);
+        if version == 0 { origin.is_some() } else { origin.is_none_or(|origin| origin.version < version) }
+    }
+
+    /// What a change of a namespace means for the rows.
+    pub(super) fn effect(
+        &self,
+        kind: &ResolvedKind,
+        name: &str,
+        old: Option<&Metadata>,
+        new: Option<&Metadata>,
+    ) -> NamespaceEffect {
+        let Target { selection, profile, .. } = &*self.target;
+        let reads = || new.is_some() && profile.reads_namespace() && !same_metadata(old, new);
+        match selection.effect(&kind.gvk, name, old, new) {
+            NamespaceEffect::None if reads() => NamespaceEffect::Other,
+            effect => effect,
+        }
+    }
+
+    /// No object of the namespace is selected any more.
+    pub(super) fn lose_namespace(&mut self, name: &str) {
+        for uid in self.rows.find(|key, _| &*key.namespace == name) {
+            self.matches.iter_mut().for_each(|matches| matches.forget(&uid));
+            self.rows.remove(&uid);
+        }
+    }
+
+    /// No feed can read the namespace now: the next one that can makes its rows again.
+    pub(super) fn outdate_namespace(&mut self, name: &str) {
+        self.rows.outdate(Some(name));
+        self.stale = true;
+    }
+
+    /// The kind does not exist: it has no objects.
+    pub(super) fn remove_all(&mut self) {
+        self.rows.clear();
+        self.matches.iter_mut().for_each(QueryMatches::clear);
+    }
+
+    /// The versions of rows are worth nothing: all of them are made again, and until then nothing is known.
+    pub(super) fn start_over(&mut self) {
+        self.rows.outdate(None);
+        (self.stale, self.sight) = (true, None);
+        self.matches.iter_mut().for_each(QueryMatches::clear);
+    }
+
+    /// Whether the selection depends on namespaces that cannot be listed. Says whether that is news.
+    pub(super) fn set_undecided(&mut self, undecided: bool) -> bool {
+        undecided && !std::mem::replace(&mut self.undecided, undecided)
+    }
+
+    /// Tells the store what is known of what the target reaches, and drops what only earlier definitions made.
+    pub(super) fn set_sight(&mut self, seen: Sight, kind: &ResolvedKind, namespaces: &Namespaces) {
+        let sight = match &self.sight {
+            // What has been seen once is known, as it was, while it is looked at again.
+            Some(known) if seen == Sight::Pending => known.clone(),
+            _ => seen.but(self.target.selection.beyond(&kind.gvk, kind.is_namespaced(), namespaces)),
+        };
+        self.sight = (sight != Sight::Pending).then(|| sight.clone());
+        if self.stale && !matches!(sight, Sight::Pending | Sight::Partial) {
+            let definition = self.definition();
+            self.rows.remove_where(|key, origin| !origin.is_of(definition) && sight.covers(key));
+            self.stale = !matches!(sight, Sight::Everything | Sight::Absent);
+        }
+        self.rows.set_sight(sight);
+    }
+}
+
+fn path(metadata: &Metadata) -> String {
+    match &*metadata.namespace {
+        "" => metadata.name.to_string(),
+        namespace => format!("{namespace}/{}", metadata.name),
+    }
+}
+
+type Extraction = Result<(Arc<RawValue>, Vec<String>), ExtractError>;
+
+/// What the profiles make of one object: each reads it once, however many targets use it.
+#[derive(Default)]
+pub(super) struct Extractions(Vec<(*const CompiledProfile, Extraction)>);
+
+impl Extractions {
+    fn of(
+        &mut self,
+        profile: &Arc<CompiledProfile>,
+        extract: impl FnOnce() -> Result<Extracted, ExtractError>,
+    ) -> &Extraction {
+        let pointer = Arc::as_ptr(profile);
+        let index = self.0.iter().position(|(known, _)| *known == pointer).unwrap_or_else(|| {
+            // One object that breaks the engine must not break the kind.
+            let result = catch_unwind(AssertUnwindSafe(extract)).unwrap_or(Err(ExtractError::Panicked));
+            self.0.push((pointer, result.map(|extracted| (extracted.attributes, extracted.mismatches))));
+            self.0.len() - 1
+        });
+        &self.0[index].1
+    }
+}

@@ -1,0 +1,86 @@
+//! How much of a kind has been seen, and what that says about rows that are absent.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use kollect_model::row::RowKey;
+
+use crate::select::Beyond;
+
+/// How much of a kind has been seen for a target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// Nothing yet.
+    Pending,
+    /// Everything: what is absent does not exist.
+    Everything,
+    /// The kind is not served: it has no objects. Nothing has been listed.
+    Absent,
+    /// Everything except in these namespaces.
+    AllBut(BTreeSet<Arc<str>>),
+    /// Everything in these namespaces, and cluster-scoped objects not at all.
+    Within(BTreeSet<Arc<str>>),
+    /// Some objects; absence means nothing.
+    Partial,
+    /// As much as `seen` says of what is within the reach of the target.
+    WithinReach {
+        /// How much has been seen, as if there were no limit.
+        seen: Box<Self>,
+        /// What is not looked at.
+        beyond: Arc<Beyond>,
+    },
+}
+
+impl Sight {
+    /// The same without what is beyond the reach of the target.
+    pub(crate) fn but(self, beyond: Option<Beyond>) -> Self {
+        match beyond {
+            None => self,
+            Some(_) if matches!(self, Self::Pending | Self::Absent | Self::Partial) => self,
+            Some(beyond) => Self::WithinReach { seen: Box::new(self), beyond: Arc::new(beyond) },
+        }
+    }
+
+    /// How much has been seen of what is within the reach of the target.
+    pub fn within_reach(&self) -> &Self {
+        match self {
+            Self::WithinReach { seen, .. } => seen,
+            whole => whole,
+        }
+    }
+
+    /// What is not looked at, because it is beyond the reach of the target.
+    pub fn beyond(&self) -> Option<&Beyond> {
+        match self {
+            Self::WithinReach { beyond, .. } => Some(beyond),
+            _ => None,
+        }
+    }
+
+    /// Whether objects have been listed, in some place at least.
+    pub(super) fn is_listed(&self) -> bool {
+        !matches!(self.within_reach(), Self::Pending | Self::Absent | Self::Partial)
+    }
+
+    /// Whether an absent row with this key is known to be gone.
+    pub(crate) fn covers(&self, key: &RowKey) -> bool {
+        match self {
+            Self::Everything | Self::Absent => true,
+            Self::AllBut(names) => !names.contains(&key.namespace),
+            Self::Within(names) => names.contains(&key.namespace),
+            Self::Pending | Self::Partial => false,
+            Self::WithinReach { seen, beyond } => seen.covers(key) && !beyond.contains(&key.namespace),
+        }
+    }
+}
+
+/// Whether a row of a kind that its target no longer wants is gone: every kind that the target wants now has
+/// been listed where the object of the row was. `wanted` is how much of each has been seen. A kind that is not
+/// served, may not be listed or is still being listed replaces no rows: a target whose kind was mistyped keeps
+/// what it had.
+pub(super) fn is_replaced<'a>(key: &RowKey, mut wanted: impl Iterator<Item = &'a Sight>) -> bool {
+    wanted.all(|sight| match &*key.namespace {
+        // Objects in no namespace are replaced by kinds that have been listed as a whole.
+        "" => *sight.within_reach() == Sight::Everything && sight.beyond() != Some(&Beyond::Kind),
+        _ => sight.is_listed() && sight.covers(key),
+    })
+}
