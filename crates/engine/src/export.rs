@@ -43,7 +43,7 @@ pub use clean::{Cleaned, Leftover};
 pub use coverage::coverage;
 use coverage::is_complete;
 use outcome::ClaimedSink;
-pub use outcome::{BeyondReach, Outcome};
+pub use outcome::{KeptRows, Outcome};
 
 /// Brings a sink up to date once, with a snapshot that was taken before.
 pub async fn export(binding: &Binding, snapshot: &Snapshot) -> Result<Outcome, SinkError> {
@@ -576,8 +576,9 @@ impl<'a> State<'a> {
         let mut snapshot = self.rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
         self.changes.rebase(&snapshot);
         binding.choice.apply(&mut snapshot);
-        let complete = seen.iter().filter(|(_, sight)| is_complete(sight, &binding.scope));
-        let complete = complete.map(|(place, _)| place);
+        // A kind that is not served may have replaced another one by mistake, whose rows are not known any more.
+        let is_seen = |sight: &Sight| *sight != Sight::Absent && is_complete(sight, &binding.scope);
+        let complete = seen.iter().filter(|(_, sight)| is_seen(sight)).map(|(place, _)| place);
         self.once_complete.extend(complete.cloned());
         // A target of which nothing is known, or not yet again, may have rows.
         let unseen = binding.targets.iter().any(|id| !seen.keys().any(|(target, _, _)| target == id));
@@ -585,7 +586,7 @@ impl<'a> State<'a> {
         let blind = unseen || pending || !seen.keys().all(|place| self.once_complete.contains(place));
         (self.seen, self.last_comparison) = (seen.clone(), Instant::now());
         if blind && binding.last_checksum.get().is_some() {
-            tell(Told::HeldBack { coverage: &coverage(&seen, &binding.scope) });
+            tell(Told::HeldBack { coverage: &coverage::unseen(&seen, is_seen) });
             return Ok(());
         }
         let added = snapshot.rows.values().cloned().collect();
@@ -596,8 +597,8 @@ impl<'a> State<'a> {
             self.last_write = Some(Instant::now());
         }
         binding.last_checksum.set(receipt.checksum.as_ref());
-        let beyond = BTreeMap::new();
-        let outcome = Outcome { delta, receipt, unchanged: 0, left_alone: 0, drifted: 0, beyond };
+        let kept = BTreeMap::new();
+        let outcome = Outcome { delta, receipt, unchanged: 0, left_alone: 0, drifted: 0, kept };
         tell(Told::Compared(&outcome));
         Ok(())
     }

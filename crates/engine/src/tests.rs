@@ -19,7 +19,7 @@ use tokio::sync::watch;
 
 use crate::{
     collect::{Collector, Problem, Settings, Target, rest},
-    export::{BeyondReach, Binding, Open, Outcome, export},
+    export::{Binding, KeptRows, Open, Outcome, export},
     extract::{CompiledProfile, OptIns, Policy},
     select::{Bounds, NamespaceDefaults, Selection},
     store::{Origin, Sight, StoreReader, store},
@@ -271,8 +271,8 @@ async fn law_9_rows_beyond_the_reach_stay_and_are_counted() {
             let outcome = world.pods(pods).run().await;
             let counts = (outcome.delta.changed.len(), outcome.delta.removed.len(), outcome.left_alone);
             assert_eq!(counts, (1, 0, 1), "{}", world.target);
-            let beyond = BeyondReach { rows: 1, namespaces: ["b".into()].into() };
-            assert_eq!(outcome.beyond, [(target_id(), beyond)].into());
+            let kept = KeptRows { beyond: 1, namespaces: ["b".into()].into(), ..KeptRows::default() };
+            assert_eq!(outcome.kept, [(target_id(), kept)].into());
             assert_eq!(world.sink.names(), ["a-one", "b-two"]);
         }
     }

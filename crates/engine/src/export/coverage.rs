@@ -12,9 +12,14 @@ const NAMED_KINDS: usize = 5;
 
 /// What could be seen, in a line: `complete`, or what is blind. `scope` is all that a run looks at.
 pub fn coverage(seen: &Sights, scope: &Sight) -> String {
+    unseen(seen, |sight| is_complete(sight, scope))
+}
+
+/// The same, where `is_seen` says of what nothing is missing.
+pub(super) fn unseen(seen: &Sights, is_seen: impl Fn(&Sight) -> bool) -> String {
     let blind: Vec<String> = seen
         .iter()
-        .filter(|(_, sight)| !is_complete(sight, scope))
+        .filter(|(_, sight)| !is_seen(sight))
         .map(|((target, group, kind), sight)| {
             let dot = if group.is_empty() { "" } else { "." };
             let names = |found: &BTreeSet<Arc<str>>| names::namespaces(found, found.len());

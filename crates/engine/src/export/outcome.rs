@@ -37,33 +37,46 @@ pub struct Outcome {
     pub left_alone: usize,
     /// Rows that were in the sink as they should be, until others changed them.
     pub drifted: usize,
-    /// Rows of the sink that are beyond the reach of their target, by target: they stay as they were.
-    pub beyond: BTreeMap<TargetId, BeyondReach>,
+    /// Rows that the sink keeps although their objects are not collected, by target.
+    pub kept: BTreeMap<TargetId, KeptRows>,
 }
 
-/// Rows of a target that are beyond its reach.
+/// Rows of a target that stay in a sink as they were.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct BeyondReach {
-    /// How many.
-    pub rows: usize,
+pub struct KeptRows {
+    /// So many are beyond the reach of the target.
+    pub beyond: usize,
     /// Their namespaces; none for cluster-scoped objects.
     pub namespaces: BTreeSet<Arc<str>>,
+    /// So many are of kinds that the target has left: they wait until the kinds that it wants now can be listed.
+    pub waiting: usize,
+    /// The kinds that it has left.
+    pub left_kinds: BTreeSet<Arc<str>>,
 }
 
-impl BeyondReach {
+impl KeptRows {
     /// Those of what a sink holds.
-    fn among(baseline: &Baseline, seen: &Sights) -> BTreeMap<TargetId, Self> {
+    fn among(baseline: &Baseline, snapshot: &Snapshot, seen: &Sights) -> BTreeMap<TargetId, Self> {
         let mut found: BTreeMap<TargetId, Self> = BTreeMap::new();
-        if seen.values().all(|sight| sight.beyond().is_none()) {
+        if seen.values().all(|sight| *sight == Sight::Everything) {
             return found;
         }
-        for key in baseline.keys() {
+        let targets: BTreeSet<&TargetId> = seen.keys().map(|(target, _, _)| target).collect();
+        for key in baseline.keys().filter(|key| targets.contains(&key.target)) {
             let place = (key.target.clone(), key.group.clone(), key.kind.clone());
-            let beyond = seen.get(&place).and_then(Sight::beyond);
-            if beyond.is_some_and(|beyond| beyond.contains(&key.namespace)) {
-                let of_target = found.entry(key.target.clone()).or_default();
-                of_target.rows += 1;
-                of_target.namespaces.extend(Some(&key.namespace).filter(|name| !name.is_empty()).cloned());
+            match seen.get(&place).map(Sight::beyond) {
+                Some(Some(beyond)) if beyond.contains(&key.namespace) => {
+                    let kept = found.entry(place.0).or_default();
+                    kept.beyond += 1;
+                    kept.namespaces.extend(Some(&key.namespace).filter(|name| !name.is_empty()).cloned());
+                }
+                Some(_) => {}
+                None if snapshot.knows_gone(key) => {}
+                None => {
+                    let kept = found.entry(place.0).or_default();
+                    kept.waiting += 1;
+                    kept.left_kinds.insert(key.kind.clone());
+                }
             }
         }
         found
@@ -86,7 +99,7 @@ pub(super) struct Difference {
     pub(super) delta: Delta,
     unchanged: usize,
     left_alone: usize,
-    beyond: BTreeMap<TargetId, BeyondReach>,
+    kept: BTreeMap<TargetId, KeptRows>,
 }
 
 impl ClaimedSink {
@@ -136,7 +149,7 @@ impl ClaimedSink {
         let delta = difference(&baseline, snapshot);
         let unchanged = snapshot.rows.len() - delta.added.len() - delta.changed.len();
         let left_alone = baseline.len() - unchanged - delta.changed.len() - delta.removed.len();
-        Ok(Difference { delta, unchanged, left_alone, beyond: BeyondReach::among(&baseline, seen) })
+        Ok(Difference { delta, unchanged, left_alone, kept: KeptRows::among(&baseline, snapshot, seen) })
     }
 
     /// Writes a delta. An empty one is written too: the sink notes when that was and what could be seen.
@@ -166,7 +179,7 @@ impl ClaimedSink {
 impl Difference {
     /// What came of it.
     pub(super) fn written(self, receipt: Receipt, drifted: usize) -> Outcome {
-        let Self { delta, unchanged, left_alone, beyond } = self;
-        Outcome { delta, receipt, unchanged, left_alone, drifted, beyond }
+        let Self { delta, unchanged, left_alone, kept } = self;
+        Outcome { delta, receipt, unchanged, left_alone, drifted, kept }
     }
 }

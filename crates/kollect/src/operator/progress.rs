@@ -8,7 +8,7 @@ use std::{
 
 use kollect_engine::{
     deliver::Place,
-    export::{BeyondReach, Cleaned, Outcome, Told},
+    export::{Cleaned, KeptRows, Outcome, Told},
 };
 use kollect_model::{
     batch::{Delta, Receipt},
@@ -42,8 +42,8 @@ pub(crate) struct Progress {
     pub(crate) refused_attempts: u64,
     /// Rows that others had changed.
     pub(crate) drifted: u64,
-    /// Rows of the sink that are beyond the reach of their target, by target.
-    beyond: BTreeMap<TargetId, BeyondReach>,
+    /// Rows that the sink keeps although their objects are not collected, by target.
+    kept: BTreeMap<TargetId, KeptRows>,
     /// Rows written.
     pub(crate) written: u64,
     /// Why nothing is sent although nothing failed.
@@ -101,13 +101,13 @@ impl Board {
         self.lock().get(name).map(read)
     }
 
-    /// Rows that are beyond the reach of their target, by target, in the sink that holds most of them.
-    pub(crate) fn beyond_reach(&self) -> BTreeMap<TargetId, BeyondReach> {
-        let mut most: BTreeMap<TargetId, BeyondReach> = BTreeMap::new();
-        for (target, beyond) in self.lock().values().flat_map(|progress| &progress.beyond) {
+    /// Rows that sinks keep although their objects are not collected, by target, in the sink that has most of them.
+    pub(crate) fn kept_rows(&self) -> BTreeMap<TargetId, KeptRows> {
+        let mut most: BTreeMap<TargetId, KeptRows> = BTreeMap::new();
+        for (target, kept) in self.lock().values().flat_map(|progress| &progress.kept) {
             let known = most.entry(target.clone()).or_default();
-            if known.rows < beyond.rows {
-                known.clone_from(beyond);
+            if known.beyond + known.waiting < kept.beyond + kept.waiting {
+                known.clone_from(kept);
             }
         }
         most
@@ -206,7 +206,7 @@ impl Board {
         }
         let now = SystemTime::now();
         let worked = progress.works();
-        let beyond = progress.beyond.clone();
+        let kept = progress.kept.clone();
         let warnings = match told {
             Told::Compared(outcome) => &*outcome.receipt.warnings,
             Told::Written(_, receipt) => &*receipt.warnings,
@@ -264,7 +264,7 @@ impl Board {
         }
         let as_before = worked
             && progress.works()
-            && progress.beyond == beyond
+            && progress.kept == kept
             && matches!(told, Told::Written(..) | Told::Compared(_));
         drop(bindings);
         let heard = if as_before { &self.counted } else { &self.changed };
@@ -298,8 +298,8 @@ impl Progress {
     }
 
     fn compared(&mut self, outcome: &Outcome, now: SystemTime, name: &BindingName) {
-        let Outcome { delta, receipt, unchanged, left_alone, drifted, beyond } = outcome;
-        self.beyond.clone_from(beyond);
+        let Outcome { delta, receipt, unchanged, left_alone, drifted, kept } = outcome;
+        self.kept.clone_from(kept);
         let refused = receipt.refused.len();
         let held = unchanged + left_alone + delta.added.len() + delta.changed.len();
         self.rows = Some(count(held.saturating_sub(refused)));

@@ -15,7 +15,7 @@ use k8s_openapi::{
 };
 use kollect_engine::{
     coverage::{Known, Place},
-    export::BeyondReach,
+    export::KeptRows,
     select::{Namespaces, SelectedNamespaces},
     store::{Sight, StoreReader},
 };
@@ -44,8 +44,8 @@ pub(crate) struct View<'a> {
     pub(crate) coverage: BTreeMap<Place, Known>,
     pub(crate) namespaces: Option<Arc<Namespaces>>,
     pub(crate) board: &'a Board,
-    /// Rows of sinks that are beyond the reach of their target.
-    pub(crate) beyond: BTreeMap<TargetId, BeyondReach>,
+    /// Rows that sinks keep although their objects are not collected.
+    pub(crate) kept: BTreeMap<TargetId, KeptRows>,
     pub(crate) rules: &'a Rules,
     /// All that the operator looks at.
     pub(crate) scope: &'a Sight,
@@ -175,8 +175,14 @@ impl View<'_> {
         let pending = sights.is_empty() || sights.values().any(|sight| *sight == Sight::Pending);
         let undecided = !sights.is_empty() && sights.values().all(|sight| *sight == Sight::Partial);
         let nothing_seen = coverage.iter().all(|line| line.status.blind.is_some());
+        let waiting = self.waiting(id, &sights);
+        if let Some(waiting) = waiting.as_ref().filter(|_| blind.is_none()) {
+            conditions.set("Blind", true, Reason::NotSeen, waiting.clone());
+        }
         if pending {
             conditions.progressing(Reason::Listing, "the first list is running");
+        } else if let Some(waiting) = waiting.filter(|_| blind.is_none()) {
+            conditions.degraded(Reason::InformerRegistrationFailed, waiting, false);
         } else if let Some(why) = beyond {
             conditions.degraded(Reason::BeyondReach, why, true);
         } else if undecided && blind.is_none() && self.namespaces.as_ref().is_some_and(|n| !n.complete) {
@@ -303,8 +309,17 @@ impl View<'_> {
         }
         let sights = self.rows.sights(&resolved.targets);
         let blind = kollect_engine::export::coverage(&sights, self.scope);
-        if blind != "complete" && !sights.values().any(|sight| *sight == Sight::Pending) {
+        let waiting: Vec<String> = resolved
+            .targets
+            .iter()
+            .filter_map(|id| self.waiting(id, &self.rows.sights(std::slice::from_ref(id))))
+            .collect();
+        if sights.values().any(|sight| *sight == Sight::Pending) {
+            // The first list is running.
+        } else if blind != "complete" {
             conditions.set("Blind", true, Reason::NotSeen, self.unseen(&sights).unwrap_or(blind));
+        } else if !waiting.is_empty() {
+            conditions.set("Blind", true, Reason::NotSeen, told(&waiting));
         }
         let faults: Vec<&Fault> =
             resolved.sinks.iter().filter_map(|sink| sink.plan.as_ref().as_ref().err()).flatten().collect();

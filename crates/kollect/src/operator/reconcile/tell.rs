@@ -34,7 +34,7 @@ impl Operator {
             coverage: self.collector.coverage().read(),
             namespaces: self.collector.namespaces().borrow().clone(),
             board: &self.board,
-            beyond: self.board.beyond_reach(),
+            kept: self.board.kept_rows(),
             rules: &self.rules,
             scope: self.bindings.scope(),
             now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),

@@ -12,7 +12,10 @@ use kollect_engine::{
     store::{Sight, Sights},
     watch::BlindReason,
 };
-use kollect_model::crd::{shapes::Gvk, target::CoverageStatus};
+use kollect_model::{
+    crd::{shapes::Gvk, target::CoverageStatus},
+    row::TargetId,
+};
 
 use super::{View, count, time};
 use crate::world::ResolvedTarget;
@@ -64,6 +67,32 @@ impl View<'_> {
             sights.is_some_and(|sights| sights.iter().any(|sight| is_dark(sight, place.namespace.as_ref())))
         });
         sentence(&lines, "the selections of its targets")
+    }
+}
+
+impl View<'_> {
+    /// What is said of a target whose kind is not served while sinks hold rows of a kind that it has left.
+    pub(super) fn waiting(&self, id: &TargetId, sights: &Sights) -> Option<String> {
+        let kept = self.kept.get(id).filter(|kept| kept.waiting > 0)?;
+        let absent: Vec<String> = sights
+            .iter()
+            .filter(|(_, sight)| **sight == Sight::Absent)
+            .map(|((_, group, kind), _)| {
+                let dot = if group.is_empty() { "" } else { "." };
+                format!("{kind}{dot}{group}")
+            })
+            .collect();
+        if absent.is_empty() {
+            return None;
+        }
+        let left: Vec<&str> = kept.left_kinds.iter().map(|kind| &**kind).collect();
+        Some(format!(
+            "target {id}: the cluster does not serve {}; {} rows of {} stay in the sinks until it can be listed. Correct \
+             spec.targetGVK of the profile, or delete the target to remove the rows",
+            absent.join(", "),
+            kept.waiting,
+            left.join(", ")
+        ))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use kollect_engine::{
-    export::BeyondReach,
+    export::KeptRows,
     select::{Beyond, SelectedNamespaces},
 };
 use kollect_model::row::TargetId;
@@ -27,7 +27,7 @@ impl View<'_> {
     ) -> Option<String> {
         let own = id.namespace.as_deref().unwrap_or_default();
         let kinds = self.kinds_beyond(id);
-        let kept = self.beyond.get(id).cloned().unwrap_or_default();
+        let kept = self.kept.get(id).cloned().unwrap_or_default();
         // What is named and beyond the reach is among the namespaces below, if it exists.
         let is_beyond = |fault: &&Fault| fault.reason == Reason::BeyondReach;
         let named: Vec<&Fault> = resolved.clipped.iter().filter(is_beyond).collect();
@@ -71,8 +71,8 @@ fn kinds_sentence(own: &str, kinds: &BTreeSet<String>) -> String {
     )
 }
 
-fn namespaces_sentence(own: &str, beyond: &[Arc<str>], kept: &BeyondReach) -> Option<String> {
-    let rows = match kept.rows {
+fn namespaces_sentence(own: &str, beyond: &[Arc<str>], kept: &KeptRows) -> Option<String> {
+    let rows = match kept.beyond {
         0 => String::new(),
         1 => "; 1 row from there stays in the sinks as it was".to_owned(),
         rows => format!("; {rows} rows from there stay in the sinks as they were"),
@@ -99,13 +99,14 @@ mod tests {
 
     #[test]
     fn one_sentence_names_the_namespaces_the_rows_and_the_scope() {
-        assert_eq!(namespaces_sentence("team-a", &[], &BeyondReach::default()), None);
+        assert_eq!(namespaces_sentence("team-a", &[], &KeptRows::default()), None);
         assert_eq!(
-            namespaces_sentence("team-a", &names(&["x"]), &BeyondReach::default()).unwrap(),
+            namespaces_sentence("team-a", &names(&["x"]), &KeptRows::default()).unwrap(),
             "nothing is collected from namespace x: a target of namespace team-a collects from its own; to let \
              it collect from others, name them in spec.allowedNamespaces of a KollectScope in namespace team-a"
         );
-        let kept = BeyondReach { rows: 7, namespaces: names(&["x", "y", "z"]).into_iter().collect() };
+        let namespaces = names(&["x", "y", "z"]).into_iter().collect();
+        let kept = KeptRows { beyond: 7, namespaces, ..KeptRows::default() };
         let sentence = namespaces_sentence("team-a", &[], &kept).unwrap();
         let begins = "nothing is collected from 3 namespaces (x, y and 1 more); 7 rows from there stay in the \
                       sinks as they were: ";
