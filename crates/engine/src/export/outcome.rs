@@ -177,6 +177,11 @@ impl ClaimedSink {
 }
 
 impl Difference {
+    /// How many rows the sink holds.
+    pub(super) fn held_rows(&self) -> usize {
+        self.unchanged + self.left_alone + self.delta.changed.len() + self.delta.removed.len()
+    }
+
     /// What came of it.
     pub(super) fn written(self, receipt: Receipt, drifted: usize) -> Outcome {
         let Self { delta, unchanged, left_alone, kept } = self;

@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
@@ -12,18 +12,19 @@ use std::{
 use async_trait::async_trait;
 use futures::FutureExt;
 use kollect_model::{
-    batch::{Baseline, Batch},
-    claim::{TakeOver, Writer},
+    batch::{Baseline, Batch, InventoryId, Receipt, Refusal},
+    claim::{Claim, Claimant, TakeOver, Writer},
     crd::shapes::Gvk,
-    row::{Row, RowDigest},
-    sink::Atomicity,
+    row::{Row, RowDigest, RowKey},
+    sink::{Atomicity, Delivery, Sink, SinkReason},
 };
 use serde_json::{json, value::to_raw_value};
+use tokio::time::{self, Instant};
 
 use super::*;
 use crate::{
     random::Random,
-    store::{KindRows, Origin, StoreWriter, store},
+    store::{Changes, KindRows, Origin, StoreWriter, store},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -242,6 +243,7 @@ fn in_short(told: &Told<'_>) -> String {
         Told::Failed { error, .. } => format!("failed {:?}", error.reason),
         Told::Waiting { .. } => "waiting".into(),
         Told::HeldBack { coverage } => format!("held back, {coverage}"),
+        Told::RemovalsHeld(held) => format!("{} of {} removals held", held.rows, held.held),
         Told::Cleaned { .. } | Told::NotCleaned { .. } => unreachable!("nobody cleans here"),
     }
 }
@@ -1020,4 +1022,146 @@ async fn rows_of_a_kind_that_is_being_listed_wake_nobody_until_all_of_them_are_t
     assert!(woken(&changes));
     assert_eq!(changes.take().len(), 1000);
     assert!(changes.is_empty());
+}
+
+/// Ten pods that a definition of the target has made, in a sink whose binding has a guard.
+async fn guarded(percent: Option<u32>, rows: Option<usize>) -> World {
+    let mut world = World::new(Duration::ZERO);
+    world.binding.removal_guard = Some(RemovalGuard { percent, rows, released: None });
+    world.binding.selected = "one".into();
+    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
+    let pods = world.writer.rows(&target(), &gvk("Pod")).for_definition(1);
+    for uid in 0..10 {
+        pods.upsert(row("Pod", uid, 1), Origin { definition: 1, ..Origin::default() });
+    }
+    world.kinds.insert("Pod", pods);
+    world.start();
+    time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.told(), ["compared 10 0"]);
+    world
+}
+
+impl World {
+    /// The target is defined in another way, and selects only these of its pods.
+    fn redefine(&mut self, definition: u32, selected: &str, pods: &[usize]) {
+        let rows = self.writer.rows(&target(), &gvk("Pod")).for_definition(definition);
+        for uid in 0..10 {
+            if pods.contains(&uid) {
+                rows.upsert(row("Pod", uid, 1), Origin { definition, ..Origin::default() });
+            } else {
+                rows.remove(&format!("Pod{uid}"));
+            }
+        }
+        self.kinds.insert("Pod", rows);
+        self.binding.selected = selected.into();
+        self.wanted.send_replace(Some(Arc::new(self.binding.clone())));
+    }
+
+    fn release(&mut self, token: &str) {
+        let guard = self.binding.removal_guard.as_mut().unwrap();
+        guard.released = Some(token.into());
+        self.wanted.send_replace(Some(Arc::new(self.binding.clone())));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rows_whose_objects_are_gone_are_not_guarded() {
+    let world = guarded(Some(0), Some(0)).await;
+    (0..9).for_each(|uid| drop(world.kinds["Pod"].remove(&format!("Pod{uid}"))));
+    time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((world.holds().len(), world.told()), (1, vec!["written 9 refused 0".to_owned()]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_selection_that_removes_too_much_is_held_until_it_is_released_or_corrected() {
+    for (percent, rows) in [(Some(50), None), (None, Some(5)), (Some(100), Some(5))] {
+        let mut world = guarded(percent, rows).await;
+        world.redefine(2, "two", &[0, 1, 2, 3]);
+        world.put("Node", 1, 1);
+        time::sleep(Duration::from_mins(30)).await;
+        assert_eq!(world.holds().len(), 10, "nothing is written, nothing is removed");
+        let told = world.told();
+        assert!(told.len() < 200 && told.iter().all(|told| told == "6 of 10 removals held"), "{told:?}");
+        // A token of something else releases nothing.
+        world.release("one");
+        time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(world.holds().len(), 10);
+        world.release("two");
+        time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(world.holds(), world.expected());
+        world.told();
+
+        // Corrected: what was there is there, and nothing has gone meanwhile.
+        world.redefine(3, "three", &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        time::sleep(Duration::from_mins(10)).await;
+        assert_eq!(world.holds(), world.expected());
+        world.redefine(4, "four", &[]);
+        time::sleep(Duration::from_mins(1)).await;
+        assert_eq!(world.holds().len(), 11);
+        world.redefine(5, "three", &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        world.put("Node", 1, 2);
+        time::sleep(Duration::from_secs(20)).await;
+        assert_eq!(world.holds(), world.expected());
+        assert_eq!(world.told().last().unwrap(), "compared 1 0");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn less_than_the_guard_allows_goes_at_once() {
+    let mut world = guarded(Some(50), Some(5)).await;
+    world.redefine(2, "two", &[0, 1, 2, 3, 4]);
+    time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(world.holds(), world.expected());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_removed_while_no_process_ran_is_judged_by_what_the_specs_select() {
+    for (selected, held) in [("one", 4), ("two", 10)] {
+        let mut world = guarded(Some(50), None).await;
+        world.halt(true).await;
+        let acknowledged = world.binding.selection.acknowledged();
+        assert_eq!(acknowledged.as_deref(), Some("one"));
+        // A process that knows the sink and the status, and finds fewer pods.
+        let (writer, rows) = store();
+        (world.writer, world.rows) = (writer, rows);
+        for kind in ["Pod", "Node"] {
+            world.kinds.insert(kind, world.writer.rows(&target(), &gvk(kind)));
+            world.see(kind, Sight::Everything);
+        }
+        (0..4).for_each(|uid| world.put("Pod", uid, 1));
+        world.binding.selection = Selection::new(acknowledged);
+        world.binding.selected = selected.into();
+        world.start();
+        time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(world.holds().len(), held, "{selected}");
+        world.halt(true).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn targets_that_leave_are_guarded_too() {
+    let mut world = guarded(Some(50), None).await;
+    world.binding.targets.clear();
+    world.binding.selected = "none".into();
+    world.wanted.send_replace(Some(Arc::new(world.binding.clone())));
+    time::sleep(Duration::from_secs(1)).await;
+    assert_eq!((world.holds().len(), world.told()), (10, vec!["10 of 10 removals held".to_owned()]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_of_snapshots_waits_for_a_kind_that_is_not_served() {
+    let mut world = World::new(Duration::ZERO);
+    world.memory.with(|held| held.forgetful = true);
+    world.binding.last_checksum = LastChecksum::new(Some("before".into()));
+    world.see("Node", Sight::Everything);
+    world.see("Pod", Sight::Absent);
+    world.start();
+    world.rest().await;
+    assert_eq!(
+        (world.writes(), world.told().pop().unwrap().as_str()),
+        (0, "held back, blind: Pod of team/pods")
+    );
+    world.see("Pod", Sight::Everything);
+    world.rest().await;
+    assert_eq!(world.writes(), 1);
 }

@@ -416,7 +416,7 @@ fn destinations_that_were_restored_catch_up_without_a_torn_state() {
     }
     // Nothing of this needed an object to be edited, and nothing is written any more.
     let log = fs::read_to_string(world.dir.path().join("operator.log")).unwrap();
-    assert!(log.contains("claims again"), "{log}");
+    assert!(log.contains("gone back to an earlier state"), "{log}");
 }
 
 #[test]
