@@ -52,6 +52,7 @@ reasons! {
     ProfileInvalid,
     ProfileNotFound,
     Progressing,
+    RemovalsHeld,
     RowsRefused,
     ScopeForbidden,
     ScopeGVKDenied,

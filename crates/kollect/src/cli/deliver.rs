@@ -225,6 +225,9 @@ fn line(told: &Told<'_>) -> Option<String> {
             Some(format!("the sink keeps failing; tried again in {} s", pause.as_secs().max(1)))
         }
         Told::HeldBack { coverage } => Some(format!("nothing is sent while rows may be missing: {coverage}")),
+        Told::RemovalsHeld(held) => {
+            Some(format!("{} of {} rows would be removed; held", held.rows, held.held))
+        }
         Told::Cleaned { .. } => Some("cleaned".to_owned()),
         Told::NotCleaned { error, .. } => Some(format!("not cleaned: {}", told_once(*error))),
     }

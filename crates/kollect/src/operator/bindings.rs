@@ -10,7 +10,10 @@ use async_trait::async_trait;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kollect_engine::{
     deliver::{Deliveries, Wanted},
-    export::{Binding, ClaimChecks, LastChecksum, Leftover, Open, Sibling, Siblings},
+    export::{
+        Binding, ClaimChecks, CurrentClaim, LastChecksum, Leftover, Open, RemovalGuard, Selection, Sibling,
+        Siblings,
+    },
     schedule::Breaker,
     select::Namespaces,
     store::Sight,
@@ -34,6 +37,8 @@ use crate::{
 
 /// Annotation: the sinks of the inventory are compared when it changes.
 pub(crate) const REQUESTED_AT: &str = "kollect.dev/requestedAt";
+/// Annotation: removals that the guard holds are released, by their token.
+pub(crate) const RELEASE_REMOVALS: &str = "kollect.dev/release-removals";
 
 /// The bindings of all inventories.
 pub(crate) struct Bindings {
@@ -117,6 +122,8 @@ struct Inventory<'a> {
     resolved: &'a ResolvedInventory,
     take_overs: Requests,
     status: &'a InventoryStatus,
+    /// Digest of what the specs select; empty without a guard.
+    selected: String,
 }
 
 /// A binding as the spec and the status name it.
@@ -180,6 +187,11 @@ impl Bindings {
         &self.scope
     }
 
+    /// What the specs of an inventory selected when a sink last got all rows.
+    pub(crate) fn acknowledged_selection(&self, binding: &BindingName) -> Option<String> {
+        self.good.get(binding)?.binding.selection.acknowledged()
+    }
+
     /// Forgets everything: another process may have led meanwhile.
     pub(crate) fn clear(&mut self) {
         self.good.clear();
@@ -208,6 +220,10 @@ impl Bindings {
                 resolved: inventory,
                 take_overs: Requests::of(metadata, sinks),
                 status: &status,
+                selected: match &inventory.removal_guard {
+                    Some(_) => world.selection_digest(name, inventory),
+                    None => String::new(),
+                },
             };
             // What was never written, because its name is another's, is not there.
             if name.is_reserved() {
@@ -263,11 +279,14 @@ impl Bindings {
         if known.is_none() && !findable {
             return;
         }
-        let (last_checksum, current) = match known {
-            Some(known) => (known.binding.last_checksum.clone(), known.binding.current.clone()),
+        let (last_checksum, current, selection) = match known.map(|known| &*known.binding) {
+            Some(Binding { last_checksum, current, selection, .. }) => {
+                (last_checksum.clone(), current.clone(), selection.clone())
+            }
             None => {
-                let told = line.export.and_then(|export| export.last_checksum.clone());
-                (LastChecksum::new(told), kollect_engine::export::CurrentClaim::default())
+                let checksum = line.export.and_then(|export| export.last_checksum.clone());
+                let selection = line.export.and_then(|export| export.selection.clone());
+                (LastChecksum::new(checksum), CurrentClaim::default(), Selection::new(selection))
             }
         };
         let take_over = inventory.take_overs.for_sink(&sink.name, &inventory.status.take_overs);
@@ -279,6 +298,13 @@ impl Bindings {
             targets: resolved.targets.clone(),
             cadence: sink.cadence,
             choice,
+            removal_guard: resolved.removal_guard.as_ref().map(|guard| RemovalGuard {
+                percent: guard.percent.and_then(|percent| percent.try_into().ok()),
+                rows: guard.rows.and_then(|rows| rows.try_into().ok()),
+                released: annotation(metadata, RELEASE_REMOVALS),
+            }),
+            selected: inventory.selected.clone(),
+            selection,
             part_bytes: sink.part_bytes,
             last_checksum,
             requested: annotation(metadata, REQUESTED_AT),
@@ -520,6 +546,8 @@ fn same(a: &Binding, b: &Binding) -> bool {
         && a.targets == b.targets
         && a.cadence == b.cadence
         && a.choice == b.choice
+        && a.removal_guard == b.removal_guard
+        && a.selected == b.selected
         && a.part_bytes == b.part_bytes
         && a.requested == b.requested
         && Arc::ptr_eq(&a.sink, &b.sink)

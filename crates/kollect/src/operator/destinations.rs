@@ -94,6 +94,8 @@ impl KnownDestinations {
                 self.done.remove(&key(place));
             }
             Told::Compared(_) | Told::Written(..) => self.filled = true,
+            Told::ClaimLost(_) => self.claim = None,
+            Told::Failed { error, .. } if error.reason == SinkReason::Fenced => self.claim = None,
             // Another cluster owns it, so nothing there is ours.
             Told::Failed { error, .. } if error.reason == SinkReason::OwnedByOther => {
                 self.claim = None;

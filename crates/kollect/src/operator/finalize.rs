@@ -1,6 +1,6 @@
 //! Finalizers and annotations of objects: inventories may go when their sinks are clean, and that always ends.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use futures::{StreamExt, stream};
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
@@ -8,10 +8,7 @@ use kube::Client;
 use serde_json::json;
 use tracing::{info, warn};
 
-use super::{
-    take_over::ANNOTATION,
-    write::{create_event, patch_metadata, record},
-};
+use super::write::{create_event, patch_metadata, record};
 use crate::reason::Reason;
 
 /// Finalizers that this program or the Go implementation has set, by kind.
@@ -45,14 +42,14 @@ pub(crate) struct Step<'a> {
     behind: Vec<String>,
     /// Destinations that turned out to be others under another name.
     adopted: Vec<String>,
-    /// The annotation that asks for take-overs; empty: without it; `None`: it stays.
-    take_over: Option<String>,
+    /// Annotations that change; empty: they go.
+    annotations: Vec<(&'static str, String)>,
 }
 
 impl<'a> Step<'a> {
     fn new(kind: &'static str, metadata: &'a ObjectMeta) -> Self {
-        let (behind, adopted) = (Vec::new(), Vec::new());
-        Self { kind, metadata, finalizers: None, behind, adopted, take_over: None }
+        let (behind, adopted, annotations) = (Vec::new(), Vec::new(), Vec::new());
+        Self { kind, metadata, finalizers: None, behind, adopted, annotations }
     }
 }
 
@@ -93,7 +90,7 @@ pub(crate) async fn take(client: &Client, steps: Vec<Step<'_>>) {
 
 impl Step<'_> {
     async fn take(self, client: &Client) {
-        let Self { kind, metadata, finalizers, behind, adopted, take_over } = self;
+        let Self { kind, metadata, finalizers, behind, adopted, annotations } = self;
         let ObjectMeta { namespace, name, .. } = metadata;
         if !behind.is_empty() {
             let message = format!(
@@ -115,9 +112,10 @@ impl Step<'_> {
         if let Some(finalizers) = finalizers {
             patch.insert("finalizers".into(), json!(finalizers));
         }
-        if let Some(text) = take_over {
-            let text = (!text.is_empty()).then_some(text);
-            patch.insert("annotations".into(), json!({ ANNOTATION: text }));
+        if !annotations.is_empty() {
+            let changed =
+                annotations.into_iter().map(|(key, text)| (key, Some(text).filter(|t| !t.is_empty())));
+            patch.insert("annotations".into(), json!(changed.collect::<BTreeMap<_, _>>()));
         }
         if patch.is_empty() {
             return;
@@ -160,9 +158,13 @@ pub(crate) fn finish<'a>(
     (unclean.is_empty() || !hope || late).then_some(Step { behind: unclean, ..step })
 }
 
-/// Removes requests for take-overs that are over from an inventory.
-pub(crate) fn annotate<'a>(kind: &'static str, metadata: &'a ObjectMeta, take_over: String) -> Step<'a> {
-    Step { take_over: Some(take_over), ..Step::new(kind, metadata) }
+/// Changes annotations that ask for something which has been done; empty ones go.
+pub(crate) fn annotate<'a>(
+    kind: &'static str,
+    metadata: &'a ObjectMeta,
+    annotations: Vec<(&'static str, String)>,
+) -> Option<Step<'a>> {
+    (!annotations.is_empty()).then_some(Step { annotations, ..Step::new(kind, metadata) })
 }
 
 /// Says that destinations turned out to be others under another name.

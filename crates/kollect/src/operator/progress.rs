@@ -8,7 +8,7 @@ use std::{
 
 use kollect_engine::{
     deliver::Place,
-    export::{Cleaned, KeptRows, Outcome, Told},
+    export::{Cleaned, HeldRemovals, KeptRows, Outcome, Told},
 };
 use kollect_model::{
     batch::{Delta, Receipt},
@@ -46,6 +46,8 @@ pub(crate) struct Progress {
     kept: BTreeMap<TargetId, KeptRows>,
     /// Rows written.
     pub(crate) written: u64,
+    /// Removals that are held, until something is written.
+    pub(crate) held_removals: Option<HeldRemovals>,
     /// Why nothing is sent although nothing failed.
     pub(crate) held_back: Option<String>,
     pub(crate) held_back_since: Option<SystemTime>,
@@ -251,6 +253,14 @@ impl Board {
                 progress.held_back = Some((*coverage).to_owned());
                 progress.held_back_since.get_or_insert(now);
             }
+            Told::RemovalsHeld(held) => {
+                if progress.held_removals.as_ref() != Some(held) {
+                    warn!(binding = %name, rows = held.rows, of = held.held, token = held.token, "removals are held");
+                }
+                progress.failure = None;
+                progress.confirmed = false;
+                progress.held_removals = Some((*held).clone());
+            }
             Told::Cleaned { cleaned, moved } => {
                 info!(binding = %name, %place, moved, outcome = described(cleaned), "cleaned");
                 if matches!(cleaned, Cleaned::SameAs(_)) {
@@ -328,6 +338,7 @@ impl Progress {
         }
         self.last_export = Some(now);
         self.confirmed = true;
+        self.held_removals = None;
         (self.held_back, self.held_back_since) = (None, None);
         let now_refused: BTreeSet<&RowKey> = receipt.refused.iter().map(|refusal| &refusal.key).collect();
         let refused = delta.rows().filter(|row| now_refused.contains(&row.key)).count();

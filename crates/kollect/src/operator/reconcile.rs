@@ -30,7 +30,7 @@ use connection::{test_connection, tested_sink};
 use refused::Refusals;
 
 use super::{
-    bindings::{Bindings, Left, OpenPlan, Planned, binding_name},
+    bindings::{Bindings, Left, OpenPlan, Planned, RELEASE_REMOVALS, binding_name},
     finalize::{self, Step},
     health::Health,
     leader::{self, Leadership},
@@ -38,15 +38,15 @@ use super::{
     objects::{Known, Objects},
     plans::SinkPlanner,
     probe::{Probed, Probes},
-    progress::Board,
+    progress::{Board, Progress},
     secrets::Secrets,
     shards::Shards,
-    take_over::Requests,
+    take_over::{self, Requests},
     write::StatusWriter,
 };
 use crate::{
     cluster::ClusterSource,
-    world::{Compiled, Family, InventoryName, Name, Resolved, Rules, World},
+    world::{BoundSink, Compiled, Family, InventoryName, Name, Resolved, Rules, World},
 };
 
 /// Changes that come together are looked at together.
@@ -340,7 +340,15 @@ impl Operator {
                 self.board.look(&binding, |progress| progress.destinations.claim().cloned()).flatten()
             };
             let rest = requests.without_granted(claim, &status.take_overs);
-            steps.extend(rest.map(|rest| finalize::annotate(kind, metadata, rest)));
+            let mut done: Vec<_> = rest.map(|rest| (take_over::ANNOTATION, rest)).into_iter().collect();
+            let is_written = |sink: &BoundSink| {
+                self.board.look(&binding_name(name, &sink.name), Progress::is_synced).unwrap_or(false)
+            };
+            let asks = |key: &str| metadata.annotations.as_ref().is_some_and(|all| all.contains_key(key));
+            if asks(RELEASE_REMOVALS) && inventory.sinks.iter().all(is_written) {
+                done.push((RELEASE_REMOVALS, String::new()));
+            }
+            steps.extend(finalize::annotate(kind, metadata, done));
         }
         steps
     }

@@ -15,7 +15,7 @@ use k8s_openapi::{
 };
 use kollect_engine::{
     coverage::{Known, Place},
-    export::KeptRows,
+    export::{HeldRemovals, KeptRows},
     select::{Namespaces, SelectedNamespaces},
     store::{Sight, StoreReader},
 };
@@ -31,7 +31,11 @@ use kollect_model::{
     sink::ErrorClass,
 };
 
-use super::{bindings::binding_name, conditions::Conditions, progress::Board};
+use super::{
+    bindings::{Bindings, RELEASE_REMOVALS, binding_name},
+    conditions::Conditions,
+    progress::Board,
+};
 use crate::{
     reason::Reason,
     world::{BoundSink, Fault, InventoryName, ResolvedInventory, ResolvedTarget, Rules},
@@ -44,6 +48,7 @@ pub(crate) struct View<'a> {
     pub(crate) coverage: BTreeMap<Place, Known>,
     pub(crate) namespaces: Option<Arc<Namespaces>>,
     pub(crate) board: &'a Board,
+    pub(crate) bindings: &'a Bindings,
     /// Rows that sinks keep although their objects are not collected.
     pub(crate) kept: BTreeMap<TargetId, KeptRows>,
     pub(crate) rules: &'a Rules,
@@ -226,7 +231,10 @@ impl View<'_> {
     ) -> InventoryStatus {
         let unheard = |sink: &BoundSink| {
             let progress = self.board.of(&binding_name(name, &sink.name));
-            let silent = !progress.confirmed && progress.failure.is_none() && progress.held_back.is_none();
+            let silent = !progress.confirmed
+                && progress.failure.is_none()
+                && progress.held_back.is_none()
+                && progress.held_removals.is_none();
             sink.plan.is_ok() && silent
         };
         let failing = |sink: &BoundSink| {
@@ -261,6 +269,7 @@ impl View<'_> {
             left.filter_map(|export| self.left_export(metadata, name, export)).collect();
         let mut conditions = Conditions::after(&before.conditions, metadata.generation, self.now);
         self.judge_inventory(name, resolved, &exports, &mut conditions);
+        self.judge_removals(name, &exports, &mut conditions);
         self.judge_destinations(name, &exports, &mut conditions);
         Self::judge_take_overs(metadata, resolved, &mut conditions);
         let rows: usize = resolved.targets.iter().map(|target| self.rows.count(target)).sum();
@@ -375,6 +384,19 @@ impl View<'_> {
         }
     }
 
+    /// Removals that the guard holds.
+    fn judge_removals(&self, name: &InventoryName, exports: &[SinkExport], conditions: &mut Conditions<'_>) {
+        let held = exports.iter().filter_map(|export| {
+            let held =
+                self.board.look(&binding_name(name, &export.name), |p| p.held_removals.clone()).flatten()?;
+            Some(format!("{}: {}", export.name, removals_held(&held)))
+        });
+        let held: Vec<String> = held.collect();
+        if !held.is_empty() {
+            conditions.set("RemovalsHeld", true, Reason::RemovalsHeld, held.join("; "));
+        }
+    }
+
     fn all_terminal(&self, name: &InventoryName, resolved: &ResolvedInventory) -> bool {
         resolved.sinks.iter().all(|sink| {
             let progress = self.board.of(&binding_name(name, &sink.name));
@@ -414,6 +436,11 @@ impl View<'_> {
             (Ok(_), None) if resolved.suspended => {
                 conditions.set("Synced", false, Reason::Suspended, "nothing is written");
             }
+            (Ok(_), None) if progress.held_removals.is_some() => {
+                let held = progress.held_removals.as_ref().map(removals_held).unwrap_or_default();
+                conditions.set("Synced", false, Reason::RemovalsHeld, held.clone());
+                last_error = Some(held);
+            }
             (Ok(_), None) if !progress.refused.is_empty() => {
                 conditions.set("Synced", false, Reason::RowsRefused, told(&progress.refused));
                 last_error = Some(told(&progress.refused));
@@ -441,6 +468,7 @@ impl View<'_> {
             last_export_time: progress.last_export.and_then(time),
             last_checksum: checksum,
             rows: progress.rows,
+            selection: self.bindings.acknowledged_selection(&binding_name(name, &sink.name)),
             lag_seconds: lag.and_then(|lag| i64::try_from(lag.as_secs() / 10 * 10).ok()),
             next_attempt_time: progress.failure.and_then(|failure| failure.next_attempt).and_then(time),
             last_error,
@@ -449,6 +477,15 @@ impl View<'_> {
         };
         self.with_destinations(&binding_name(name, &sink.name), line)
     }
+}
+
+/// What is said about removals that are held, with what to do.
+fn removals_held(held: &HeldRemovals) -> String {
+    format!(
+        "{} of {} rows would be removed because specs changed, which is more than spec.removalGuard allows, and nothing \
+         is written; correct the specs, or let the rows go with the annotation {RELEASE_REMOVALS}: {} on the inventory",
+        held.rows, held.held, held.token
+    )
 }
 
 /// Labels of namespaces decide, and nobody knows them.

@@ -224,7 +224,7 @@ async fn tell(client: &Client, kind: &'static str, (namespace, name): &Name, cha
         info!(kind, namespace, name, condition = type_, status = ?status, reason, detail = message, "condition changed");
         let good = match type_.as_str() {
             "Ready" if *status == ConditionStatus::True => true,
-            "Degraded" | "Blind" | "LeftBehind" => false,
+            "Degraded" | "Blind" | "LeftBehind" | "RemovalsHeld" => false,
             // Degraded or Reconciling says why something is not ready.
             _ => continue,
         };

@@ -16,11 +16,15 @@ use kollect_model::{
     batch::{CLUSTER_NAMESPACE, PART_BYTES},
     binding::SinkName,
     crd::{
-        inventory::{Dedupe, ExportPlace, MAX_SINK_REFS, SinkRef, SinkRefs},
+        inventory::{Dedupe, ExportPlace, MAX_SINK_REFS, RemovalGuard, SinkRef, SinkRefs},
         shapes::LabelSelector,
     },
     row::TargetId,
 };
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use xxhash_rust::xxh3::Xxh3;
 
 use super::{
     Ceilings, Family, Fault, InventoryName, Name, ResolvedTarget, Rules, SinkPlan, World, dangling,
@@ -37,6 +41,8 @@ pub(crate) struct ResolvedInventory {
     pub(crate) rows: RowsWanted,
     pub(crate) sinks: Vec<BoundSink>,
     pub(crate) suspended: bool,
+    /// Limits what changed specs may remove.
+    pub(crate) removal_guard: Option<RemovalGuard>,
     /// What is wrong with the inventory itself: nothing is written.
     pub(crate) faults: Vec<Fault>,
     /// Targets that it names and that do not exist; the others are written.
@@ -48,7 +54,7 @@ pub(crate) struct ResolvedInventory {
 }
 
 /// Which rows of its targets an inventory wants.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct RowsWanted {
     namespaces: Vec<String>,
     selector: Option<LabelSelector>,
@@ -111,6 +117,7 @@ struct Asked<'a> {
     intervals: Intervals,
     max_export_bytes: Option<i64>,
     suspended: bool,
+    removal_guard: Option<RemovalGuard>,
     ceilings: Ceilings<'a>,
 }
 
@@ -137,6 +144,7 @@ impl World {
                 },
                 max_export_bytes: spec.max_export_bytes,
                 suspended: spec.suspend,
+                removal_guard: spec.removal_guard.clone(),
                 ceilings: self.scopes_of(namespace),
             };
             let (name, mut inventory) = self.resolve_inventory(asked, targets, sinks, rules);
@@ -162,6 +170,7 @@ impl World {
                 },
                 max_export_bytes: None,
                 suspended: spec.suspend,
+                removal_guard: spec.removal_guard.clone(),
                 ceilings: self.cluster_scopes(),
             };
             let (name, mut inventory) = self.resolve_inventory(asked, targets, sinks, rules);
@@ -182,7 +191,8 @@ impl World {
         sinks: &SinkPlans,
         rules: &Rules,
     ) -> (InventoryName, ResolvedInventory) {
-        let mut resolved = ResolvedInventory { suspended: asked.suspended, ..ResolvedInventory::default() };
+        let (suspended, removal_guard) = (asked.suspended, asked.removal_guard.clone());
+        let mut resolved = ResolvedInventory { suspended, removal_guard, ..ResolvedInventory::default() };
         resolved.faults.extend(asked.ceilings.unreadable());
         asked.choose(targets, &self.refused, &mut resolved);
         resolved.notes.extend(asked.max_export_bytes.map(|_| PARTS.to_owned()));
@@ -261,6 +271,37 @@ impl World {
             part_bytes: part_bytes.and_then(|bytes| bytes.try_into().ok()).unwrap_or(PART_BYTES),
             plan,
         }
+    }
+
+    /// Digest of what the specs select for an inventory: its targets, their profiles' kinds, scopes, and which rows of
+    /// them it wants. Equal after a restart if nothing was edited.
+    pub(crate) fn selection_digest(&self, name: &InventoryName, inventory: &ResolvedInventory) -> String {
+        let mut digest = Xxh3::new();
+        let mut add = |part: Value| digest.update(part.to_string().as_bytes());
+        let kind = |namespace: &str, name: &str| {
+            let profile = self.profiles.get(&(namespace.to_owned(), name.to_owned()));
+            profile.map(|profile| profile.spec.target_gvk.clone())
+        };
+        for id in &inventory.targets {
+            let key = (id.namespace.as_deref().unwrap_or_default().to_owned(), id.name.to_string());
+            let (mut spec, kind) = if let Some(target) = self.targets.get(&key) {
+                (json!(target.spec), kind(&key.0, &target.spec.profile_ref))
+            } else if let Some(target) = self.cluster_targets.get(&key) {
+                let profile = &target.spec.profile_ref;
+                (json!(target.spec), kind(&profile.namespace, &profile.name))
+            } else {
+                continue;
+            };
+            // A suspended target selects what it selected.
+            spec.as_object_mut().map(|spec| spec.remove("suspend"));
+            add(json!([id.to_string(), spec, kind]));
+        }
+        let ceilings = match &name.namespace {
+            Some(namespace) => self.scopes_of(namespace),
+            None => self.cluster_scopes(),
+        };
+        add(json!([ceilings.values(), inventory.rows]));
+        format!("{:016x}", digest.digest())
     }
 
     /// What to say about a sink that does not exist; nothing if it does, even if it is wrong.

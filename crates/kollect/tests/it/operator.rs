@@ -16,6 +16,7 @@ mod preview;
 mod reach;
 mod readers;
 mod reasons;
+mod removals;
 mod secrets;
 mod stopping;
 mod unseen;

@@ -79,6 +79,9 @@ pub struct KollectInventorySpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub max_export_bytes: Option<i64>,
+    /// Hold writes that would remove many rows because specs changed, until they are released.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub removal_guard: Option<RemovalGuard>,
     /// Stop writing. Rows and sinks stay as they are.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspend: bool,
@@ -99,10 +102,30 @@ impl Default for KollectInventorySpec {
             min_change_interval: None,
             audit_interval: None,
             max_export_bytes: None,
+            removal_guard: None,
             suspend: false,
             http_endpoint: None,
         }
     }
+}
+
+/// How many rows one write to a sink may remove because targets, profiles, scopes or the inventory changed. Rows whose
+/// objects are gone do not count.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = rules(&[(
+    "has(self.percent) || has(self.rows)",
+    "removalGuard needs percent, rows or both",
+)])))]
+pub struct RemovalGuard {
+    /// Of the rows that the sink holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100))]
+    pub percent: Option<i32>,
+    /// In all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub rows: Option<i64>,
 }
 
 /// Refused: has no effect.
@@ -199,6 +222,9 @@ pub struct KollectClusterInventorySpec {
     /// What happens to rows that several targets extracted from one object.
     #[serde(default)]
     pub dedupe: Dedupe,
+    /// Hold writes that would remove many rows because specs changed, until they are released.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub removal_guard: Option<RemovalGuard>,
     /// Stop writing. Rows and sinks stay as they are.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub suspend: bool,
@@ -335,6 +361,9 @@ pub struct SinkExport {
     /// Rows that the sink holds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rows: Option<i64>,
+    /// Digest of what specs selected when the sink last got all rows; only with removalGuard.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub selection: Option<String>,
     /// Age of the oldest change that the sink does not have, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lag_seconds: Option<i64>,

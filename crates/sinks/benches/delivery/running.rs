@@ -73,6 +73,7 @@ impl Running {
                         Said::Failed(chain(error))
                     }
                     Told::Claimed(_)
+                    | Told::RemovalsHeld(_)
                     | Told::Waiting { .. }
                     | Told::HeldBack { .. }
                     | Told::Cleaned { .. } => return,

@@ -34,6 +34,7 @@ impl Operator {
             coverage: self.collector.coverage().read(),
             namespaces: self.collector.namespaces().borrow().clone(),
             board: &self.board,
+            bindings: &self.bindings,
             kept: self.board.kept_rows(),
             rules: &self.rules,
             scope: self.bindings.scope(),
