@@ -144,8 +144,8 @@ impl Destinations {
     pub(crate) fn of(export: &SinkExport, leads_to: Option<&ExportPlace>) -> Self {
         let unknown = || ExportPlace::new("an unknown place".into(), "");
         let untold = || export.last_export_time.as_ref().map(|_| leads_to.cloned().unwrap_or_else(unknown));
-        let held = export.place.clone();
-        let held = if export.claiming.is_none() { held.or_else(untold) } else { held };
+        let is_told = export.claiming.is_some() || !export.left.is_empty();
+        let held = export.place.clone().or_else(|| if is_told { None } else { untold() });
         Self { held, claiming: export.claiming.clone(), left: export.left.clone() }
     }
 

@@ -10,6 +10,7 @@ mod destinations;
 mod filesystem;
 mod git;
 mod nats;
+mod old_claims;
 mod old_keys;
 mod postgres;
 mod postgres_access;

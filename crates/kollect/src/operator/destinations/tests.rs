@@ -96,6 +96,8 @@ fn statuses_of_older_versions_are_read() {
     assert_eq!(Destinations::of(&told, None), line(Some(place("a")), None, &[place("b")]));
     let time = serde_json::from_value("2026-01-01T00:00:00Z".into()).unwrap();
     let untold = SinkExport { last_export_time: Some(time), ..SinkExport::default() };
+    let leaving = SinkExport { left: vec![place("a")], ..untold.clone() };
+    assert_eq!(Destinations::of(&leaving, Some(&place("b"))), line(None, None, &[place("a")]));
     assert_eq!(Destinations::of(&untold, Some(&place("a"))).held, Some(place("a")));
     assert_eq!(Destinations::of(&untold, None).held.unwrap().destination.to_string(), "an unknown place");
     assert_eq!(Destinations::of(&SinkExport::default(), Some(&place("a"))), Destinations::default());
