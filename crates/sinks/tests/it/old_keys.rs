@@ -335,7 +335,7 @@ async fn sqlite_widens_the_key_of_a_file_in_use() {
     check_both_fit(sink).await;
     assert_eq!(sink.baseline(&inventory("", "old")).await.unwrap().len(), 5_000);
     for (query, expected) in [
-        ("PRAGMA user_version", 4),
+        ("PRAGMA user_version", 5),
         ("SELECT count(*) FROM names", 5_002),
         ("SELECT count(*) FROM log", 2),
         (

@@ -212,7 +212,11 @@ async fn claims_are_told_apart_and_found_missing() {
     remote.git(&["update-ref", "-d", &reference]);
     let delta = added(&[row("u1", "{}")]);
     let refused = sink.write(&Batch::new(&all, &claim, &delta)).await.unwrap_err();
-    assert_eq!((refused.reason, refused.class()), (SinkReason::Busy, ErrorClass::Transient), "{refused}");
+    assert_eq!(
+        (refused.reason, refused.class()),
+        (SinkReason::ClaimLost, ErrorClass::Transient),
+        "{refused}"
+    );
     write(&*sink, &all, Some("c"), &delta).await.unwrap();
 }
 
@@ -350,7 +354,11 @@ async fn a_rewritten_or_deleted_branch_is_compared_again() {
         }
         let delta = added(&pods[2..]);
         let refused = sink.write(&Batch::new(&all, &claim, &delta)).await.unwrap_err();
-        assert_eq!((refused.reason, refused.class()), (SinkReason::Busy, ErrorClass::Transient), "{refused}");
+        assert_eq!(
+            (refused.reason, refused.class()),
+            (SinkReason::ClaimLost, ErrorClass::Transient),
+            "{refused}"
+        );
         let held = sink.baseline(&all).await.unwrap();
         assert_eq!(held, holding(&pods[..usize::from(!delete)]));
         sink.write(&Batch::new(&all, &claim, &added(&pods[held.len()..]))).await.unwrap();
