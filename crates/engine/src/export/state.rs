@@ -54,7 +54,7 @@ enum Phase {
     /// The next attempt opens the sink, claims the inventory and compares.
     Closed,
     /// The inventory is claimed, and this is known about what the sink holds.
-    Claimed(ClaimedSink, Contents),
+    Claimed(Box<ClaimedSink>, Contents),
 }
 
 /// What is known about what a sink holds.
@@ -246,7 +246,7 @@ impl<'a> State<'a> {
         binding.breaker.admit(Instant::now()).map_err(Stopped::Breaker)?;
         let (mut sink, contents) = match mem::replace(&mut self.phase, Phase::Closed) {
             Phase::Claimed(sink, contents) => (sink, contents),
-            Phase::Closed => (self.claim(tell).await?, Contents::Unknown),
+            Phase::Closed => (Box::new(self.claim(tell).await?), Contents::Unknown),
         };
         let contents = match sink.delivery() {
             Delivery::Snapshots => self.send_snapshot(&mut sink, seen, tell).await?,

@@ -289,8 +289,8 @@ fn count(rows: usize) -> i64 {
 impl Progress {
     /// The destination is another one: what happened in the last one is not about it.
     fn begin_elsewhere(&mut self) {
-        let Self { destinations, line, lost, written, drifted, refused_attempts, .. } = std::mem::take(self);
-        *self = Self { destinations, line, lost, written, drifted, refused_attempts, ..Self::default() };
+        let Self { refused_attempts, drifted, written, destinations, line, lost, .. } = std::mem::take(self);
+        *self = Self { refused_attempts, drifted, written, destinations, line, lost, ..Self::default() };
     }
 
     /// Whether the sink holds the rows, in the destination that the status names.

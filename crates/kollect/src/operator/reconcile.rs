@@ -253,7 +253,7 @@ impl Operator {
     /// A turn that is cut short by the end of leadership does not count.
     async fn timed_turn(&mut self, leading: bool) {
         let (began, failures) = (Instant::now(), self.writer.failures());
-        self.turn(leading).await;
+        Box::pin(self.turn(leading)).await;
         self.metrics.meter.turned(began.elapsed(), self.writer.failures() == failures);
     }
 

@@ -15,7 +15,7 @@ pub(crate) const ANNOTATION: &str = "kollect.dev/take-over";
 /// What the annotation asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Requests {
-    requests: Vec<Request>,
+    all: Vec<Request>,
     /// Entries that name no sink of the inventory.
     unknown: Vec<String>,
     /// What is said about them, with what to write instead.
@@ -44,7 +44,7 @@ impl Requests {
             let (sink, from) = entry.split_once('=').unwrap_or(("", entry));
             let sink = SinkName::from(sink.trim());
             if sinks.clone().any(|known| *known == sink) && !from.trim().is_empty() {
-                read.requests.push(Request { sink, from: from.trim().to_owned() });
+                read.all.push(Request { sink, from: from.trim().to_owned() });
                 continue;
             }
             let forms: Vec<String> = sinks.clone().map(|sink| format!("{sink}={}", from.trim())).collect();
@@ -58,7 +58,7 @@ impl Requests {
 
     /// What a sink may take over.
     pub(crate) fn for_sink(&self, sink: &SinkName, done: &[TakeOverRecord]) -> TakeOver {
-        let Some(request) = self.requests.iter().find(|request| request.sink == *sink) else {
+        let Some(request) = self.all.iter().find(|request| request.sink == *sink) else {
             return TakeOver::Never;
         };
         let done = done.iter().filter(|record| record.from == request.from);
@@ -81,10 +81,10 @@ impl Requests {
                     || done.iter().any(|record| is_of(record, &claim))
             })
         };
-        if !self.requests.iter().any(|request| is_over(&request)) {
+        if !self.all.iter().any(|request| is_over(&request)) {
             return None;
         }
-        let rest = self.requests.iter().filter(|request| !is_over(request)).map(ToString::to_string);
+        let rest = self.all.iter().filter(|request| !is_over(request)).map(ToString::to_string);
         Some(rest.chain(self.unknown.iter().cloned()).collect::<Vec<_>>().join(","))
     }
 }

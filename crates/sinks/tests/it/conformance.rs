@@ -381,18 +381,18 @@ async fn owners_are_respected(sink: &dyn Sink) {
     sink.claim(&place, &operator).await.unwrap();
     let refused = sink.claim(&place, &claimant(Some("c1"))).await.unwrap_err();
     assert!(refused.to_string().contains("--take-over"), "{refused}");
-    let once = |done: &[String]| TakeOver::Once { from: "c1".into(), done: done.to_vec() };
+    let take_once = |done: &[String]| TakeOver::Once { from: "c1".into(), done: done.to_vec() };
     let rebuilt = |take_over| Claimant { take_over, ..claimant(Some("c2")) };
-    let taken = sink.claim(&place, &rebuilt(once(&[]))).await.unwrap();
-    assert_eq!(taken.taken_from.as_deref(), Some("c1"));
-    sink.write(&Batch::new(&place, &taken, &Delta::default())).await.unwrap();
+    let adopted = sink.claim(&place, &rebuilt(take_once(&[]))).await.unwrap();
+    assert_eq!(adopted.taken_from.as_deref(), Some("c1"));
+    sink.write(&Batch::new(&place, &adopted, &Delta::default())).await.unwrap();
     let refused = sink.claim(&place, &operator).await.unwrap_err();
     assert!(refused.to_string().contains("c2"), "{refused}");
     // The other one takes it back, and then the same take-over is not done again.
     let back = Claimant { take_over: TakeOver::Always, ..claimant(Some("c1")) };
     sink.claim(&place, &back).await.unwrap();
-    let done: Vec<String> = taken.destination_id.into_iter().collect();
-    let refused = sink.claim(&place, &rebuilt(once(&done))).await.unwrap_err();
+    let done: Vec<String> = adopted.destination_id.into_iter().collect();
+    let refused = sink.claim(&place, &rebuilt(take_once(&done))).await.unwrap_err();
     assert_eq!(refused.reason, SinkReason::OwnedByOther);
     assert!(refused.to_string().contains("status.takeOvers"), "{refused}");
 }

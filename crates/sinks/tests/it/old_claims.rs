@@ -12,7 +12,7 @@ use kollect_testbed::{Nats, git::Repository};
 use serde_json::{Value, json};
 
 use crate::{
-    conformance::{added, claimant, holding, inventory, row, write},
+    conformance::{added, claimant, holding, inventory, row},
     postgres::{planned, schema},
 };
 

@@ -219,15 +219,18 @@ fn files_below(directory: &Path) -> Option<Vec<PathBuf>> {
 /// Readers of all five sinks, at work.
 struct Readers {
     stop: Arc<AtomicBool>,
-    readers: Vec<(&'static str, Arc<Mutex<Vec<State>>>, JoinHandle<()>)>,
+    readers: Vec<(&'static str, SeenStates, JoinHandle<()>)>,
 }
+
+/// What a reader has seen, in this order.
+type SeenStates = Arc<Mutex<Vec<State>>>;
 
 impl Readers {
     fn start(destinations: &Arc<Destinations>, cluster: &str) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let read = |sink: &'static str| {
             let (destinations, cluster, stop) = (destinations.clone(), cluster.to_owned(), stop.clone());
-            let states: Arc<Mutex<Vec<State>>> = Arc::default();
+            let states = SeenStates::default();
             let seen = states.clone();
             let thread = thread::spawn(move || {
                 while !stop.load(Relaxed) {
@@ -523,11 +526,11 @@ fn a_destination_under_another_name_is_adopted_as_it_is() {
             let exports = inventory["status"]["sinkExports"].as_array().unwrap();
             let adopted =
                 exports.iter().all(|export| export["left"].is_null() && export["claiming"].is_null());
-            let named = |name: &str| {
+            let leads_to_host = |name: &str| {
                 let export = exports.iter().find(|export| export["name"] == name).unwrap();
                 export["place"]["destination"].as_str().unwrap_or_default().contains(host)
             };
-            (adopted && named("snapshot/git") && named("event/nats"))
+            (adopted && leads_to_host("snapshot/git") && leads_to_host("event/nats"))
                 .then_some(())
                 .ok_or_else(|| inventory["status"].to_string())
         });
