@@ -291,6 +291,8 @@ pub async fn follow(
     let binding = loop {
         let Some(binding) = wanted.borrow_and_update().clone() else { return };
         tokio::select! {
+            // The first round below looks at what is wanted again.
+            biased;
             () = settled(rows, &binding.targets) => break binding,
             changed = wanted.changed() => if changed.is_err() { return },
         }
@@ -418,6 +420,8 @@ impl State {
             }
         };
         tokio::select! {
+            // Each leads to the next attempt, which looks at all of them.
+            biased;
             () = over => {}
             () = self.binding.breaker.closed() => {}
             _ = wanted.changed() => wanted.mark_changed(),

@@ -239,6 +239,8 @@ impl Discovery {
             let mut changes = stream::select_all(streams);
             loop {
                 tokio::select! {
+                    // The regular question is due every few minutes, so it does not keep changes waiting.
+                    biased;
                     _ = refresh.tick() => {
                         // It is asked again soon enough.
                         drop(self.refresh().await);

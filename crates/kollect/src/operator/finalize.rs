@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
-use kollect_engine::deliver::Deliveries;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kollect_engine::{clock, deliver::Deliveries};
 use kollect_model::crd::inventory::SinkExport;
 use kube::Client;
 use tracing::{info, warn};
@@ -143,8 +143,8 @@ impl<'a> Deleted<'a> {
                 behind.push(format!("{} at {place}", export.name));
             }
         }
-        let deleted = self.metadata.deletion_timestamp.as_ref().map_or(Timestamp::now(), |time| time.0);
-        let waited = Timestamp::now().as_second() - deleted.as_second();
+        let deleted = self.metadata.deletion_timestamp.as_ref().map_or(clock::timestamp(), |time| time.0);
+        let waited = clock::timestamp().as_second() - deleted.as_second();
         let late = waited >= i64::try_from(self.patience.as_secs()).unwrap_or(i64::MAX);
         (!hope || late).then_some(Step { behind, ..step })
     }

@@ -173,7 +173,7 @@ impl Board {
     pub(crate) fn hear(&self, name: &BindingName, told: &Told<'_>) {
         let mut bindings = self.lock();
         let progress = bindings.entry(name.clone()).or_default();
-        let now = SystemTime::now();
+        let now = kollect_engine::clock::now();
         let worked = progress.works();
         let beyond = progress.beyond.clone();
         let warnings = match told {

@@ -13,27 +13,37 @@
 
 mod api_server;
 mod cluster;
+mod executor;
+mod journal;
 mod reader;
 mod schedule;
+mod signal;
 mod sink_servers;
 mod truth;
 
 use std::{
     collections::BTreeMap,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
+use kollect_engine::clock;
 use kollect_model::batch::InventoryId;
 use serde_json::Value;
-use tokio::{task::LocalSet, time};
+use tokio::time;
 
 use cluster::Cluster;
+use executor::Executor;
+use journal::Journal;
 use schedule::{KNOWN_FAULTS, Schedule, Step};
 use sink_servers::{SinkServers, destination_of};
 use truth::{TEAM, expected, text};
 
 /// Seeds that `cargo test` runs.
 const SEEDS: u64 = 60;
+/// Seeds that it runs twice.
+const SEEDS_TWICE: u64 = 10;
+/// What the clock of every simulated machine shows at first: 2026-01-01 00:00:00 UTC.
+const START: Duration = Duration::from_hours(490_896);
 /// After the faults are over everything is in order within this time.
 const SETTLING: Duration = Duration::from_mins(16);
 /// How often it is looked whether everything is in order.
@@ -56,10 +66,12 @@ struct Simulation {
 }
 
 impl Simulation {
-    fn new(schedule: &Schedule) -> Self {
-        let sinks = SinkServers::new(schedule.seed ^ 1);
+    fn new(schedule: &Schedule, executor: &Executor, journal: &Journal) -> Self {
+        let sinks = SinkServers::new(schedule.seed ^ 1, journal.clone());
         let names = ["east", "west"].into_iter().take(schedule.clusters);
-        let clusters = names.map(|name| Cluster::new(name, schedule.seed, sinks.clone())).collect();
+        let cluster =
+            |name| Cluster::new(name, schedule.seed, sinks.clone(), executor.clone(), journal.clone());
+        let clusters = names.map(cluster).collect();
         let checks_moved = shows_known_fault("moved-status");
         let simulation = Self { clusters, sinks, checks_moved };
         simulation.record();
@@ -258,10 +270,21 @@ fn exports(inventory: &Value) -> Vec<Export> {
 
 /// Runs a schedule on paused time.
 fn run(schedule: &Schedule) -> Result<(), String> {
+    run_noted(schedule).0
+}
+
+/// Runs a schedule, and returns the digest of everything that happened, too.
+fn run_noted(schedule: &Schedule) -> (Result<(), String>, u64) {
     fastrand::seed(schedule.seed);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    let work = async { Simulation::new(schedule).run(schedule).await };
-    LocalSet::new().block_on(&runtime.unwrap(), work)
+    let executor = Executor::new(schedule.seed);
+    let (own, schedule) = (executor.clone(), schedule.clone());
+    executor.run(&runtime.unwrap(), async move {
+        clock::simulate(SystemTime::UNIX_EPOCH + START);
+        let journal = Journal::new();
+        let result = Simulation::new(&schedule, &own, &journal).run(&schedule).await;
+        (result, journal.digest())
+    })
 }
 
 /// Leaves out steps for as long as the schedule fails.
@@ -299,6 +322,15 @@ fn known_fault() -> Option<String> {
 /// Whether schedules shall show this known fault.
 fn shows_known_fault(name: &str) -> bool {
     known_fault().as_deref() == Some(name)
+}
+
+#[test]
+fn a_seed_is_the_same_run_every_time() {
+    for seed in 0..SEEDS_TWICE {
+        let schedule = Schedule::of(seed, None);
+        let [first, second] = [run_noted(&schedule), run_noted(&schedule)];
+        assert_eq!(first, second, "seed {seed} is not the same run twice");
+    }
 }
 
 #[test]

@@ -14,6 +14,7 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 use kollect_engine::{
+    clock,
     coverage::{Known, Place},
     export::BeyondReach,
     select::{Namespaces, SelectedNamespaces},
@@ -413,7 +414,9 @@ impl View<'_> {
             known.and_then(|known| known.last_checksum.clone())
         };
         let (place, left) = self.places(name, sink, known);
-        let lag = progress.failure.as_ref().and_then(|failure| failure.since.elapsed().ok());
+        let now = clock::now();
+        let since = progress.failure.as_ref().map(|failure| failure.since);
+        let lag = since.and_then(|since| now.duration_since(since).ok());
         SinkExport {
             name: sink.name.clone(),
             namespace: name.namespace.is_none().then(|| sink.key.0.clone()),

@@ -11,9 +11,11 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::jiff::Timestamp;
+use kollect_engine::clock;
 use serde_json::{Value, json};
-use tokio::{sync::watch, time::Instant};
+use tokio::time::Instant;
+
+use super::{journal::Journal, signal::Signal};
 
 /// A kind of the cluster.
 #[derive(Debug, PartialEq, Eq)]
@@ -85,7 +87,8 @@ pub(super) struct ApiServer(Arc<Shared>);
 
 struct Shared {
     state: Mutex<State>,
-    changed: watch::Sender<u64>,
+    changed: Signal,
+    journal: Journal,
 }
 
 pub(super) struct State {
@@ -126,7 +129,7 @@ struct Change {
 }
 
 impl ApiServer {
-    pub(super) fn new(name: &str, seed: u64) -> Self {
+    pub(super) fn new(name: &str, seed: u64, journal: Journal) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let streams_lists = random.u8(..4) > 0;
         let state = State {
@@ -146,7 +149,8 @@ impl ApiServer {
             written: 0,
             told: Vec::new(),
         };
-        let server = Self(Arc::new(Shared { state: Mutex::new(state), changed: watch::Sender::new(1) }));
+        let (state, changed) = (Mutex::new(state), Signal::default());
+        let server = Self(Arc::new(Shared { state, changed, journal }));
         server.change("namespaces", "", "kube-system", |_| {});
         server
     }
@@ -155,8 +159,9 @@ impl ApiServer {
         self.0.state.lock().unwrap()
     }
 
-    fn announce(&self, state: &State) {
-        self.0.changed.send_replace(state.version);
+    fn announce(&self, state: MutexGuard<'_, State>) {
+        drop(state);
+        self.0.changed.announce();
     }
 
     /// Creates or changes an object.
@@ -184,7 +189,7 @@ impl ApiServer {
             object["metadata"]["generation"] = json!(generation + 1);
         }
         state.store(key, object);
-        self.announce(&state);
+        self.announce(state);
     }
 
     /// Deletes an object; one with finalizers goes when they are gone.
@@ -197,12 +202,11 @@ impl ApiServer {
             state.remove(&key);
         } else if object["metadata"].get("deletionTimestamp").is_none() {
             let mut object = (*object).clone();
-            // The operator compares it with the clock of the machine.
             object["metadata"]["deletionTimestamp"] =
-                json!(Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
+                json!(clock::timestamp().strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
             state.store(key, object);
         }
-        self.announce(&state);
+        self.announce(state);
     }
 
     /// Deletes a namespace with all objects in it.
@@ -211,7 +215,7 @@ impl ApiServer {
         let inside: Vec<ObjectKey> = state.objects.keys().filter(|key| key.1 == name).cloned().collect();
         inside.iter().for_each(|key| state.remove(key));
         state.remove(&("namespaces", String::new(), name.to_owned()));
-        self.announce(&state);
+        self.announce(state);
     }
 
     /// Serves a kind, or no longer: its objects go with it.
@@ -227,7 +231,7 @@ impl ApiServer {
         all.iter().for_each(|key| state.remove(key));
         state.unserved.insert(plural);
         state.remove(&("customresourcedefinitions", String::new(), definition));
-        self.announce(&state);
+        self.announce(state);
     }
 
     /// All objects of a kind, by namespace and name.
@@ -251,7 +255,7 @@ impl ApiServer {
     pub(super) fn cut_watches(&self) {
         let mut state = self.lock();
         state.cuts += 1;
-        self.announce(&state);
+        self.announce(state);
     }
 
     /// Forgets the history: watches that begin in the past are answered with 410.
@@ -271,7 +275,7 @@ impl ApiServer {
             // A revoked right is noticed when a watch is opened again.
             state.cuts += 1;
         }
-        self.announce(&state);
+        self.announce(state);
     }
 
     pub(super) fn set_faults(&self, faults: ApiFaults) {
@@ -287,7 +291,7 @@ impl ApiServer {
         let mut state = self.lock();
         state.faults = ApiFaults::default();
         state.denied.clear();
-        self.announce(&state);
+        self.announce(state);
     }
 
     /// How many objects clients have changed.

@@ -5,10 +5,10 @@ use std::{sync::Arc, time::Duration};
 use kollect_engine::{
     collect::{Collector, Settings},
     store::store,
-    tasks::{Task, TaskKind, Tasks},
+    tasks::{Host, TaskKind, Tasks},
 };
 use serde_json::{Value, json};
-use tokio::{sync::watch, task::spawn_local, time};
+use tokio::{sync::watch, time};
 
 use super::{
     super::{
@@ -19,6 +19,8 @@ use super::{
         reconcile::{Operator, Setup},
     },
     api_server::{ApiFaults, ApiServer, kind_of},
+    executor::{Executor, ProcessId},
+    journal::Journal,
     schedule::{NAMESPACES, PROFILES, SINKS, Step},
     sink_servers::SinkServers,
     truth::{TEAM, text},
@@ -32,19 +34,27 @@ pub(super) struct Cluster {
     pub(super) name: String,
     pub(super) api: ApiServer,
     sinks: SinkServers,
-    /// The operator; dropping it is a crash.
-    process: Option<Task>,
+    executor: Executor,
+    /// The operator.
+    process: Option<ProcessId>,
     faults: ApiFaults,
 }
 
 impl Cluster {
-    pub(super) fn new(name: &str, seed: u64, sinks: SinkServers) -> Self {
-        let api = ApiServer::new(name, seed);
+    pub(super) fn new(
+        name: &str,
+        seed: u64,
+        sinks: SinkServers,
+        executor: Executor,
+        journal: Journal,
+    ) -> Self {
+        let api = ApiServer::new(name, seed, journal);
         for namespace in [TEAM, "kollect-system"].into_iter().chain(NAMESPACES) {
             api.change("namespaces", "", namespace, |_| {});
         }
         api.serve("widgets", true);
-        let mut cluster = Self { name: name.into(), api, sinks, process: None, faults: ApiFaults::default() };
+        let faults = ApiFaults::default();
+        let mut cluster = Self { name: name.into(), api, sinks, executor, process: None, faults };
         for (sink, destinations) in SINKS {
             cluster.api.change("kollectdatabasesinks", TEAM, sink, |object| {
                 object["spec"] =
@@ -67,8 +77,8 @@ impl Cluster {
 
     fn start(&mut self) {
         if self.process.is_none() {
-            let process = operate(self.api.clone(), self.sinks.clone());
-            self.process = Some(Task::new(spawn_local(process)));
+            let (api, sinks) = (self.api.clone(), self.sinks.clone());
+            self.process = Some(self.executor.start(|host| Box::pin(operate(api, sinks, host))));
         }
     }
 
@@ -108,7 +118,7 @@ impl Cluster {
                 api.set_faults(self.faults.clone());
             }
             Step::Crash(_) => {
-                self.process = None;
+                self.process.take().into_iter().for_each(|process| self.executor.crash(process));
                 // Only a process that has seen newer versions can tell that a list is stale.
                 self.faults.stale = 0;
                 api.set_faults(self.faults.clone());
@@ -223,7 +233,7 @@ impl Cluster {
 }
 
 /// The operator as the program runs it, but for its servers and the lease.
-async fn operate(api: ApiServer, sinks: SinkServers) {
+async fn operate(api: ApiServer, sinks: SinkServers, host: Arc<dyn Host>) {
     let source = loop {
         match ClusterSource::in_memory(api.client()).await {
             Ok(source) => break Arc::new(source),
@@ -234,7 +244,7 @@ async fn operate(api: ApiServer, sinks: SinkServers) {
     let own_namespace = Some("kollect-system".to_owned());
     let rules =
         Arc::new(Rules { own_namespace, cluster_id: Some(source.id.clone()), files, ..Rules::default() });
-    let tasks = Tasks::default();
+    let tasks = Tasks::hosted_by(host);
     let _kinds = tasks.core(TaskKind::Discovery.into(), source.clone().follow_kinds());
     let (writer, rows) = store();
     let meter = metrics::Meter::default();

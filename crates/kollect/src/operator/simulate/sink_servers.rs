@@ -18,7 +18,7 @@ use kollect_model::{
 use kollect_sinks::{Plan, Policy};
 use tokio::time;
 
-use super::{super::bindings::OpenPlan, reader::Reader, truth::Rows};
+use super::{super::bindings::OpenPlan, journal::Journal, reader::Reader, truth::Rows};
 
 /// What is wrong with a destination for now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,6 +65,7 @@ pub(super) struct SinkServers(Arc<Mutex<State>>);
 pub(super) struct State {
     destinations: BTreeMap<String, Destination>,
     random: fastrand::Rng,
+    journal: Journal,
     pub(super) reader: Reader,
     /// What readers saw that cannot be.
     pub(super) violation: Option<String>,
@@ -77,10 +78,11 @@ pub(super) struct State {
 }
 
 impl SinkServers {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64, journal: Journal) -> Self {
         Self(Arc::new(Mutex::new(State {
             destinations: BTreeMap::new(),
             random: fastrand::Rng::with_seed(seed),
+            journal,
             reader: Reader::default(),
             violation: None,
             rows_written: 0,
@@ -162,7 +164,7 @@ fn is_atomic(destination: &str) -> bool {
 }
 
 /// When a request fails.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
     Never,
     Before,
@@ -216,6 +218,7 @@ impl State {
             };
         }
         let held = held.rows.clone();
+        self.journal.note(format_args!("{} rows of {inventory} in {destination}: {held:?}", rows.len()));
         self.rows_written += rows.len() as u64;
         let place = (destination.to_owned(), inventory.clone());
         let counts = self.counts.entry(place.clone()).or_default();
@@ -252,15 +255,19 @@ fn failed(attempt: &str) -> SinkError {
 
 impl OpenSink {
     /// Waits as long as the destination takes, and says when the request fails.
-    async fn begin(&self) -> Failure {
+    async fn begin(&self, attempt: &str) -> Failure {
         let stall = self.servers.lock().stall(&self.destination);
         time::sleep(stall).await;
-        self.servers.lock().failure(&self.destination)
+        let mut state = self.servers.lock();
+        let failure = state.failure(&self.destination);
+        state.journal.note(format_args!("{attempt} {}, fails: {failure:?}", self.destination));
+        failure
     }
 
     /// A request that changes nothing.
     async fn request(&self, attempt: &str) -> Result<(), SinkError> {
-        if self.begin().await == Failure::Before { Err(failed(attempt)) } else { Ok(()) }
+        let failed_before = self.begin(attempt).await == Failure::Before;
+        if failed_before { Err(failed(attempt)) } else { Ok(()) }
     }
 
     /// The answer of a request that was applied.
@@ -283,7 +290,7 @@ impl Sink for OpenSink {
     }
 
     async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
-        let failure = self.begin().await;
+        let failure = self.begin("claim").await;
         if failure == Failure::Before {
             return Err(failed("claim"));
         }
@@ -297,7 +304,7 @@ impl Sink for OpenSink {
     }
 
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
-        let failure = self.begin().await;
+        let failure = self.begin("write").await;
         if failure == Failure::Before {
             return Err(failed("write"));
         }
@@ -324,7 +331,7 @@ impl Sink for OpenSink {
     }
 
     async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
-        let failure = self.begin().await;
+        let failure = self.begin("clean").await;
         if failure == Failure::Before {
             return Err(failed("clean"));
         }

@@ -8,7 +8,7 @@ use kube::Client;
 use serde_json::{Value, json};
 use tokio::time;
 
-use super::{ApiServer, KINDS, ObjectKey, Resource, State, kind_of, watch_stream};
+use super::{ApiServer, KINDS, ObjectKey, Resource, Shared, State, kind_of, watch_stream};
 
 /// Where a request leads.
 struct Place {
@@ -82,7 +82,14 @@ impl ApiServer {
         let server = self.clone();
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {
             let server = server.clone();
-            async move { Ok::<_, Infallible>(server.answer(request).await) }
+            async move {
+                let (method, uri) = (request.method().clone(), request.uri().clone());
+                let answer = server.answer(request).await;
+                let Shared { journal, state, .. } = &*server.0;
+                let (name, code) = (&state.lock().unwrap().name, answer.status().as_u16());
+                journal.note(format_args!("{name} {method} {uri}: {code}"));
+                Ok::<_, Infallible>(answer)
+            }
         });
         Client::new(service, "kollect-system")
     }
@@ -192,10 +199,11 @@ impl ApiServer {
             state.store(key.clone(), object);
         }
         let object = state.objects[key].clone();
+        self.0.journal.note(format_args!("{} status {}: {}", state.name, key.2, object["status"]));
         if key.0 == "kollectinventories" {
             state.told.push(object.clone());
         }
-        self.announce(&state);
+        self.announce(state);
         answered(200, &object)
     }
 
@@ -217,7 +225,7 @@ impl ApiServer {
         if metadata.get("deletionTimestamp").is_some() && !guarded {
             state.remove(key);
         }
-        self.announce(&state);
+        self.announce(state);
         answered(200, &object)
     }
 }

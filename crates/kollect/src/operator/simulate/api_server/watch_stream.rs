@@ -80,7 +80,6 @@ fn bookmark(version: u64, ends_list: bool) -> Value {
 
 impl Watch {
     async fn next(&mut self) -> Option<Value> {
-        let mut changed = self.server.0.changed.subscribe();
         loop {
             let (delay, ended) = {
                 let mut state = self.server.lock();
@@ -95,7 +94,7 @@ impl Watch {
             if let Some(line) = self.lines.pop_front() {
                 return Some(line);
             }
-            changed.mark_unchanged();
+            let changes = self.server.0.changed.changes();
             if let Some(line) = self.read_history() {
                 return Some(line);
             }
@@ -105,7 +104,7 @@ impl Watch {
             }
             tokio::select! {
                 biased;
-                _ = changed.changed() => {}
+                () = self.server.0.changed.changed_since(changes) => {}
                 () = time::sleep_until(self.ends.min(self.bookmark)) => {}
             }
         }
