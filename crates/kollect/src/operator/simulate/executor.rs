@@ -1,7 +1,7 @@
 //! Runs the tasks of all processes and servers of a schedule in one thread, in an order that the seed decides.
 //!
 //! Tasks that are ready at the same time form a round, and each round is polled in random order. So nothing depends on
-//! the order in which the runtime wakes tasks, which differs from run to run. All tasks of a process can be
+//! the order in which the runtime wakes tasks, which differs from run to run. All tasks of a process can be paused or
 //! dropped at once.
 
 use std::{
@@ -19,7 +19,7 @@ use tokio::{sync::oneshot, task};
 
 /// Number of a process.
 pub(super) type ProcessId = usize;
-/// The process of the schedule itself, which never ends.
+/// The process of all servers and of the schedule itself: it is never paused and never ends.
 pub(super) const SERVERS: ProcessId = 0;
 
 /// All tasks of a schedule. Cheap to clone.
@@ -58,7 +58,10 @@ struct Slot {
 
 #[derive(Default)]
 struct Process {
+    paused: bool,
     ended: bool,
+    /// Tasks that became ready while the process was paused.
+    waiting: Vec<usize>,
 }
 
 struct TaskWaker {
@@ -93,6 +96,14 @@ impl State {
         let mut round = mem::take(&mut self.ready);
         // Tasks are woken in an order that differs from run to run.
         round.sort_unstable();
+        round.retain(|&number| {
+            let Some(slot) = self.slots.get(number).and_then(Option::as_ref) else { return false };
+            let process = &mut self.processes[slot.process];
+            if process.paused {
+                process.waiting.push(number);
+            }
+            !process.paused
+        });
         self.random.shuffle(&mut round);
         round
     }
@@ -192,16 +203,37 @@ impl Executor {
         Some(number)
     }
 
-    /// Starts a process.
-    pub(super) fn start(&self, work: impl FnOnce(Arc<dyn Host>) -> LocalBoxFuture<'static, ()>) -> ProcessId {
-        let process = {
-            let mut state = self.lock();
-            state.processes.push(Process::default());
-            state.processes.len() - 1
+    /// Starts work of a server, which goes on whatever happens to its clients.
+    pub(super) fn serve(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.spawn(SERVERS, Box::pin(work));
+    }
+
+    /// Makes a process, which does not run yet.
+    pub(super) fn add_process(&self) -> ProcessId {
+        let mut state = self.lock();
+        state.processes.push(Process { ended: true, ..Process::default() });
+        state.processes.len() - 1
+    }
+
+    /// Starts a process that does not run. When its work is done all its tasks end.
+    pub(super) fn start(&self, process: ProcessId, work: impl Future<Output = ()> + 'static) {
+        self.lock().processes[process] = Process::default();
+        let executor = self.clone();
+        let work = async move {
+            work.await;
+            executor.crash(process);
         };
-        let host = Arc::new(ProcessHost { executor: self.clone(), process });
-        self.spawn(process, work(host));
-        process
+        self.spawn(process, Box::pin(work));
+    }
+
+    /// What runs the tasks of a process.
+    pub(super) fn host(&self, process: ProcessId) -> Arc<dyn Host> {
+        Arc::new(ProcessHost { executor: self.clone(), process })
+    }
+
+    /// Whether a process has neither crashed nor returned.
+    pub(super) fn is_running(&self, process: ProcessId) -> bool {
+        !self.lock().processes[process].ended
     }
 
     /// Ends a process at once, wherever its tasks are.
@@ -214,6 +246,23 @@ impl Executor {
                 ended.push(number);
             }
         }
+    }
+
+    /// From now on no task of a process is polled.
+    pub(super) fn pause(&self, process: ProcessId) {
+        self.lock().processes[process].paused = true;
+    }
+
+    /// The tasks of a paused process go on.
+    pub(super) fn resume(&self, process: ProcessId) {
+        let mut state = self.lock();
+        let State { processes, ready, runtime, .. } = &mut *state;
+        let process = &mut processes[process];
+        process.paused = false;
+        ready.append(&mut process.waiting);
+        let runtime = runtime.take();
+        drop(state);
+        runtime.into_iter().for_each(Waker::wake);
     }
 }
 
