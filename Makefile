@@ -22,7 +22,7 @@ check: lint ## While you work: format, lints, unit and pipeline tests; no server
 # Servers from source first: tests wait for limited times, and should not compete with compilers.
 .PHONY: test
 test: lint servers ## What CI runs: format, lints, generated files, unit, pipeline and real-server tests
-	cargo test --workspace --no-fail-fast
+	SEEDS=$(or $(SEEDS),2000) cargo test --workspace --no-fail-fast
 
 .PHONY: test-all
 test-all: test check-features ## What runs nightly: all tests, each feature alone, the real-server tests again and again
@@ -64,8 +64,9 @@ soak: server-tools ## The real-server tests again and again: N=20 by default
 
 # Optimised: a schedule is minutes of virtual time, and all of it is computing.
 .PHONY: simulate
-simulate: tools ## Random schedules of faults against the operator, without servers: SEEDS=2000 by default, SEED=N for one
-	KNOWN_FAULT=$(KNOWN_FAULT) SEED=$(SEED) SEEDS=$(or $(SEEDS),2000) cargo test --release -p kollect --bin kollect simulate -- --nocapture
+simulate: tools ## Random schedules of faults against the operator, without servers: SEEDS=2000 FROM=0 by default, SEED=N for one
+	SEED=$(SEED) CUT=$(CUT) TRACE=$(TRACE) FROM=$(FROM) SEEDS=$(or $(SEEDS),2000) \
+		cargo test --release -p kollect --bin kollect simulate::readers -- --nocapture
 
 .PHONY: generate
 generate: tools ## Rewrite the generated files

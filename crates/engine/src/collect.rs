@@ -152,6 +152,8 @@ pub struct Collector {
     kinds: BTreeMap<Gvk, Kind>,
     /// Targets whose rows are in the store.
     known: BTreeSet<TargetId>,
+    /// Of these, those that nothing is collected for.
+    frozen: BTreeSet<TargetId>,
     _namespaces: Task,
 }
 
@@ -175,7 +177,8 @@ impl Collector {
             named: watch::Sender::default(),
         });
         let task = namespaces::start(&context);
-        Self { context, kinds: BTreeMap::new(), known: BTreeSet::new(), _namespaces: task }
+        let (known, frozen) = (BTreeSet::new(), BTreeSet::new());
+        Self { context, kinds: BTreeMap::new(), known, frozen, _namespaces: task }
     }
 
     /// What is being watched, and what cannot be seen.
@@ -196,6 +199,11 @@ impl Collector {
         let gone = self.known.iter().filter(|id| !current.contains(id) && !frozen.contains(id));
         gone.for_each(|id| store.remove_target(id));
         frozen.iter().for_each(|id| store.freeze(id));
+        // What happened to the objects of a frozen target was not seen. Its rows are made again, and those that no list
+        // makes again, because their namespace is gone, too, are removed.
+        for target in targets.iter().filter(|target| self.frozen.contains(&target.id)) {
+            target.selection.kinds().iter().for_each(|gvk| store.rows(&target.id, gvk).outdate(None));
+        }
         let mut wanted: BTreeMap<Gvk, Vec<Arc<Target>>> = BTreeMap::new();
         for target in targets {
             let kinds = target.selection.kinds();
@@ -211,6 +219,7 @@ impl Collector {
         self.context.named.send_if_modified(|known| std::mem::replace(known, named.clone()) != named);
         self.set_kinds(wanted);
         self.known = current.into_iter().chain(frozen.iter().cloned()).collect();
+        self.frozen.clone_from(frozen);
     }
 
     fn set_kinds(&mut self, mut wanted: BTreeMap<Gvk, Vec<Arc<Target>>>) {

@@ -8,7 +8,10 @@ use std::{
 
 use kollect_model::crd::shapes::Gvk;
 
-use crate::watch::{BlindReason, Blindness, Query};
+use crate::{
+    clock,
+    watch::{BlindReason, Blindness, Query},
+};
 
 /// How many gaps of a place are remembered.
 const GAPS: usize = 16;
@@ -66,7 +69,7 @@ pub enum State {
 
 impl State {
     pub(crate) fn synced(version: u64) -> Self {
-        Self::Synced { since: SystemTime::now(), version }
+        Self::Synced { since: clock::now(), version }
     }
 
     pub(crate) fn is_blind_for(&self, reason: BlindReason) -> bool {
@@ -74,7 +77,7 @@ impl State {
     }
 
     pub(crate) fn blind(blindness: Blindness) -> Self {
-        Self::Blind { since: SystemTime::now(), blindness }
+        Self::Blind { since: clock::now(), blindness }
     }
 }
 
@@ -166,7 +169,7 @@ impl Coverage {
                 return;
             }
             (State::Blind { since, blindness }, next @ (State::Synced { .. } | State::Absent)) => {
-                let gap = Gap { from: *since, to: SystemTime::now(), blindness: blindness.clone() };
+                let gap = Gap { from: *since, to: clock::now(), blindness: blindness.clone() };
                 *restarts.entry(blindness.reason).or_default() += 1;
                 known.add_gap(gap);
                 next
@@ -226,7 +229,7 @@ impl Coverage {
             for (place, known) in gone {
                 places.remove(place);
                 if let State::Blind { since, blindness } = &known.state {
-                    let gap = Gap { from: *since, to: SystemTime::now(), blindness: blindness.clone() };
+                    let gap = Gap { from: *since, to: clock::now(), blindness: blindness.clone() };
                     let others = places.iter_mut().filter(|(place, _)| place.gvk == *gvk);
                     others.for_each(|(_, known)| known.add_gap(gap.clone()));
                 }

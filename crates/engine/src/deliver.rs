@@ -269,6 +269,8 @@ impl Deliveries {
             let mut changed = changed.clone();
             async move {
                 tokio::select! {
+                    // Both lead to the next start.
+                    biased;
                     () = time::sleep(pause) => {}
                     _ = changed.changed() => {}
                 }

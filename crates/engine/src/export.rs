@@ -56,6 +56,8 @@ pub async fn follow(
     let binding = loop {
         let Some(binding) = wanted.borrow_and_update().clone() else { return };
         tokio::select! {
+            // The first round below looks at what is wanted again.
+            biased;
             () = settled(rows, &binding.targets) => break binding,
             changed = wanted.changed() => if changed.is_err() { return },
         }

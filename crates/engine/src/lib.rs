@@ -12,6 +12,7 @@
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests start tasks as they like"))]
 
+pub mod clock;
 pub mod collect;
 pub mod coverage;
 pub mod deliver;

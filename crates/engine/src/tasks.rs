@@ -24,11 +24,12 @@ use std::{
     time::Duration,
 };
 
-use futures::FutureExt;
+use futures::{FutureExt, future::BoxFuture};
 use kollect_model::backoff::Backoff;
 pub use name::{TaskKind, TaskName};
 use tokio::{
-    sync::watch,
+    sync::{oneshot, watch},
+    task::JoinError,
     time::{self, Instant},
 };
 use tokio_util::task::AbortOnDropHandle;
@@ -51,6 +52,16 @@ struct Shared {
     core_ended: watch::Sender<Option<CoreTaskEnded>>,
     /// From now on core tasks end because they are asked to.
     stopping: AtomicBool,
+    /// Only the simulator has one.
+    host: Option<Arc<dyn Host>>,
+}
+
+/// Runs the tasks of a set instead of the runtime. The simulator runs the tasks of several processes in one thread,
+/// in an order that its seed decides, and stops, pauses or ends all tasks of a process at once.
+pub trait Host: Send + Sync {
+    /// Takes a task over. It runs until it returns, or until the future that is returned here is dropped; that
+    /// future is done when the task is.
+    fn run(&self, task: BoxFuture<'static, ()>) -> BoxFuture<'static, ()>;
 }
 
 /// A task that the program cannot work without has ended.
@@ -89,6 +100,11 @@ impl fmt::Debug for Tasks {
 }
 
 impl Tasks {
+    /// A set whose tasks run in `host` instead of the runtime.
+    pub fn hosted_by(host: Arc<dyn Host>) -> Self {
+        Self(Arc::new(Shared { host: Some(host), ..Shared::default() }))
+    }
+
     /// Starts a task that is started again whenever its work panics. `work` makes the work; `panicked` hears
     /// of each panic with the pause of the backoff, and returns what to wait for before the next start.
     pub fn restarted<W, P>(
@@ -144,6 +160,17 @@ impl Tasks {
         let ended = caught(work.instrument(span)).await;
         self.end_core(name.clone(), ended.as_ref().err().cloned());
         end(name, ended.err())
+    }
+
+    /// Runs work that takes long beside all tasks, and returns what it returns. A host runs it at once.
+    pub async fn run_blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, JoinError> {
+        match &self.0.host {
+            None => tokio::task::spawn_blocking(work).await,
+            Some(_) => Ok(work()),
+        }
     }
 
     /// Returns when a core task has ended although the program is not stopping.
@@ -219,8 +246,29 @@ impl Tasks {
             let _registered = registered;
             work.await
         };
+        let work = work.instrument(span);
         #[expect(clippy::disallowed_methods, reason = "this is where named tasks are started")]
-        AbortOnDropHandle::new(tokio::spawn(work.instrument(span)))
+        AbortOnDropHandle::new(match &self.0.host {
+            None => tokio::spawn(work),
+            Some(host) => tokio::spawn(run_hosted(&**host, work)),
+        })
+    }
+}
+
+/// Runs work in a host; the future that is returned only waits for it.
+fn run_hosted<T: Send + 'static>(
+    host: &dyn Host,
+    work: impl Future<Output = T> + Send + 'static,
+) -> impl Future<Output = T> + Send + 'static {
+    let (sender, result) = oneshot::channel();
+    let task = host.run(Box::pin(async move { drop(sender.send(work.await)) }));
+    async move {
+        task.await;
+        match result.await {
+            Ok(result) => result,
+            // The host has ended the task before its work was done.
+            Err(_) => std::future::pending().await,
+        }
     }
 }
 

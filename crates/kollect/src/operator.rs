@@ -47,7 +47,7 @@ use kollect_engine::{
 use kollect_model::backoff::Backoff;
 use kollect_sinks::Sinks;
 use reconcile::Operator;
-use tokio::time;
+use tokio::{sync::watch, time};
 use tracing::{debug, info, warn};
 
 use crate::{
@@ -78,43 +78,23 @@ async fn operate(args: Args) -> anyhow::Result<()> {
     let own_namespace = Some(source.client().default_namespace().to_owned());
     let rules = Arc::new(Rules { own_namespace, cluster_id: Some(source.id.clone()), ..rules });
     let tasks = Tasks::default();
-    let _kinds = tasks.core(TaskKind::Discovery.into(), source.clone().follow_kinds());
     let settings =
         Settings { within: args.within(), resync: args.informer_resync_period(), ..Settings::default() };
-    let (writer, rows) = store();
-    let meter = metrics::Meter::default();
-    let collector = Collector::start(source.clone(), writer, settings, tasks.clone(), counted(meter.clone()));
-    let leader = args.lead(source.client(), &tasks)?;
-    let health = health::Health::default();
-    let address = &args.health_probe_bind_address;
-    let probes = health::serve(address, health.clone(), leader.watch(), &tasks).await?;
-    let board = progress::Board::default();
-    let asked = source.clone();
-    let sources = metrics::Sources {
-        rows: rows.clone(),
-        coverage: collector.coverage().clone(),
-        board: board.clone(),
-        leadership: leader.watch(),
-        tasks: tasks.clone(),
-        discovery: Box::new(move || asked.knows_all_kinds()),
-    };
-    let metrics = metrics::Metrics::new(sources, meter);
-    let (shown, _sampling) = serve_metrics(&args, &metrics, source.client(), &tasks).await?.unzip();
-    let within = args.within();
-    let setup = reconcile::Setup {
+    let client = source.client();
+    let leader = args.lead(client.clone(), &tasks)?;
+    let parts = Parts {
         source,
         rules: rules.clone(),
-        collector,
-        rows,
-        within,
+        settings,
         sinks: Arc::new(Sinks::default()),
-        board,
-        metrics,
         tasks: tasks.clone(),
         cleanup_timeout: args.cleanup_timeout,
         claim_check_interval: args.claim_check_interval,
     };
-    let mut operator = Operator::new(setup, leader.watch(), health);
+    let Replica { mut operator, metrics, health, kinds: _kinds } = Replica::new(parts, leader.watch());
+    let address = &args.health_probe_bind_address;
+    let probes = health::serve(address, health, leader.watch(), &tasks).await?;
+    let (shown, _sampling) = serve_metrics(&args, &metrics, client, &tasks).await?.unzip();
     let admission = webhooks::Admission::new(operator.objects(), rules, args.within());
     let webhooks = match args.webhooks.serve(admission, args.tenant_mode, args.enable_http2, &tasks).await {
         Ok(webhooks) => webhooks,
@@ -134,6 +114,65 @@ async fn operate(args: Args) -> anyhow::Result<()> {
             .await;
     stop?;
     stopped
+}
+
+/// What a replica is made from.
+struct Parts {
+    source: Arc<ClusterSource>,
+    rules: Arc<Rules>,
+    settings: Settings,
+    sinks: Arc<dyn bindings::OpenPlan>,
+    tasks: Tasks,
+    cleanup_timeout: Duration,
+    claim_check_interval: Option<Duration>,
+}
+
+/// One of the processes that compete for the lease, without the servers that it has in a cluster.
+struct Replica {
+    operator: Operator,
+    metrics: metrics::Metrics,
+    health: health::Health,
+    /// Notices kinds that come and go.
+    kinds: Task<Option<()>>,
+}
+
+impl Replica {
+    fn new(parts: Parts, leadership: watch::Receiver<leader::Leadership>) -> Self {
+        let Parts { source, rules, settings, sinks, tasks, cleanup_timeout, claim_check_interval } = parts;
+        let kinds = tasks.core(TaskKind::Discovery.into(), source.clone().follow_kinds());
+        let (writer, rows) = store();
+        let meter = metrics::Meter::default();
+        let within = settings.within.clone();
+        let report = counted(meter.clone());
+        let collector = Collector::start(source.clone(), writer, settings, tasks.clone(), report);
+        let health = health::Health::default();
+        let board = progress::Board::default();
+        let asked = source.clone();
+        let sources = metrics::Sources {
+            rows: rows.clone(),
+            coverage: collector.coverage().clone(),
+            board: board.clone(),
+            leadership: leadership.clone(),
+            tasks: tasks.clone(),
+            discovery: Box::new(move || asked.knows_all_kinds()),
+        };
+        let metrics = metrics::Metrics::new(sources, meter);
+        let setup = reconcile::Setup {
+            source,
+            rules,
+            collector,
+            rows,
+            within,
+            sinks,
+            board,
+            metrics: metrics.clone(),
+            tasks,
+            cleanup_timeout,
+            claim_check_interval,
+        };
+        let operator = Operator::new(setup, leadership, health.clone());
+        Self { operator, metrics, health, kinds }
+    }
 }
 
 /// Serves metrics on every replica, and keeps what they need up to date.

@@ -58,6 +58,8 @@ async fn follow(context: Arc<Context>) {
             return;
         }
         tokio::select! {
+            // Both lead to the next round.
+            biased;
             () = time::sleep(context.settings.review) => {}
             Ok(()) = names.changed() => {}
         }

@@ -1097,6 +1097,34 @@ async fn a_frozen_target_keeps_its_rows_until_it_is_deleted() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_namespace_that_went_while_its_target_was_frozen_leaves_no_rows() {
+    let mut lab = lab_with_pods(1).await;
+    lab.with(|world| {
+        world.put("Namespace", "ns-b", json!({ "metadata": { "name": "b" } }));
+        world.put(
+            "Pod",
+            "ub",
+            json!({ "metadata": { "name": "p", "namespace": "b" }, "spec": { "image": "i" } }),
+        );
+    });
+    let named = target(0, &json!({ "includedNamespaces": ["a", "b"] }), &lab.targets[&0].profile.clone());
+    lab.targets.insert(0, named);
+    lab.set_targets();
+    lab.flow().await;
+    assert_eq!(lab.rows.count(&target_id(0)), 2);
+    lab.collector.set_targets(&[], &BTreeSet::from([target_id(0)]));
+    lab.with(|world| {
+        world.delete("ub");
+        world.delete("ns-b");
+    });
+    lab.flow().await;
+    assert_eq!(lab.rows.count(&target_id(0)), 2, "rows of a frozen target stay");
+    lab.set_targets();
+    lab.flow().await;
+    assert_eq!(lab.rows.count(&target_id(0)), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_list_that_stands_still_counts_as_blind() {
     let mut lab = Lab::new(1);
     lab.targets.insert(0, everything());

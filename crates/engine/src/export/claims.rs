@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use jiff::{Timestamp, Unit};
+use jiff::Unit;
 use kollect_model::{
     backoff::Backoff,
     batch::InventoryId,
@@ -18,6 +18,7 @@ use kollect_model::{
 use tokio::time::Instant;
 
 use super::{Binding, Open, TERMINAL_PAUSE};
+use crate::clock;
 
 /// The claim that a binding holds now, for other bindings of its inventory to see. Empty while it holds none, or does
 /// not know whether it does.
@@ -118,7 +119,7 @@ pub(super) async fn claim(binding: &Binding, sink: &dyn Sink, epoch: i64) -> Res
         let known = current.lock();
         (known.last_epoch.max(epoch), known.copy_of.clone())
     };
-    let at = Timestamp::now().round(Unit::Second).unwrap_or_default().to_string();
+    let at = clock::timestamp().round(Unit::Second).unwrap_or_default().to_string();
     let id = format!("{:032x}", fastrand::u128(..));
     let claimant = Claimant { id, at, last_epoch, copy_of, ..claimant.clone() };
     let claim = sink.claim(inventory, &claimant).await?;

@@ -10,6 +10,7 @@ use std::{
 
 use clap::ValueEnum;
 use kollect_engine::{
+    clock,
     collect::{Collector, Target, rest},
     coverage::{Coverage, Known, Place, State},
     names,
@@ -304,7 +305,7 @@ impl Places {
                     eprintln!("gone: {} is not served any more and has no rows", place.gvk);
                 }
                 (State::Synced { .. }, Some(State::Blind { since, .. })) => {
-                    let gap = since.elapsed().unwrap_or_default().as_secs();
+                    let gap = clock::now().duration_since(*since).unwrap_or_default().as_secs();
                     let place = match &place.namespace {
                         Some(namespace) => format!("{} in namespace {namespace}", place.gvk),
                         None => place.gvk.to_string(),
@@ -324,7 +325,7 @@ impl Places {
                 && !now.contains_key(place)
                 && now.iter().any(moved)
             {
-                let gap = since.elapsed().unwrap_or_default().as_secs();
+                let gap = clock::now().duration_since(since).unwrap_or_default().as_secs();
                 eprintln!("seen again: {}, after {gap} s", place.gvk);
             }
         }

@@ -240,6 +240,8 @@ impl Discovery {
             let mut changes = stream::select_all(streams);
             loop {
                 tokio::select! {
+                    // The regular question is due every few minutes, so it does not keep changes waiting.
+                    biased;
                     _ = refresh.tick() => {
                         self.refresh_beside(&mut changes, &mut ended).await;
                         if ended || changes.is_empty() {

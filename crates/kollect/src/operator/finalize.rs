@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use futures::{StreamExt, stream};
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kollect_engine::clock;
 use kube::Client;
 use serde_json::json;
 use tracing::{info, warn};
@@ -152,8 +153,8 @@ pub(crate) fn finish<'a>(
     patience: Duration,
 ) -> Option<Step<'a>> {
     let step = release(kind, metadata)?;
-    let deleted = metadata.deletion_timestamp.as_ref().map_or(Timestamp::now(), |time| time.0);
-    let waited = Timestamp::now().as_second() - deleted.as_second();
+    let deleted = metadata.deletion_timestamp.as_ref().map_or(clock::timestamp(), |time| time.0);
+    let waited = clock::timestamp().as_second() - deleted.as_second();
     let late = waited >= i64::try_from(patience.as_secs()).unwrap_or(i64::MAX);
     (unclean.is_empty() || !hope || late).then_some(Step { behind: unclean, ..step })
 }

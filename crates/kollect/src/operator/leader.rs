@@ -142,6 +142,8 @@ pub(crate) async fn ended(leadership: &mut watch::Receiver<Leadership>, term: u6
             return;
         }
         tokio::select! {
+            // Both lead to another look at the newest state.
+            biased;
             changed = leadership.changed() => if changed.is_err() { return },
             () = at(now.until()) => {}
         }

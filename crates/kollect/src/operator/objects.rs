@@ -347,6 +347,8 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
             }
             // Only a definition or a permission can help, and permissions change without an event.
             tokio::select! {
+                // Both lead to the next round.
+                biased;
                 () = time::sleep(REVIEW) => {}
                 Ok(()) = kinds.changed() => {}
             }

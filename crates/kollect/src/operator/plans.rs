@@ -14,7 +14,7 @@ use kollect_engine::tasks::{Task, TaskKind, TaskName, Tasks};
 use kollect_model::SpecError;
 use tokio::{
     sync::{Semaphore, watch},
-    task::{JoinError, spawn_blocking},
+    task::JoinError,
 };
 
 use crate::{
@@ -78,8 +78,8 @@ impl SinkPlanner {
     fn start(&mut self, namespace: &str) {
         let name = TaskName::of_object(TaskKind::Plan, namespace);
         let (plans, turns, make) = (self.plans.clone(), self.turns.clone(), self.make.clone());
-        let own = namespace.to_owned();
-        let work = move || plans.clone().serve(own.clone(), turns.clone(), make.clone());
+        let (own, tasks) = (namespace.to_owned(), self.tasks.clone());
+        let work = move || plans.clone().serve(own.clone(), turns.clone(), make.clone(), tasks.clone());
         // What panicked is not tried again, so there is nothing to wait for.
         let task = self.tasks.restarted(name, work, |_| future::ready(()));
         self.running.insert(namespace.to_owned(), task);
@@ -118,12 +118,12 @@ impl Plans {
     }
 
     /// Makes the plans that a namespace waits for, one after the other.
-    async fn serve(self: Arc<Self>, namespace: String, turns: Arc<Semaphore>, make: MakePlan) {
+    async fn serve(self: Arc<Self>, namespace: String, turns: Arc<Semaphore>, make: MakePlan, tasks: Tasks) {
         loop {
             let turn = turns.clone().acquire_owned().await;
             let Some((sink, request)) = self.next(&namespace) else { return };
             let (own, make) = (request.clone(), make.clone());
-            let work = spawn_blocking(move || {
+            let work = tasks.run_blocking(move || {
                 // Work that has begun goes on after its task was aborted, and so does its turn.
                 let _turn = turn;
                 make(&own)

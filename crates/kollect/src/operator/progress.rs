@@ -206,7 +206,7 @@ impl Board {
             // A write to a destination that it has left.
             return;
         }
-        let now = SystemTime::now();
+        let now = kollect_engine::clock::now();
         let worked = progress.works();
         let kept = progress.kept.clone();
         let warnings = match told {

@@ -187,8 +187,10 @@ impl Operator {
             match term {
                 Some(term) => {
                     tokio::select! {
-                        () = self.timed_turn(true) => {}
+                        // First of all it is made sure that the term is not over; it ends only once.
+                        biased;
                         () = leader::ended(&mut leadership, term) => self.strip(),
+                        () = self.timed_turn(true) => {}
                     }
                 }
                 None => self.timed_turn(false).await,
@@ -207,6 +209,8 @@ impl Operator {
             };
             let due = self.due.take().map_or(again, |due| due.min(again));
             tokio::select! {
+                // The end of the term comes first. All others lead to the next turn, which looks at everything.
+                biased;
                 () = lost => self.strip(),
                 Ok(()) = self.leadership.changed() => {}
                 Ok(()) = objects.changed() => {}
@@ -245,8 +249,10 @@ impl Operator {
     pub(crate) async fn stop(&mut self) {
         let (Some(deliveries), Some(term)) = (self.deliveries.take(), self.term) else { return };
         tokio::select! {
-            () = deliveries.stop() => {}
+            // First of all it is made sure that the term is not over.
+            biased;
             () = leader::ended(&mut self.leadership, term) => {}
+            () = deliveries.stop() => {}
         }
     }
 

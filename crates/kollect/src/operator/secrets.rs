@@ -168,6 +168,8 @@ impl Follower {
             let now = Instant::now();
             let next = pauses.map_or(until, |pauses| until.min(now + pauses.next(fastrand::f64())));
             tokio::select! {
+                // A refusal that comes with the end of the pause is kept for the next one.
+                biased;
                 () = time::sleep_until(next) => {}
                 () = self.refused.notified() => {
                     refused.get_or_insert(Backoff::new(FIRST_PAUSE_AFTER_REFUSAL, READ_AGAIN));

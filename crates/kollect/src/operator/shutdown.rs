@@ -23,9 +23,11 @@ pub(crate) async fn until_stopped(
     signal: impl Future<Output = ()>,
 ) -> Result<(), CoreTaskEnded> {
     let ended = tokio::select! {
-        ended = tasks.run_core(TaskKind::Loop.into(), reconcile) => Err(ended),
-        ended = tasks.core_task_ended() => Err(ended),
+        // After a signal nothing more is begun. The first two happen once, so they keep the loop from nothing.
+        biased;
         () = signal => Ok(()),
+        ended = tasks.core_task_ended() => Err(ended),
+        ended = tasks.run_core(TaskKind::Loop.into(), reconcile) => Err(ended),
     };
     tasks.stop();
     match &ended {
@@ -59,6 +61,8 @@ pub(crate) async fn stop(
         tasks.running(&[TaskKind::Binding, TaskKind::Lease, TaskKind::Server])
     };
     tokio::select! {
+        // A signal that comes when everything is done aborts nothing.
+        biased;
         () = orderly => Ok(()),
         left = aborted => {
             bail!("stopped at once by a second signal; these tasks had not ended: {left}");

@@ -14,6 +14,7 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 use kollect_engine::{
+    clock,
     coverage::{Known, Place},
     export::{HeldRemovals, KeptRows},
     select::{Namespaces, SelectedNamespaces},
@@ -461,7 +462,9 @@ impl View<'_> {
         } else {
             known.and_then(|known| known.last_checksum.clone())
         };
-        let lag = progress.failure.as_ref().and_then(|failure| failure.since.elapsed().ok());
+        let now = clock::now();
+        let since = progress.failure.as_ref().map(|failure| failure.since);
+        let lag = since.and_then(|since| now.duration_since(since).ok());
         let line = SinkExport {
             name: sink.name.clone(),
             namespace: name.namespace.is_none().then(|| sink.key.0.clone()),

@@ -238,7 +238,7 @@ async fn tell(client: &Client, kind: &'static str, (namespace, name): &Name, cha
 
 /// An event about an object.
 pub(crate) fn record(kind: &str, metadata: &ObjectMeta, type_: &str, reason: &str, message: &str) -> Value {
-    let now = k8s_openapi::jiff::Timestamp::now();
+    let now = kollect_engine::clock::timestamp();
     let stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let involved = ObjectReference {
         api_version: Some(format!("{GROUP}/{VERSION}")),

@@ -3,8 +3,8 @@
 use std::{pin::pin, time::Duration};
 
 use futures::StreamExt;
-use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
+use kollect_engine::clock;
 use kube::{
     Api, Client,
     api::{ObjectMeta, PostParams, WatchParams},
@@ -84,8 +84,11 @@ impl Campaign {
         let leadership = self.leadership.clone();
         let (leases, pause) = (self.leases.clone(), self.timings.retry);
         tokio::select! {
-            () = self.compete(stop, &vacancy) => {}
+            // A term that has run out ends before anything else happens, also in a process that was stopped for a
+            // while. That is rarely, so the others are not kept waiting.
+            biased;
             () = stop_at_the_deadline(&leadership) => {}
+            () = self.compete(stop, &vacancy) => {}
             () = look_out(&leases, pause, &vacancy) => {}
         }
     }
@@ -95,6 +98,8 @@ impl Campaign {
             // Not interrupted: a request that was dropped could still win the lease after the release.
             let pause = self.round().await;
             tokio::select! {
+                // The end of the candidacy comes before another try; the other two both lead to one.
+                biased;
                 _ = &mut stop => break,
                 () = time::sleep(pause) => {}
                 () = vacancy.notified() => {}
@@ -189,7 +194,7 @@ impl Campaign {
     async fn claim(&mut self, before: Lease) -> Result<Instant, Failure> {
         let sent = Instant::now();
         let is_new = before.metadata.resource_version.is_none();
-        let lease = record::claimed(before, &self.identity, self.timings.lease, Timestamp::now());
+        let lease = record::claimed(before, &self.identity, self.timings.lease, clock::timestamp());
         let parameters = PostParams::default();
         let written = if is_new {
             self.request("create", self.leases.create(&parameters, &lease)).await?
@@ -256,7 +261,7 @@ impl Campaign {
             if record::holder(&lease) != Some(&self.identity) {
                 return;
             }
-            let lease = record::released(lease, Timestamp::now());
+            let lease = record::released(lease, clock::timestamp());
             let parameters = PostParams::default();
             let answer = self.request("update", self.leases.replace(LEASE, &parameters, &lease)).await;
             if !matches!(answer, Err(Failure::Conflict)) {
@@ -281,6 +286,8 @@ async fn stop_at_the_deadline(leadership: &watch::Sender<Leadership>) {
     loop {
         let until = news.borrow_and_update().until();
         tokio::select! {
+            // A deadline that has passed is checked against the newest state, so a renewal that came with it counts.
+            biased;
             () = at(until) => {
                 leadership.send_if_modified(|now| {
                     let over = now.term().is_none();

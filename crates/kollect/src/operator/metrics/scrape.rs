@@ -8,6 +8,7 @@ use std::{
 };
 
 use kollect_engine::{
+    clock,
     coverage::{Coverage, State},
     store::StoreReader,
     tasks::Tasks,
@@ -39,7 +40,7 @@ impl Collector for Now {
         tasks(&mut encoder, &sources.tasks)?;
         rows(&mut encoder, &picture, &sources.rows)?;
         coverage(&mut encoder, &sources.coverage)?;
-        bindings(&mut encoder, &Bound::of(&picture, &sources.board, leads, SystemTime::now()))?;
+        bindings(&mut encoder, &Bound::of(&picture, &sources.board, leads, clock::now()))?;
         series(&mut encoder, &samples.read())
     }
 }

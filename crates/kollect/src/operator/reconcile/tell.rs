@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use k8s_openapi::jiff::Timestamp;
+use kollect_engine::clock;
 use kollect_model::{
     crd::{
         inventory::{ClusterInventoryStatus, InventoryStatus, SinkExport},
@@ -38,7 +39,7 @@ impl Operator {
             kept: self.board.kept_rows(),
             rules: &self.rules,
             scope: self.bindings.scope(),
-            now: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
+            now: Timestamp::from_second(clock::timestamp().as_second()).unwrap_or_default(),
         };
         let mut desired = Vec::new();
         profiles(known, resolved, view.now, &mut desired);

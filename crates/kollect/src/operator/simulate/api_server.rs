@@ -1,8 +1,11 @@
 //! An API server in memory: objects with versions, a history that watches read, rights, and faults.
 //!
-//! A schedule changes objects through it, the operator talks to it through [`ApiServer::client`].
+//! A schedule changes objects through it, operators talk to it through [`ApiServer::client`]. Every object is kept as a
+//! value and as the text that is sent.
 
 mod answer;
+mod kinds;
+mod objects;
 mod watch_stream;
 
 use std::{
@@ -11,62 +14,19 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::jiff::Timestamp;
-use serde_json::{Value, json};
-use tokio::{sync::watch, time::Instant};
+use kollect_engine::clock;
+use serde_json::json;
+use tokio::time::Instant;
 
-/// A kind of the cluster.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Resource {
-    pub(super) group: &'static str,
-    pub(super) version: &'static str,
-    pub(super) kind: &'static str,
-    pub(super) plural: &'static str,
-    pub(super) namespaced: bool,
-}
+use kinds::number_of;
+pub(super) use kinds::{KINDS, Resource, kind_of};
+pub(super) use objects::Object;
+use objects::{Change, KindObjects, ObjectName};
 
-const fn kind(
-    (group, version): (&'static str, &'static str),
-    kind: &'static str,
-    plural: &'static str,
-    namespaced: bool,
-) -> Resource {
-    Resource { group, version, kind, plural, namespaced }
-}
-
-const KOLLECT: (&str, &str) = ("kollect.dev", "v1alpha1");
-
-/// All kinds that the cluster can serve. A plural is enough to tell them apart.
-pub(super) static KINDS: &[Resource] = &[
-    kind(("", "v1"), "Namespace", "namespaces", false),
-    kind(("", "v1"), "Secret", "secrets", true),
-    kind(("apps", "v1"), "Deployment", "deployments", true),
-    kind(("example.com", "v1"), "Widget", "widgets", true),
-    kind(("apiextensions.k8s.io", "v1"), "CustomResourceDefinition", "customresourcedefinitions", false),
-    kind(("apiregistration.k8s.io", "v1"), "APIService", "apiservices", false),
-    kind(KOLLECT, "KollectProfile", "kollectprofiles", true),
-    kind(KOLLECT, "KollectTarget", "kollecttargets", true),
-    kind(KOLLECT, "KollectInventory", "kollectinventories", true),
-    kind(KOLLECT, "KollectScope", "kollectscopes", true),
-    kind(KOLLECT, "KollectConnectionTest", "kollectconnectiontests", true),
-    kind(KOLLECT, "KollectSnapshotSink", "kollectsnapshotsinks", true),
-    kind(KOLLECT, "KollectDatabaseSink", "kollectdatabasesinks", true),
-    kind(KOLLECT, "KollectEventSink", "kollecteventsinks", true),
-    kind(KOLLECT, "KollectClusterTarget", "kollectclustertargets", false),
-    kind(KOLLECT, "KollectClusterInventory", "kollectclusterinventories", false),
-    kind(KOLLECT, "KollectClusterScope", "kollectclusterscopes", false),
-];
-
-/// The kind with this plural.
-pub(super) fn kind_of(plural: &str) -> Option<&'static Resource> {
-    KINDS.iter().find(|kind| kind.plural == plural)
-}
-
-/// Plural of the kind, namespace and name.
-pub(super) type ObjectKey = (&'static str, String, String);
+use super::{journal::Journal, signal::Signal};
 
 /// What is wrong with the API server for now.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ApiFaults {
     /// Of a hundred requests so many are answered with 500.
     pub(super) errors: u8,
@@ -84,14 +44,18 @@ const LONGEST_STALE: Duration = Duration::from_secs(45);
 pub(super) struct ApiServer(Arc<Shared>);
 
 struct Shared {
+    /// Name of the cluster, for UIDs.
+    name: String,
     state: Mutex<State>,
-    changed: watch::Sender<u64>,
+    /// By number of the kind.
+    changed: Vec<Signal>,
+    journal: Journal,
 }
 
 pub(super) struct State {
     version: u64,
-    objects: BTreeMap<ObjectKey, Arc<Value>>,
-    history: Vec<Change>,
+    /// By number of the kind.
+    kinds: Vec<KindObjects>,
     /// Watches cannot begin before this version.
     oldest: u64,
     /// Kinds that are not served.
@@ -107,32 +71,29 @@ pub(super) struct State {
     streams_lists: bool,
     random: fastrand::Rng,
     uids: u64,
-    /// Name of the cluster, for UIDs.
-    name: String,
     /// How many objects clients have changed.
     written: u64,
     /// Inventories whose status was written, oldest first.
-    told: Vec<Arc<Value>>,
+    told: Vec<Told>,
+    /// When the status of each inventory was written last.
+    told_at: BTreeMap<ObjectName, u64>,
 }
 
-/// What happened to an object.
-struct Change {
-    version: u64,
-    key: ObjectKey,
-    before: Option<Arc<Value>>,
-    /// What it is now, or what it was when it was removed.
-    object: Arc<Value>,
-    removed: bool,
+/// The status of an inventory.
+pub(super) struct Told {
+    pub(super) before: Arc<Object>,
+    pub(super) inventory: Arc<Object>,
+    /// When the one before it was written, and when this one was.
+    pub(super) time: (u64, u64),
 }
 
 impl ApiServer {
-    pub(super) fn new(name: &str, seed: u64) -> Self {
+    pub(super) fn new(name: &str, seed: u64, journal: Journal) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let streams_lists = random.u8(..4) > 0;
         let state = State {
             version: 1,
-            objects: BTreeMap::new(),
-            history: Vec::new(),
+            kinds: KINDS.iter().map(|_| KindObjects::default()).collect(),
             oldest: 0,
             unserved: BTreeSet::new(),
             denied: BTreeSet::new(),
@@ -142,11 +103,12 @@ impl ApiServer {
             streams_lists,
             random,
             uids: 0,
-            name: name.into(),
             written: 0,
             told: Vec::new(),
+            told_at: BTreeMap::new(),
         };
-        let server = Self(Arc::new(Shared { state: Mutex::new(state), changed: watch::Sender::new(1) }));
+        let changed = KINDS.iter().map(|_| Signal::default()).collect();
+        let server = Self(Arc::new(Shared { name: name.into(), state: Mutex::new(state), changed, journal }));
         server.change("namespaces", "", "kube-system", |_| {});
         server
     }
@@ -155,79 +117,92 @@ impl ApiServer {
         self.0.state.lock().unwrap()
     }
 
-    fn announce(&self, state: &State) {
-        self.0.changed.send_replace(state.version);
+    /// Tells the watches of a kind.
+    fn announce(&self, kind: usize) {
+        self.0.changed[kind].announce();
+    }
+
+    fn announce_all(&self) {
+        self.0.changed.iter().for_each(Signal::announce);
     }
 
     /// Creates or changes an object.
     pub(super) fn change(
         &self,
-        plural: &'static str,
+        plural: &str,
         namespace: &str,
         name: &str,
-        edit: impl FnOnce(&mut Value),
+        edit: impl FnOnce(&mut serde_json::Value),
     ) {
+        let kind = number_of(plural);
         let mut state = self.lock();
-        let key = (plural, namespace.to_owned(), name.to_owned());
-        let before = state.objects.get(&key).cloned();
+        let name: ObjectName = (namespace.to_owned(), name.to_owned());
+        let before = state.kinds[kind].objects.get(&name).cloned();
         let mut object = match &before {
-            Some(before) => (**before).clone(),
-            None => state.new_object(&key),
+            Some(before) => before.value.clone(),
+            None => state.new_object(&self.0.name, kind, &name),
         };
         let spec = object.get("spec").cloned();
         edit(&mut object);
-        if before.as_deref() == Some(&object) {
+        if before.is_some_and(|before| before.value == object) {
             return;
         }
-        if object.get("spec").cloned() != spec {
+        if object.get("spec") != spec.as_ref() {
             let generation = object["metadata"]["generation"].as_i64().unwrap_or(0);
             object["metadata"]["generation"] = json!(generation + 1);
         }
-        state.store(key, object);
-        self.announce(&state);
+        state.store(kind, name, object);
+        drop(state);
+        self.announce(kind);
     }
 
     /// Deletes an object; one with finalizers goes when they are gone.
-    pub(super) fn delete(&self, plural: &'static str, namespace: &str, name: &str) {
+    pub(super) fn delete(&self, plural: &str, namespace: &str, name: &str) {
+        let kind = number_of(plural);
         let mut state = self.lock();
-        let key = (plural, namespace.to_owned(), name.to_owned());
-        let Some(object) = state.objects.get(&key).cloned() else { return };
-        let guarded = object["metadata"]["finalizers"].as_array().is_some_and(|all| !all.is_empty());
-        if !guarded {
-            state.remove(&key);
-        } else if object["metadata"].get("deletionTimestamp").is_none() {
-            let mut object = (*object).clone();
-            // The operator compares it with the clock of the machine.
+        let name: ObjectName = (namespace.to_owned(), name.to_owned());
+        let Some(object) = state.kinds[kind].objects.get(&name).cloned() else { return };
+        if !object.has_finalizers() {
+            state.remove(kind, &name);
+        } else if !object.is_leaving() {
+            let mut object = object.value.clone();
             object["metadata"]["deletionTimestamp"] =
-                json!(Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
-            state.store(key, object);
+                json!(clock::timestamp().strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
+            state.store(kind, name, object);
         }
-        self.announce(&state);
+        drop(state);
+        self.announce(kind);
     }
 
     /// Deletes a namespace with all objects in it.
     pub(super) fn delete_namespace(&self, name: &str) {
         let mut state = self.lock();
-        let inside: Vec<ObjectKey> = state.objects.keys().filter(|key| key.1 == name).cloned().collect();
-        inside.iter().for_each(|key| state.remove(key));
-        state.remove(&("namespaces", String::new(), name.to_owned()));
-        self.announce(&state);
+        for kind in 0..KINDS.len() {
+            let names: Vec<ObjectName> = state.kinds[kind].objects.keys().cloned().collect();
+            names.iter().filter(|own| own.0 == name).for_each(|own| state.remove(kind, own));
+        }
+        state.remove(number_of("namespaces"), &(String::new(), name.to_owned()));
+        drop(state);
+        self.announce_all();
     }
 
     /// Serves a kind, or no longer: its objects go with it.
     pub(super) fn serve(&self, plural: &'static str, served: bool) {
-        let definition = kind_of(plural).map(|kind| format!("{plural}.{}", kind.group)).unwrap_or_default();
+        let kind = number_of(plural);
+        let definition = format!("{plural}.{}", KINDS[kind].group);
+        let mut state = self.lock();
         if served {
-            self.lock().unserved.remove(plural);
+            state.unserved.remove(plural);
+            drop(state);
             self.change("customresourcedefinitions", "", &definition, |_| {});
             return;
         }
-        let mut state = self.lock();
-        let all: Vec<ObjectKey> = state.objects.keys().filter(|key| key.0 == plural).cloned().collect();
-        all.iter().for_each(|key| state.remove(key));
+        let names: Vec<ObjectName> = state.kinds[kind].objects.keys().cloned().collect();
+        names.iter().for_each(|name| state.remove(kind, name));
         state.unserved.insert(plural);
-        state.remove(&("customresourcedefinitions", String::new(), definition));
-        self.announce(&state);
+        state.remove(number_of("customresourcedefinitions"), &(String::new(), definition));
+        drop(state);
+        self.announce_all();
     }
 
     /// Whether a kind is served.
@@ -237,27 +212,24 @@ impl ApiServer {
     }
 
     /// All objects of a kind, by namespace and name.
-    pub(super) fn objects(&self, plural: &'static str) -> Vec<Arc<Value>> {
-        let state = self.lock();
-        let of_kind = state.objects.iter().filter(|(key, _)| key.0 == plural);
-        of_kind.map(|(_, object)| object.clone()).collect()
+    pub(super) fn objects(&self, plural: &str) -> Vec<Arc<Object>> {
+        self.lock().kinds[number_of(plural)].objects.values().cloned().collect()
     }
 
     /// One object.
-    pub(super) fn object(&self, plural: &'static str, namespace: &str, name: &str) -> Option<Arc<Value>> {
-        self.lock().objects.get(&(plural, namespace.to_owned(), name.to_owned())).cloned()
+    pub(super) fn object(&self, plural: &str, namespace: &str, name: &str) -> Option<Arc<Object>> {
+        self.lock().kinds[number_of(plural)].objects.get(&(namespace.to_owned(), name.to_owned())).cloned()
     }
 
     /// Whether a kind is served.
-    pub(super) fn is_served(&self, plural: &'static str) -> bool {
+    pub(super) fn is_served(&self, plural: &str) -> bool {
         !self.lock().unserved.contains(plural)
     }
 
     /// Ends all watches.
     pub(super) fn cut_watches(&self) {
-        let mut state = self.lock();
-        state.cuts += 1;
-        self.announce(&state);
+        self.lock().cuts += 1;
+        self.announce_all();
     }
 
     /// Forgets the history: watches that begin in the past are answered with 410.
@@ -277,7 +249,8 @@ impl ApiServer {
             // A revoked right is noticed when a watch is opened again.
             state.cuts += 1;
         }
-        self.announce(&state);
+        drop(state);
+        self.announce_all();
     }
 
     pub(super) fn set_faults(&self, faults: ApiFaults) {
@@ -293,7 +266,6 @@ impl ApiServer {
         let mut state = self.lock();
         state.faults = ApiFaults::default();
         state.denied.clear();
-        self.announce(&state);
     }
 
     /// How many objects clients have changed.
@@ -302,68 +274,12 @@ impl ApiServer {
     }
 
     /// Statuses of inventories that were written since the last time.
-    pub(super) fn told(&self) -> Vec<Arc<Value>> {
+    pub(super) fn told(&self) -> Vec<Told> {
         std::mem::take(&mut self.lock().told)
     }
 }
 
 impl State {
-    fn new_object(&mut self, (plural, namespace, name): &ObjectKey) -> Value {
-        self.uids += 1;
-        let kind = kind_of(plural).unwrap();
-        let api_version = match kind.group {
-            "" => kind.version.to_owned(),
-            group => format!("{group}/{}", kind.version),
-        };
-        let mut metadata = json!({
-            "name": name,
-            "uid": format!("{}-{}", self.name, self.uids),
-            "generation": 1,
-            "creationTimestamp": "2026-01-01T00:00:00Z",
-        });
-        if !namespace.is_empty() {
-            metadata["namespace"] = json!(namespace);
-        }
-        json!({ "apiVersion": api_version, "kind": kind.kind, "metadata": metadata })
-    }
-
-    fn store(&mut self, key: ObjectKey, mut object: Value) {
-        self.version += 1;
-        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
-        let object = Arc::new(object);
-        let before = self.objects.insert(key.clone(), object.clone());
-        self.history.push(Change { version: self.version, key, before, object, removed: false });
-    }
-
-    fn remove(&mut self, key: &ObjectKey) {
-        let Some(before) = self.objects.remove(key) else { return };
-        self.version += 1;
-        let mut object = (*before).clone();
-        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
-        self.history.push(Change {
-            version: self.version,
-            key: key.clone(),
-            before: Some(before),
-            object: Arc::new(object),
-            removed: true,
-        });
-    }
-
-    /// The objects of a kind as they were at a version.
-    fn objects_at(&self, plural: &str, version: u64) -> BTreeMap<ObjectKey, Arc<Value>> {
-        let of_kind = self.objects.iter().filter(|(key, _)| key.0 == plural);
-        let mut objects: BTreeMap<ObjectKey, Arc<Value>> =
-            of_kind.map(|(key, object)| (key.clone(), object.clone())).collect();
-        let later = self.history.iter().rev().take_while(|change| change.version > version);
-        for change in later.filter(|change| change.key.0 == plural) {
-            match &change.before {
-                Some(before) => objects.insert(change.key.clone(), before.clone()),
-                None => objects.remove(&change.key),
-            };
-        }
-        objects
-    }
-
     fn is_denied(&self, plural: &str, namespace: &str) -> bool {
         // Who may not list somewhere may not list everywhere.
         self.denied.iter().any(|(denied, place)| {
@@ -379,6 +295,6 @@ impl State {
     /// How late the next answer is.
     fn delay(&mut self) -> Duration {
         let longest = u64::try_from(self.faults.latency.as_millis()).unwrap_or(0);
-        Duration::from_millis(self.random.u64(0..=longest))
+        if longest == 0 { Duration::ZERO } else { Duration::from_millis(self.random.u64(0..=longest)) }
     }
 }

@@ -1,269 +1,290 @@
-//! One cluster of a schedule: its API server, and the operator process in it, which can crash at any time.
+//! One cluster of a schedule: its API server, its objects and its operator processes.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use kollect_engine::{
-    collect::{Collector, Settings},
-    store::store,
-    tasks::{Task, TaskKind, Tasks},
-};
 use serde_json::{Value, json};
-use tokio::{sync::watch, task::spawn_local, time};
 
 use super::{
-    super::{
-        health::Health,
-        leader::Leadership,
-        metrics,
-        progress::Board,
-        reconcile::{Operator, Setup},
-    },
     api_server::{ApiFaults, ApiServer, kind_of},
-    schedule::{NAMESPACES, PROFILES, SINKS, Step},
-    sink_servers::SinkServers,
-    truth::{TEAM, text},
-};
-use crate::{
-    cluster::ClusterSource,
-    world::{FileRoot, Rules},
+    executor::Executor,
+    journal::Journal,
+    network::Network,
+    process::Process,
+    schedule::{
+        ClusterStep, INVENTORIES, NAMESPACES, PROFILES, ProcessStep, SINKS, ScopeForm, TARGETS, Wants,
+    },
+    sink_servers::{SinkServers, TakeOver},
+    specs::{LABEL, SCOPE, TEAM, text},
 };
 
 pub(super) struct Cluster {
-    pub(super) name: String,
+    pub(super) name: &'static str,
     pub(super) api: ApiServer,
-    sinks: SinkServers,
-    /// The operator; dropping it is a crash.
-    process: Option<Task>,
+    /// Its id.
+    pub(super) id: String,
+    pub(super) processes: Vec<Process>,
+    network: Network,
     faults: ApiFaults,
 }
 
 impl Cluster {
-    pub(super) fn new(name: &str, seed: u64, sinks: SinkServers) -> Self {
-        let api = ApiServer::new(name, seed);
+    pub(super) fn new(
+        name: &'static str,
+        seed: u64,
+        processes: usize,
+        sinks: &SinkServers,
+        (executor, network, journal): (&Executor, &Network, &Journal),
+    ) -> Self {
+        let api = ApiServer::new(name, seed, journal.clone());
+        let system = api.object("namespaces", "", "kube-system").unwrap();
+        let id = text(&system["metadata"]["uid"]).to_owned();
+        let process = |number| {
+            let own = format!("{name}-{number}");
+            Process::new(&own, &api, sinks, &id, (executor, network, journal))
+        };
+        let processes = (0..processes).map(process).collect();
+        let (network, faults) = (network.clone(), ApiFaults::default());
+        let mut cluster = Self { name, api, id, processes, network, faults };
+        cluster.create_objects();
+        cluster.processes.iter_mut().for_each(Process::start);
+        cluster
+    }
+
+    fn create_objects(&mut self) {
+        let name = self.name;
         for namespace in [TEAM, "kollect-system"].into_iter().chain(NAMESPACES) {
-            api.change("namespaces", "", namespace, |_| {});
+            self.api.change("namespaces", "", namespace, |_| {});
         }
-        api.serve("widgets", true);
-        let mut cluster = Self { name: name.into(), api, sinks, process: None, faults: ApiFaults::default() };
+        self.api.serve("widgets", true);
         for (sink, destinations) in SINKS {
-            cluster.api.change("kollectdatabasesinks", TEAM, sink, |object| {
+            self.api.change("kollectdatabasesinks", TEAM, sink, |object| {
                 object["spec"] =
                     json!({ "type": "sqlite", "cluster": name, "sqlite": { "path": destinations[0] } });
             });
         }
         for (profile, plural) in PROFILES.into_iter().zip(["deployments", "widgets"]) {
-            cluster.take(&Step::ProfileKind(0, profile, plural));
+            self.take(&ClusterStep::ProfileKind(profile, plural));
         }
-        cluster.take(&Step::Target(0, "t1", "p1", vec!["a", "b"]));
-        cluster.take(&Step::Target(0, "t2", "p2", vec!["a", "c"]));
-        cluster.take(&Step::Inventory(0, "all", vec!["s1", "s2"], vec![]));
+        self.take(&ClusterStep::Target("t1", "p1", Wants::Named(vec!["a", "b"])));
+        self.take(&ClusterStep::Target("t2", "p2", Wants::Named(vec!["a", "c"])));
+        self.take(&ClusterStep::Inventory("all", vec!["s1", "s2"], vec![]));
         for number in 0..4 {
-            cluster.take(&Step::Object(0, "deployments", "a", number, 1));
-            cluster.take(&Step::Object(0, "widgets", "c", number, 1));
-        }
-        cluster.start();
-        cluster
-    }
-
-    fn start(&mut self) {
-        if self.process.is_none() {
-            let process = operate(self.api.clone(), self.sinks.clone());
-            self.process = Some(Task::new(spawn_local(process)));
+            self.take(&ClusterStep::Object("deployments", "a", number, 1));
+            self.take(&ClusterStep::Object("widgets", "c", number, 1));
         }
     }
 
-    /// Takes a step that concerns this cluster.
-    pub(super) fn take(&mut self, step: &Step) {
+    /// Takes a step that concerns this cluster alone.
+    pub(super) fn take(&mut self, step: &ClusterStep) {
         let api = &self.api;
         match *step {
-            Step::Object(_, plural, namespace, number, size) => {
+            ClusterStep::Object(plural, namespace, number, size) => {
                 if api.is_served(plural) && api.object("namespaces", "", namespace).is_some() {
                     api.change(plural, namespace, &format!("o{number}"), |object| {
                         object["spec"] = json!({ "size": size });
                     });
                 }
             }
-            Step::DeleteObject(_, plural, namespace, number) => {
+            ClusterStep::DeleteObject(plural, namespace, number) => {
                 api.delete(plural, namespace, &format!("o{number}"));
             }
-            Step::Namespace(_, name, true) => api.change("namespaces", "", name, |_| {}),
-            Step::Namespace(_, name, false) => api.delete_namespace(name),
-            Step::ServeWidgets(_, served) => api.serve("widgets", served),
-            Step::Permit(_, plural, namespace, allowed) => api.permit(plural, namespace, allowed),
-            Step::CutWatches(_) => api.cut_watches(),
-            Step::ForgetHistory(_) => {
+            ClusterStep::Namespace(name, true) => api.change("namespaces", "", name, |_| {}),
+            ClusterStep::Namespace(name, false) => api.delete_namespace(name),
+            ClusterStep::LabelNamespace(name, labelled) => {
+                if api.object("namespaces", "", name).is_some() {
+                    api.change("namespaces", "", name, |object| {
+                        object["metadata"]["labels"] =
+                            if labelled { json!({ LABEL: "yes" }) } else { json!({}) };
+                    });
+                }
+            }
+            ClusterStep::ServeWidgets(served) => api.serve("widgets", served),
+            ClusterStep::Permit(plural, namespace, allowed) => {
+                api.permit(plural, namespace, allowed);
+                self.hinder_views();
+            }
+            ClusterStep::CutWatches => {
+                api.cut_watches();
+                self.hinder_views();
+            }
+            ClusterStep::ForgetHistory => {
                 api.forget_history();
                 api.cut_watches();
+                self.hinder_views();
             }
-            Step::ApiErrors(_, errors) => {
-                self.faults.errors = errors;
-                api.set_faults(self.faults.clone());
+            ClusterStep::ApiErrors(errors) => self.set_faults(|faults| faults.errors = errors),
+            ClusterStep::ApiLatency(millis) => {
+                self.set_faults(|faults| faults.latency = Duration::from_millis(millis));
             }
-            Step::ApiLatency(_, millis) => {
-                self.faults.latency = Duration::from_millis(millis);
-                api.set_faults(self.faults.clone());
-            }
-            Step::StaleLists(_, versions) => {
-                self.faults.stale = versions;
-                api.set_faults(self.faults.clone());
-            }
-            Step::Crash(_) => {
-                self.process = None;
-                // Only a process that has seen newer versions can tell that a list is stale.
-                self.faults.stale = 0;
-                api.set_faults(self.faults.clone());
-            }
-            Step::Start(_) => self.start(),
-            Step::Sink(..)
-            | Step::EditRows(..)
-            | Step::BackUp(..)
-            | Step::Restore(..)
-            | Step::LoseClaims(..)
-            | Step::TakeOver(..) => {}
+            ClusterStep::StaleLists(versions) => self.set_faults(|faults| faults.stale = versions),
             _ => self.take_spec(step),
         }
     }
 
-    fn take_spec(&self, step: &Step) {
+    fn set_faults(&mut self, change: impl FnOnce(&mut ApiFaults)) {
+        change(&mut self.faults);
+        self.api.set_faults(self.faults.clone());
+        let hinders = self.faults != ApiFaults::default();
+        self.processes.iter().for_each(|process| self.network.set_api_faults(process.id, hinders));
+    }
+
+    /// For a moment no process sees what happens.
+    fn hinder_views(&self) {
+        self.processes.iter().for_each(|process| self.network.hinder_view(process.id, Duration::ZERO));
+    }
+
+    /// Changes the spec of an object of Kollect, if it exists.
+    fn edit(&self, plural: &str, name: &str, edit: impl FnOnce(&mut Value)) {
+        if self.api.object(plural, TEAM, name).is_some() {
+            self.api.change(plural, TEAM, name, |object| edit(&mut object["spec"]));
+        }
+    }
+
+    fn take_spec(&self, step: &ClusterStep) {
         let api = &self.api;
-        // What does not exist cannot be changed.
-        let edit = |plural, name: &str, edit: &dyn Fn(&mut Value)| {
-            if api.object(plural, TEAM, name).is_some() {
-                api.change(plural, TEAM, name, |object| edit(&mut object["spec"]));
-            }
-        };
         match step {
-            Step::Target(_, name, profile, namespaces) => {
-                api.change("kollecttargets", TEAM, name, |object| {
-                    object["spec"] = json!({ "profileRef": profile, "includedNamespaces": namespaces });
-                });
+            ClusterStep::Target(name, profile, wants) => {
+                let mut spec = json!({ "profileRef": profile });
+                match wants {
+                    Wants::All => {}
+                    Wants::Labelled => {
+                        spec["namespaceSelector"] = json!({ "matchLabels": { LABEL: "yes" } });
+                    }
+                    Wants::Named(names) => spec["includedNamespaces"] = json!(names),
+                }
+                api.change("kollecttargets", TEAM, name, |object| object["spec"] = spec);
             }
-            Step::SuspendTarget(_, name, suspend) => {
-                edit("kollecttargets", name, &|spec| spec["suspend"] = json!(suspend));
+            ClusterStep::SuspendTarget(name, suspend) => {
+                self.edit("kollecttargets", name, |spec| spec["suspend"] = json!(suspend));
             }
-            Step::DeleteTarget(_, name) => api.delete("kollecttargets", TEAM, name),
-            Step::ProfileKind(_, name, plural) => {
+            ClusterStep::DeleteTarget(name) => api.delete("kollecttargets", TEAM, name),
+            ClusterStep::ProfileKind(name, plural) => {
                 let gvk = match kind_of(plural) {
                     Some(kind) => json!({ "group": kind.group, "version": kind.version, "kind": kind.kind }),
                     None => json!({ "group": "apps", "version": "v1", "kind": "Deploymint" }),
                 };
                 api.change("kollectprofiles", TEAM, name, |object| {
                     let attributes = object["spec"]["attributes"].take();
-                    let first = || json!([{ "name": "size", "path": "$.spec.size", "type": "int" }]);
+                    let first = || json!([attribute("size")]);
                     let attributes = if attributes.is_null() { first() } else { attributes };
                     object["spec"] = json!({ "targetGVK": gvk, "attributes": attributes });
                 });
             }
-            Step::ProfileAttributes(_, name, count) => {
+            ClusterStep::ProfileAttributes(name, count) => {
                 let names = ["size", "again"].into_iter().take((*count).into());
-                let attribute = |name| json!({ "name": name, "path": "$.spec.size", "type": "int" });
                 let attributes: Vec<Value> = names.map(attribute).collect();
-                edit("kollectprofiles", name, &|spec| spec["attributes"] = json!(attributes));
+                self.edit("kollectprofiles", name, |spec| spec["attributes"] = json!(attributes));
             }
-            Step::Inventory(_, name, sinks, targets) => {
-                let leaving = |object: &Value| object["metadata"].get("deletionTimestamp").is_some();
-                if !api.object("kollectinventories", TEAM, name).is_some_and(|object| leaving(&object)) {
+            ClusterStep::Inventory(name, sinks, targets) => {
+                let known = api.object("kollectinventories", TEAM, name);
+                if !known.is_some_and(|object| object.is_leaving()) {
                     api.change("kollectinventories", TEAM, name, |object| {
                         object["spec"] = json!({ "databaseSinkRefs": sinks, "targetRefs": targets });
                     });
                 }
             }
-            Step::SuspendInventory(_, name, suspend) => {
-                edit("kollectinventories", name, &|spec| spec["suspend"] = json!(suspend));
+            ClusterStep::SuspendInventory(name, suspend) => {
+                self.edit("kollectinventories", name, |spec| spec["suspend"] = json!(suspend));
             }
-            Step::DeleteInventory(_, name) => api.delete("kollectinventories", TEAM, name),
-            Step::ClusterName(_, sink, name) => {
-                edit("kollectdatabasesinks", sink, &|spec| spec["cluster"] = json!(name));
+            ClusterStep::RemovalGuard(name, rows) => {
+                let guard = rows.map_or(Value::Null, |rows| json!({ "rows": rows }));
+                self.edit("kollectinventories", name, |spec| spec["removalGuard"] = guard);
             }
-            Step::MoveSink(_, name, path) => {
-                edit("kollectdatabasesinks", name, &|spec| spec["sqlite"]["path"] = json!(path));
+            ClusterStep::DeleteInventory(name) => api.delete("kollectinventories", TEAM, name),
+            ClusterStep::ClusterName(sink, name) => {
+                self.edit("kollectdatabasesinks", sink, |spec| spec["cluster"] = json!(name));
             }
+            ClusterStep::MoveSink(name, path) => {
+                self.edit("kollectdatabasesinks", name, |spec| spec["sqlite"]["path"] = json!(path));
+            }
+            ClusterStep::Scope(form) => {
+                let spec = match form {
+                    ScopeForm::Denies(names) => json!({ "deniedNamespaces": names }),
+                    ScopeForm::Allows(names) => json!({ "allowedNamespaces": names }),
+                    ScopeForm::Unreadable => json!({ "deniedNamespaces": "a" }),
+                };
+                api.change("kollectscopes", TEAM, SCOPE, |object| object["spec"] = spec);
+            }
+            ClusterStep::DeleteScope => api.delete("kollectscopes", TEAM, SCOPE),
             other => panic!("{other:?} is not a step of specs"),
         }
     }
 
-    /// The id of the cluster.
-    pub(super) fn id(&self) -> String {
-        let namespace = self.api.object("namespaces", "", "kube-system").unwrap();
-        text(&namespace["metadata"]["uid"]).to_owned()
-    }
-
-    /// Annotates an inventory: it may take what belongs to another cluster.
-    pub(super) fn take_over(&self, inventory: &str, other: &str) {
-        if self.api.object("kollectinventories", TEAM, inventory).is_some() {
-            self.api.change("kollectinventories", TEAM, inventory, |object| {
-                object["metadata"]["annotations"] = json!({ "kollect.dev/take-over": other });
-            });
+    /// Something happens to one of the processes.
+    pub(super) fn take_process(&mut self, number: usize, step: &ProcessStep) {
+        let Some(number) = number.checked_rem(self.processes.len()) else { return };
+        let process = &mut self.processes[number];
+        match *step {
+            ProcessStep::Crash => process.crash(),
+            ProcessStep::CrashAt(counted, nth, point) => {
+                self.network.crash_at(process.id, counted, nth, point);
+            }
+            ProcessStep::Start => {
+                process.start();
+                // Only a process that has seen newer versions can tell that a list is stale.
+                self.set_faults(|faults| faults.stale = 0);
+            }
+            ProcessStep::Stop => process.stop(),
+            ProcessStep::Pause(seconds) => {
+                process.pause(seconds);
+                self.network.hinder_view(process.id, Duration::from_secs(seconds));
+            }
+            ProcessStep::CutOffApi(cut) => self.network.cut_off_from_api(process.id, cut),
+            ProcessStep::CutOff(destination, cut) => self.network.cut_off(process.id, destination, cut),
         }
     }
 
-    /// Faults stop, and nothing is suspended any more.
+    /// Annotates an inventory: it may take what belongs to another cluster, where a sink leads to. An annotation that
+    /// names no sink asks for nothing.
+    pub(super) fn take_over(&self, inventory: &str, sink: Option<&str>, other: &str, sinks: &SinkServers) {
+        if self.api.object("kollectinventories", TEAM, inventory).is_none() {
+            return;
+        }
+        let mut annotation = other.to_owned();
+        if let Some(sink) = sink {
+            let what = format!("database/{sink}");
+            annotation = format!("{what}={other}");
+            let (cluster, inventory, from) = (self.id.clone(), inventory.to_owned(), other.to_owned());
+            sinks.ask_take_over(TakeOver { cluster, inventory, what, from });
+        }
+        self.api.change("kollectinventories", TEAM, inventory, |object| {
+            object["metadata"]["annotations"] = json!({ "kollect.dev/take-over": annotation });
+        });
+    }
+
+    /// Faults stop, nothing is suspended any more, and all processes run.
     pub(super) fn heal(&mut self) {
         self.faults = ApiFaults::default();
         self.api.heal();
-        for name in ["all", "some"] {
-            self.take(&Step::SuspendInventory(0, name, false));
+        for name in INVENTORIES {
+            self.take(&ClusterStep::SuspendInventory(name, false));
+            self.take(&ClusterStep::RemovalGuard(name, None));
         }
-        for name in ["t1", "t2", "t3"] {
-            self.take(&Step::SuspendTarget(0, name, false));
+        for name in TARGETS {
+            self.take(&ClusterStep::SuspendTarget(name, false));
         }
         for (sink, _) in SINKS {
-            let name = self.name.clone();
-            self.api
-                .change("kollectdatabasesinks", TEAM, sink, |object| object["spec"]["cluster"] = json!(name));
+            self.take(&ClusterStep::ClusterName(sink, self.name));
         }
         for profile in PROFILES {
             let object = self.api.object("kollectprofiles", TEAM, profile).unwrap();
             if object["spec"]["targetGVK"]["kind"] == "Deploymint" {
-                self.take(&Step::ProfileKind(0, profile, "deployments"));
+                self.take(&ClusterStep::ProfileKind(profile, "deployments"));
             }
         }
+        if super::specs::Scope::now(&self.api) == super::specs::Scope::Unreadable {
+            self.take(&ClusterStep::DeleteScope);
+        }
+        self.processes.iter().for_each(Process::resume);
         self.start();
+    }
+
+    /// Starts all processes that do not run.
+    pub(super) fn start(&mut self) {
+        self.processes.iter_mut().for_each(Process::start);
     }
 }
 
-/// The operator as the program runs it, but for its servers and the lease.
-async fn operate(api: ApiServer, sinks: SinkServers) {
-    let source = loop {
-        match ClusterSource::in_memory(api.client()).await {
-            Ok(source) => break Arc::new(source),
-            Err(_) => time::sleep(Duration::from_secs(1)).await,
-        }
-    };
-    let files = FileRoot::Directory("/simulated".into());
-    let own_namespace = Some("kollect-system".to_owned());
-    let rules =
-        Arc::new(Rules { own_namespace, cluster_id: Some(source.id.clone()), files, ..Rules::default() });
-    let tasks = Tasks::default();
-    let _kinds = tasks.core(TaskKind::Discovery.into(), source.clone().follow_kinds());
-    let (writer, rows) = store();
-    let meter = metrics::Meter::default();
-    let collector = Collector::start(source.clone(), writer, Settings::default(), tasks.clone(), |_| {});
-    let leading = Leadership::Leading { term: 1, until: None, problem: None };
-    let (_lease, leadership) = watch::channel(leading);
-    let board = Board::default();
-    let asked = source.clone();
-    let sources = metrics::Sources {
-        rows: rows.clone(),
-        coverage: collector.coverage().clone(),
-        board: board.clone(),
-        leadership: leadership.clone(),
-        tasks: tasks.clone(),
-        discovery: Box::new(move || asked.knows_all_kinds()),
-    };
-    let metrics = metrics::Metrics::new(sources, meter);
-    let setup = Setup {
-        source,
-        rules,
-        collector,
-        rows,
-        within: None,
-        sinks: Arc::new(sinks),
-        board,
-        metrics,
-        tasks,
-        cleanup_timeout: Duration::from_hours(1),
-        claim_check_interval: None,
-    };
-    Operator::new(setup, leadership, Health::default()).run().await;
+fn attribute(name: &str) -> Value {
+    json!({ "name": name, "path": "$.spec.size", "type": "int" })
 }

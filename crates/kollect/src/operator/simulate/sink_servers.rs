@@ -1,6 +1,11 @@
 //! Destinations in memory, which all operators of a schedule share: rows, claims, atomicity and faults.
 //!
-//! Whenever something changes a reader looks: what it sees is compared with what was at some time.
+//! Whenever something changes a reader looks: what it sees is compared with what was at some time. What a request does to
+//! a destination is in `requests`, and how a process sends it in `open_sink`: only these two know the trait `Sink`.
+
+mod open_sink;
+mod requests;
+mod timeline;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,17 +13,16 @@ use std::{
     time::Duration,
 };
 
-use async_trait::async_trait;
-use kollect_model::{
-    batch::{Baseline, Batch, InventoryId, Receipt},
-    claim::{Claim, Claimant},
-    row::{RowDigest, RowKey},
-    sink::{Atomicity, Sink, SinkError, SinkReason},
-};
-use kollect_sinks::{Plan, Policy};
-use tokio::time;
+use kollect_model::{batch::InventoryId, claim::Claim, row::RowDigest};
 
-use super::{super::bindings::OpenPlan, reader::Reader, truth::Rows};
+use timeline::Timelines;
+
+use super::{
+    journal::Journal,
+    network::Link,
+    reader::Reader,
+    truth::{Place, Rows},
+};
 
 /// What is wrong with a destination for now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,14 +46,31 @@ pub(super) struct Held {
     pub(super) claim: Option<Claim>,
 }
 
+impl Held {
+    /// Id of the cluster that owns the inventory.
+    fn owner(&self) -> Option<&str> {
+        self.claim.as_ref()?.owner.as_deref()
+    }
+}
+
 /// All inventories of a destination.
 pub(super) type Contents = BTreeMap<InventoryId, Held>;
 
-#[derive(Default)]
 struct Destination {
     contents: Contents,
     fault: SinkFault,
+    /// Rows of objects of this size or larger are refused.
+    limit: i64,
+    /// The smallest limit that it ever had.
+    smallest_limit: i64,
     backup: Option<Contents>,
+}
+
+impl Default for Destination {
+    fn default() -> Self {
+        let (contents, fault) = (Contents::default(), SinkFault::None);
+        Self { contents, fault, limit: i64::MAX, smallest_limit: i64::MAX, backup: None }
+    }
 }
 
 /// The destination that a name leads to: some have two names.
@@ -58,34 +79,76 @@ pub(super) fn destination_of(name: &str) -> &str {
     name.strip_suffix("-alias").unwrap_or(name)
 }
 
+/// Whether a destination applies a whole delta at once; others apply single rows.
+fn is_atomic(destination: &str) -> bool {
+    !destination.starts_with("rows")
+}
+
+/// A cluster takes rows of another one over.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct TakeOver {
+    /// Id of the cluster.
+    pub(super) cluster: String,
+    /// Name of the inventory.
+    pub(super) inventory: String,
+    /// A sink or a destination.
+    pub(super) what: String,
+    /// Id of the other cluster.
+    pub(super) from: String,
+}
+
 /// All destinations of a schedule. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct SinkServers(Arc<Mutex<State>>);
 
+/// The destinations as one process reaches them.
+pub(super) struct ProcessSinks {
+    pub(super) servers: SinkServers,
+    pub(super) sender: Sender,
+}
+
+/// A process that sends requests.
+#[derive(Clone)]
+pub(super) struct Sender {
+    pub(super) link: Link,
+    /// Id of its cluster.
+    pub(super) cluster: Arc<str>,
+}
+
 pub(super) struct State {
     destinations: BTreeMap<String, Destination>,
     random: fastrand::Rng,
+    journal: Journal,
     pub(super) reader: Reader,
     /// What readers saw that cannot be.
     pub(super) violation: Option<String>,
     /// Rows that were written.
     pub(super) rows_written: u64,
     /// Destinations that others have edited or restored: what operators know of them is not true for a while.
-    pub(super) changed_by_others: BTreeSet<String>,
-    /// What each inventory has held: numbers of rows.
-    counts: BTreeMap<(String, InventoryId), Vec<usize>>,
+    changed_by_others: BTreeSet<String>,
+    /// Destinations that were restored.
+    pub(super) restored: BTreeSet<String>,
+    /// Take-overs that were asked for, with names of sinks.
+    take_overs_asked: BTreeSet<TakeOver>,
+    /// Those that happened, with ids of destinations.
+    take_overs_done: BTreeSet<TakeOver>,
+    timelines: Timelines,
 }
 
 impl SinkServers {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64, journal: Journal) -> Self {
         Self(Arc::new(Mutex::new(State {
             destinations: BTreeMap::new(),
             random: fastrand::Rng::with_seed(seed),
+            journal,
             reader: Reader::default(),
             violation: None,
             rows_written: 0,
             changed_by_others: BTreeSet::new(),
-            counts: BTreeMap::new(),
+            restored: BTreeSet::new(),
+            take_overs_asked: BTreeSet::new(),
+            take_overs_done: BTreeSet::new(),
+            timelines: Timelines::default(),
         })))
     }
 
@@ -94,14 +157,13 @@ impl SinkServers {
     }
 
     pub(super) fn set_fault(&self, destination: &str, fault: SinkFault) {
-        self.lock().destinations.entry(destination.into()).or_default().fault = fault;
+        self.lock().destination(destination).fault = fault;
     }
 
     /// Others remove the nth row of a destination, or change it.
     pub(super) fn edit_rows(&self, destination: &str, number: u8, remove: bool) {
         let mut state = self.lock();
-        let contents = state.destinations.entry(destination.into()).or_default();
-        for held in contents.contents.values_mut() {
+        for held in state.destination(destination).contents.values_mut() {
             let Some(key) = held.rows.keys().nth(number.into()).cloned() else { continue };
             if remove {
                 held.rows.remove(&key);
@@ -114,243 +176,116 @@ impl SinkServers {
 
     pub(super) fn back_up(&self, destination: &str) {
         let mut state = self.lock();
-        let destination = state.destinations.entry(destination.into()).or_default();
+        let destination = state.destination(destination);
         destination.backup = Some(destination.contents.clone());
     }
 
     /// Everything is as it was when the destination was saved.
     pub(super) fn restore(&self, destination: &str) {
         let mut state = self.lock();
-        let known = state.destinations.entry(destination.into()).or_default();
+        let known = state.destination(destination);
         if let Some(backup) = known.backup.clone() {
             known.contents = backup;
+            state.restored.insert(destination.to_owned());
             state.note_change_by_others(destination);
         }
     }
 
     pub(super) fn lose_claims(&self, destination: &str) {
         let mut state = self.lock();
-        let destination = state.destinations.entry(destination.into()).or_default();
-        destination.contents.values_mut().for_each(|held| held.claim = None);
+        state.destination(destination).contents.values_mut().for_each(|held| held.claim = None);
+        state.note_all(destination);
     }
 
-    /// Everything works again.
+    /// From now on a destination cannot hold rows of objects of this size or larger.
+    pub(super) fn set_limit(&self, destination: &str, limit: Option<i64>) {
+        let mut state = self.lock();
+        let destination = state.destination(destination);
+        destination.limit = limit.unwrap_or(i64::MAX);
+        destination.smallest_limit = destination.smallest_limit.min(destination.limit);
+    }
+
+    /// From which size on a destination refuses rows.
+    pub(super) fn limit(&self, destination: &str) -> i64 {
+        self.lock().destination(destination).limit
+    }
+
+    /// An annotation asks for a take-over.
+    pub(super) fn ask_take_over(&self, asked: TakeOver) {
+        self.lock().take_overs_asked.insert(asked);
+    }
+
+    /// An inventory is deleted, and with it the memory of what it took over.
+    pub(super) fn forget_take_overs(&self, cluster: &str, inventory: &str) {
+        let is_own = |done: &TakeOver| done.cluster == cluster && done.inventory == inventory;
+        self.lock().take_overs_done.retain(|done| !is_own(done));
+    }
+
+    /// Everything works again, but for limits.
     pub(super) fn heal(&self) {
         self.lock().destinations.values_mut().for_each(|destination| destination.fault = SinkFault::None);
     }
 
-    /// What a destination holds.
-    pub(super) fn contents(&self) -> BTreeMap<String, Contents> {
-        let all = &self.lock().destinations;
-        all.iter().map(|(name, destination)| (name.clone(), destination.contents.clone())).collect()
-    }
-
-    /// Whether an inventory in a destination may have had so many rows at some time.
-    pub(super) fn has_held(&self, destination: &str, inventory: &InventoryId, rows: usize) -> bool {
+    /// Looks at what every destination holds.
+    pub(super) fn visit<T>(&self, look: impl FnOnce(&BTreeMap<&str, &Contents>) -> T) -> T {
         let state = self.lock();
-        if state.changed_by_others.contains(destination) {
-            return true;
-        }
-        let counts = state.counts.get(&(destination.to_owned(), inventory.clone()));
-        rows == 0 || counts.is_some_and(|counts| counts.contains(&rows))
+        let all = state.destinations.iter();
+        look(&all.map(|(name, destination)| (name.as_str(), &destination.contents)).collect())
     }
-}
 
-/// Whether a destination applies a whole delta at once; others apply single rows.
-fn is_atomic(destination: &str) -> bool {
-    !destination.starts_with("rows")
-}
-
-/// When a request fails.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Failure {
-    Never,
-    Before,
-    After,
+    /// Whether a destination held so many rows for a cluster at some moment of a time. What others changed cannot be
+    /// known at once.
+    pub(super) fn has_held(&self, place: &Place, rows: usize, owner: &str, time: (u64, u64)) -> bool {
+        let state = self.lock();
+        state.changed_by_others.contains(&place.0) || state.timelines.held(place, rows, owner, time)
+    }
 }
 
 impl State {
+    fn destination(&mut self, name: &str) -> &mut Destination {
+        if !self.destinations.contains_key(name) {
+            self.destinations.insert(name.to_owned(), Destination::default());
+        }
+        self.destinations.get_mut(name).unwrap()
+    }
+
     /// What a destination holds is not what an operator wrote last.
     fn note_change_by_others(&mut self, destination: &str) {
         self.changed_by_others.insert(destination.to_owned());
         let contents = &self.destinations[destination].contents;
-        let rows = contents.iter().map(|(inventory, held)| (inventory.clone(), held.rows.clone())).collect();
-        self.reader.begin_again(destination, &rows);
+        self.reader.begin_again(destination, contents.keys());
+        self.note_all(destination);
     }
 
-    fn of(&mut self, destination: &str, inventory: &InventoryId) -> &mut Held {
-        let destination = self.destinations.entry(destination.into()).or_default();
-        destination.contents.entry(inventory.clone()).or_default()
+    /// Takes down what a destination holds now.
+    fn note_all(&mut self, destination: &str) {
+        let inventories: Vec<InventoryId> = self.destination(destination).contents.keys().cloned().collect();
+        inventories.iter().for_each(|inventory| self.note_held(destination, inventory));
     }
 
-    fn failure(&mut self, destination: &str) -> Failure {
-        match self.destinations.get(destination).map(|destination| destination.fault).unwrap_or_default() {
-            SinkFault::None | SinkFault::Stalls(_) => Failure::Never,
-            SinkFault::FailsBefore => Failure::Before,
-            SinkFault::FailsAfter => Failure::After,
-            SinkFault::Flaky => match self.random.u8(..4) {
-                0 => Failure::Before,
-                1 => Failure::After,
-                _ => Failure::Never,
-            },
+    /// Takes down how much a destination holds of an inventory now.
+    fn note_held(&mut self, destination: &str, inventory: &InventoryId) {
+        let moment = self.journal.moment();
+        let place = (destination.to_owned(), inventory.clone());
+        let contents = self.destinations.get(destination).map(|destination| &destination.contents);
+        let held = contents.and_then(|contents| contents.get(inventory));
+        let (rows, owner) = held.map_or((0, None), |held| (held.rows.len(), held.owner()));
+        self.timelines.note(&place, moment, rows, owner);
+    }
+
+    fn held(&mut self, destination: &str, inventory: &InventoryId) -> &mut Held {
+        let contents = &mut self.destination(destination).contents;
+        if !contents.contains_key(inventory) {
+            contents.insert(inventory.clone(), Held::default());
         }
+        contents.get_mut(inventory).unwrap()
     }
 
-    fn stall(&mut self, destination: &str) -> Duration {
-        match self.destinations.get(destination).map(|destination| destination.fault) {
-            Some(SinkFault::Stalls(seconds)) => Duration::from_secs(seconds),
+    /// How long a request to a destination takes.
+    fn duration(&mut self, destination: &str) -> Duration {
+        match self.destination(destination).fault {
+            SinkFault::Stalls(seconds) => Duration::from_secs(seconds),
             _ => Duration::from_millis(self.random.u64(..20)),
         }
-    }
-
-    fn admits(&mut self, destination: &str, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
-        Claim::admits(self.of(destination, inventory).claim.as_ref(), inventory, claim)
-    }
-
-    fn apply(&mut self, destination: &str, inventory: &InventoryId, rows: &[(RowKey, Option<RowDigest>)]) {
-        let held = self.of(destination, inventory);
-        for (key, digest) in rows {
-            match digest {
-                Some(digest) => held.rows.insert(key.clone(), *digest),
-                None => held.rows.remove(key),
-            };
-        }
-        let held = held.rows.clone();
-        self.rows_written += rows.len() as u64;
-        let place = (destination.to_owned(), inventory.clone());
-        let counts = self.counts.entry(place.clone()).or_default();
-        if !counts.contains(&held.len()) {
-            counts.push(held.len());
-        }
-        let seen = self.reader.see(&place, &held);
-        if let Err(violation) = seen {
-            self.violation.get_or_insert(violation);
-        }
-    }
-}
-
-/// A connection to a destination.
-struct OpenSink {
-    servers: SinkServers,
-    destination: String,
-}
-
-#[async_trait]
-impl OpenPlan for SinkServers {
-    async fn open(&self, plan: &Plan, policy: &Policy) -> Result<Box<dyn Sink>, SinkError> {
-        let destination = plan.destination(policy).to_string();
-        let destination = destination_of(&destination).to_owned();
-        let sink = OpenSink { servers: self.clone(), destination };
-        sink.request("connect").await?;
-        Ok(Box::new(sink))
-    }
-}
-
-fn failed(attempt: &str) -> SinkError {
-    SinkError::new(SinkReason::Unreachable, format!("{attempt}: the destination has a fault"))
-}
-
-impl OpenSink {
-    /// Waits as long as the destination takes, and says when the request fails.
-    async fn begin(&self) -> Failure {
-        let stall = self.servers.lock().stall(&self.destination);
-        time::sleep(stall).await;
-        self.servers.lock().failure(&self.destination)
-    }
-
-    /// A request that changes nothing.
-    async fn request(&self, attempt: &str) -> Result<(), SinkError> {
-        if self.begin().await == Failure::Before { Err(failed(attempt)) } else { Ok(()) }
-    }
-
-    /// The answer of a request that was applied.
-    async fn end<T>(&self, attempt: &str, failure: Failure, answer: T) -> Result<T, SinkError> {
-        // The client may be gone before the answer comes.
-        tokio::task::yield_now().await;
-        if failure == Failure::After { Err(failed(attempt)) } else { Ok(answer) }
-    }
-}
-
-#[async_trait]
-impl Sink for OpenSink {
-    async fn check(&self) -> Result<(), SinkError> {
-        self.request("check").await
-    }
-
-    async fn baseline(&self, inventory: &InventoryId) -> Result<Baseline, SinkError> {
-        self.request("read").await?;
-        Ok(self.servers.lock().of(&self.destination, inventory).rows.clone())
-    }
-
-    async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
-        let failure = self.begin().await;
-        if failure == Failure::Before {
-            return Err(failed("claim"));
-        }
-        let claim = {
-            let mut state = self.servers.lock();
-            let held = state.of(&self.destination, inventory);
-            let claim = Claim { writes: Some(0), ..claimant.take(inventory, held.claim.as_ref())? };
-            held.claim.insert(claim).clone()
-        };
-        self.end("claim", failure, claim).await
-    }
-
-    fn atomicity(&self) -> Atomicity {
-        if is_atomic(&self.destination) { Atomicity::WholeDelta } else { Atomicity::SingleRows }
-    }
-
-    async fn claims(&self, inventories: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError> {
-        self.request("read claims").await?;
-        let mut state = self.servers.lock();
-        Ok(inventories.iter().map(|inventory| state.of(&self.destination, inventory).claim.clone()).collect())
-    }
-
-    async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
-        let failure = self.begin().await;
-        if failure == Failure::Before {
-            return Err(failed("write"));
-        }
-        let Batch { inventory, claim, delta, .. } = batch;
-        let rows = delta.rows().map(|row| (row.key.clone(), Some(row.digest)));
-        let rows: Vec<_> = rows.chain(delta.removed.iter().map(|gone| (gone.key.clone(), None))).collect();
-        let at_once = if is_atomic(&self.destination) { rows.len().max(1) } else { 1 };
-        let mut left = rows.len();
-        for rows in rows.chunks(at_once) {
-            {
-                let mut state = self.servers.lock();
-                state.admits(&self.destination, inventory, claim)?;
-                state.apply(&self.destination, inventory, rows);
-            }
-            left -= rows.len();
-            // Single rows may end anywhere.
-            if failure == Failure::After && left > 0 {
-                return Err(failed("write"));
-            }
-            tokio::task::yield_now().await;
-        }
-        {
-            let mut state = self.servers.lock();
-            state.admits(&self.destination, inventory, claim)?;
-            state.of(&self.destination, inventory).claim.iter_mut().for_each(Claim::count_write);
-        }
-        self.end("write", failure, Receipt::default()).await
-    }
-
-    async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
-        let failure = self.begin().await;
-        if failure == Failure::Before {
-            return Err(failed("clean"));
-        }
-        {
-            let mut state = self.servers.lock();
-            state.admits(&self.destination, inventory, claim)?;
-            let gone: Vec<_> =
-                state.of(&self.destination, inventory).rows.keys().map(|key| (key.clone(), None)).collect();
-            state.apply(&self.destination, inventory, &gone);
-            let destination = state.destinations.get_mut(&self.destination);
-            destination.map(|destination| destination.contents.remove(inventory));
-        }
-        self.end("clean", failure, ()).await
     }
 }

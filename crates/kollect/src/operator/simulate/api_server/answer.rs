@@ -1,18 +1,31 @@
-//! Requests of the operator, and the answers of the API server in memory.
+//! Requests of operators, and the answers of the API server in memory.
 
-use std::{collections::BTreeMap, convert::Infallible};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use axum::body::Body;
-use http::{Method, Request, Response};
+use bytes::Bytes;
+use http::{Method, Request, Response, request::Parts};
 use kube::Client;
 use serde_json::{Value, json};
-use tokio::time;
 
-use super::{ApiServer, KINDS, ObjectKey, Resource, State, kind_of, watch_stream};
+use super::{
+    super::{
+        network::{Answer, Link, Lost, Sent, Server},
+        specs::text,
+    },
+    ApiServer, KINDS, Object, Resource, State, Told,
+    kinds::{kind_of, number_of},
+    objects::ObjectName,
+    watch_stream::{self, Begins, Selected},
+};
 
 /// Where a request leads.
 struct Place {
-    kind: &'static Resource,
+    kind: usize,
     namespace: String,
     name: Option<String>,
     subresource: Option<String>,
@@ -21,32 +34,41 @@ struct Place {
 impl Place {
     /// `/apis/GROUP/VERSION[/namespaces/NAMESPACE]/PLURAL[/NAME[/SUBRESOURCE]]`
     fn of(path: &str) -> Option<Self> {
-        let mut parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
-        parts.drain(..if parts.first() == Some(&"api") { 2 } else { 3.min(parts.len()) });
+        let mut parts = path.trim_start_matches('/').split('/');
+        let skipped = if parts.next() == Some("api") { 1 } else { 2 };
+        let mut parts = parts.skip(skipped).peekable();
+        let mut plural = parts.next()?;
         let mut namespace = "";
-        if parts.len() > 2 && parts.first() == Some(&"namespaces") {
-            namespace = parts.get(1)?;
-            parts.drain(..2);
+        let mut name = parts.next();
+        if plural == "namespaces" && parts.peek().is_some() {
+            (namespace, plural, name) = (name?, parts.next()?, parts.next());
         }
+        kind_of(plural)?;
         Some(Self {
-            kind: kind_of(parts.first()?)?,
+            kind: number_of(plural),
             namespace: namespace.to_owned(),
-            name: parts.get(1).map(|&name| name.to_owned()),
-            subresource: parts.get(2).map(|&part| part.to_owned()),
+            name: name.map(ToOwned::to_owned),
+            subresource: parts.next().map(ToOwned::to_owned),
         })
     }
 
-    fn key(&self) -> Option<ObjectKey> {
-        Some((self.kind.plural, self.namespace.clone(), self.name.clone()?))
+    fn resource(&self) -> &'static Resource {
+        &KINDS[self.kind]
+    }
+
+    fn object(&self) -> Option<ObjectName> {
+        Some((self.namespace.clone(), self.name.clone()?))
     }
 }
 
-/// The parameters of a request.
-pub(super) type Parameters = BTreeMap<String, String>;
+/// The value of a parameter of a request, as it was sent.
+pub(super) fn parameter<'q>(query: &'q str, name: &str) -> Option<&'q str> {
+    let mut all = query.split('&').filter_map(|pair| pair.split_once('='));
+    all.find(|(own, _)| *own == name).map(|(_, value)| value)
+}
 
-fn answered(code: u16, body: &Value) -> Response<Body> {
-    let body = Body::from(body.to_string());
-    Response::builder().status(code).header("content-type", "application/json").body(body).unwrap()
+fn answered(code: u16, body: impl Into<Body>) -> Response<Body> {
+    Response::builder().status(code).header("content-type", "application/json").body(body.into()).unwrap()
 }
 
 /// The status object of a refusal.
@@ -65,68 +87,78 @@ pub(super) fn status(code: u16, message: &str) -> Value {
 }
 
 fn refused(code: u16, message: &str) -> Response<Body> {
-    answered(code, &status(code, message))
+    answered(code, status(code, message).to_string())
 }
 
-/// Whether a request for a namespace, with the selectors that the operator writes, takes an object.
-pub(super) fn takes(parameters: &Parameters, namespace: &str, object: &Value) -> bool {
-    let metadata = &object["metadata"];
-    let here = namespace.is_empty() || metadata["namespace"].as_str() == Some(namespace);
-    let named = parameters.get("fieldSelector").and_then(|terms| terms.strip_prefix("metadata.name="));
-    here && named.is_none_or(|name| metadata["name"].as_str() == Some(name))
+impl Answer for Response<Body> {
+    fn is_refusal(&self) -> bool {
+        !self.status().is_success()
+    }
+
+    fn outcome(&self) -> impl fmt::Display {
+        self.status().as_u16()
+    }
 }
 
 impl ApiServer {
     /// A client of this API server.
-    pub(in super::super) fn client(&self) -> Client {
+    pub(in super::super) fn client(&self, link: Link) -> Client {
         let server = self.clone();
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {
-            let server = server.clone();
-            async move { Ok::<_, Infallible>(server.answer(request).await) }
+            let (server, link) = (server.clone(), link.clone());
+            async move {
+                let (parts, body) = request.into_parts();
+                let body = body.collect_bytes().await.unwrap_or_default();
+                server.answer(link, parts, body).await
+            }
         });
         Client::new(service, "kollect-system")
     }
 
-    async fn answer(&self, request: Request<kube::client::Body>) -> Response<Body> {
-        let (delay, fails) = {
+    async fn answer(&self, link: Link, parts: Parts, body: Bytes) -> Result<Response<Body>, Lost> {
+        let takes = self.lock().delay();
+        let (method, uri) = (&parts.method, &parts.uri);
+        let sent = Sent {
+            to: Server::Api,
+            what: format!("{method} {uri}"),
+            changes: *method == Method::PUT || *method == Method::PATCH || *method == Method::POST,
+            takes,
+        };
+        let (server, own, method, uri) = (self.clone(), link.clone(), method.clone(), uri.clone());
+        link.send(sent, move || server.handle(own, &method, &uri, &body)).await
+    }
+
+    fn handle(&self, link: Link, method: &Method, uri: &http::Uri, body: &Bytes) -> Response<Body> {
+        {
             let mut state = self.lock();
             let errors = state.faults.errors;
-            (state.delay(), state.random.u8(..100) < errors)
-        };
-        tracing::debug!(at = ?time::Instant::now(), ?delay, fails, uri = %request.uri(), "request");
-        if !delay.is_zero() {
-            time::sleep(delay).await;
+            if errors > 0 && state.random.u8(..100) < errors {
+                return refused(500, "the API server has a fault");
+            }
         }
-        if fails {
-            return refused(500, "the API server has a fault");
-        }
-        let (parts, body) = request.into_parts();
-        let body = body.collect_bytes().await.unwrap();
-        let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-        let path = parts.uri.path();
-        let query = parts.uri.query().unwrap_or_default();
-        let parameters: Parameters =
-            form_urlencoded::parse(query.as_bytes()).map(|(k, v)| (k.into(), v.into())).collect();
+        let (path, query) = (uri.path(), uri.query().unwrap_or_default());
+        let parsed = || -> Value { std::str::from_utf8(body).unwrap().parse().unwrap_or_default() };
         match path {
-            "/api" | "/apis" => return answered(200, &self.lock().discovery(path == "/api")),
-            _ if path.ends_with("/selfsubjectaccessreviews") => return self.review(body),
-            _ if path.ends_with("/events") => return answered(201, &body),
+            "/api" | "/apis" => return answered(200, self.lock().discovery(path == "/api")),
+            _ if path.ends_with("/selfsubjectaccessreviews") => return self.review(parsed()),
+            _ if path.ends_with("/events") => return answered(201, body.clone()),
             _ => {}
         }
-        let Some(place) = Place::of(path).filter(|place| self.is_served(place.kind.plural)) else {
+        let Some(place) = Place::of(path).filter(|place| self.is_served(place.resource().plural)) else {
             return refused(404, "the server could not find the requested resource");
         };
-        match (parts.method, place.key()) {
-            (Method::GET, None) if parameters.contains_key("watch") => self.watch(&place, parameters),
-            (Method::GET, None) => self.list(&place, &parameters),
-            (Method::GET, Some(key)) => match self.lock().objects.get(&key) {
-                Some(object) => answered(200, object),
+        let is_status = place.subresource.as_deref() == Some("status");
+        match (method, place.object()) {
+            (&Method::GET, None) if parameter(query, "watch").is_some() => self.watch(link, &place, query),
+            (&Method::GET, None) => self.list(&place, query),
+            (&Method::GET, Some(name)) => match self.lock().kinds[place.kind].objects.get(&name) {
+                Some(object) => answered(200, object.text.clone()),
                 None => refused(404, "not found"),
             },
-            (Method::PUT, Some(key)) if place.subresource.as_deref() == Some("status") => {
-                self.put_status(&key, &body)
-            }
-            (Method::PATCH, Some(key)) => self.patch_metadata(&key, &body),
+            (&Method::POST, None) if place.resource().kind == "Lease" => self.create(&place, parsed()),
+            (&Method::PUT, Some(name)) if !is_status => self.replace(place.kind, name, parsed()),
+            (&Method::PUT, Some(name)) => self.put_status(place.kind, name, parsed()),
+            (&Method::PATCH, Some(name)) => self.patch_metadata(place.kind, name, &parsed()),
             (method, _) => panic!("the simulated API server knows no {method} {path}"),
         }
     }
@@ -136,91 +168,158 @@ impl ApiServer {
         let text = |field: &str| asked[field].as_str().unwrap_or_default();
         let allowed = !self.lock().is_denied(text("resource"), text("namespace"));
         review["status"] = json!({ "allowed": allowed });
-        answered(201, &review)
+        answered(201, review.to_string())
     }
 
-    fn list(&self, place: &Place, parameters: &Parameters) -> Response<Body> {
+    fn list(&self, place: &Place, query: &str) -> Response<Body> {
         let state = self.lock();
-        if state.is_denied(place.kind.plural, &place.namespace) {
+        if state.is_denied(place.resource().plural, &place.namespace) {
             return refused(403, "forbidden");
         }
         let version = state.version.saturating_sub(state.behind()).max(1);
-        let objects = state.objects_at(place.kind.plural, version);
-        let items: Vec<&Value> = objects
-            .values()
-            .map(|object| &**object)
-            .filter(|object| takes(parameters, &place.namespace, object))
-            .collect();
-        let list = json!({
-            "apiVersion": "v1",
-            "kind": format!("{}List", place.kind.kind),
-            "metadata": { "resourceVersion": version.to_string() },
-            "items": items,
-        });
-        answered(200, &list)
+        let selected = Selected::of(&place.namespace, query);
+        let kind = place.resource().kind;
+        let mut list = format!(
+            r#"{{"apiVersion":"v1","kind":"{kind}List","metadata":{{"resourceVersion":"{version}"}},"items":["#
+        );
+        let objects = state.kinds[place.kind].at(version);
+        for (number, object) in objects.iter().filter(|object| selected.takes(object)).enumerate() {
+            list.push_str(if number == 0 { "" } else { "," });
+            list.push_str(&object.text);
+        }
+        list.push_str("]}");
+        answered(200, list)
     }
 
-    fn watch(&self, place: &Place, parameters: Parameters) -> Response<Body> {
+    fn watch(&self, link: Link, place: &Place, query: &str) -> Response<Body> {
         let mut state = self.lock();
-        if state.is_denied(place.kind.plural, &place.namespace) {
+        if state.is_denied(place.resource().plural, &place.namespace) {
             return refused(403, "forbidden");
         }
-        let begins: u64 = parameters.get("resourceVersion").and_then(|v| v.parse().ok()).unwrap_or(0);
-        let lists = parameters.contains_key("sendInitialEvents");
-        if lists && !state.streams_lists {
+        let begins: u64 = parameter(query, "resourceVersion").and_then(|v| v.parse().ok()).unwrap_or(0);
+        let streams = parameter(query, "sendInitialEvents").is_some();
+        if streams && !state.streams_lists {
             return refused(422, "sendInitialEvents is forbidden for watch");
         }
-        if !lists && begins < state.oldest && state.random.bool() {
-            return refused(410, "too old resource version");
+        // A watch from version 0 begins with what there is, too.
+        let begins = match begins {
+            0 => Begins::Now { says_end: streams },
+            version if version < state.oldest && state.random.bool() => {
+                return refused(410, "too old resource version");
+            }
+            version => Begins::After(version),
+        };
+        drop(state);
+        let seconds = parameter(query, "timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(300);
+        let selected = Selected::of(&place.namespace, query);
+        let stream = watch_stream::open(self, link, place.kind, selected, begins, seconds);
+        answered(200, Body::from_stream(stream))
+    }
+
+    fn create(&self, place: &Place, mut sent: Value) -> Response<Body> {
+        let name = (place.namespace.clone(), text(&sent["metadata"]["name"]).to_owned());
+        let mut state = self.lock();
+        if state.kinds[place.kind].objects.contains_key(&name) {
+            return refused(409, "the object exists already");
+        }
+        let mut value = state.new_object(&self.0.name, place.kind, &name);
+        value["spec"] = sent["spec"].take();
+        self.count_term(None, text(&value["spec"]["holderIdentity"]));
+        let object = state.store(place.kind, name, value);
+        drop(state);
+        self.announce(place.kind);
+        answered(201, object.text.clone())
+    }
+
+    /// Replaces the spec of an object.
+    fn replace(&self, kind: usize, name: ObjectName, mut sent: Value) -> Response<Body> {
+        let mut state = self.lock();
+        let Some(known) = state.kinds[kind].objects.get(&name).cloned() else {
+            return refused(404, "not found");
+        };
+        if is_outdated(&known, &sent) {
+            return refused(409, "the object has been modified");
+        }
+        let mut value = known.value.clone();
+        value["spec"] = sent["spec"].take();
+        let before = known["spec"]["holderIdentity"].as_str();
+        self.count_term(before, text(&value["spec"]["holderIdentity"]));
+        let object = state.store(kind, name, value);
+        drop(state);
+        self.announce(kind);
+        answered(200, object.text.clone())
+    }
+
+    /// Counts terms of leadership. A lease that was given up has no holder.
+    fn count_term(&self, before: Option<&str>, now: &str) {
+        if now.is_empty() || before == Some(now) {
+            return;
+        }
+        self.0.journal.count("terms of leadership", 1);
+        if before.is_some() {
+            self.0.journal.count("terms that began when a lease had run out", 1);
+        }
+    }
+
+    fn put_status(&self, kind: usize, name: ObjectName, mut sent: Value) -> Response<Body> {
+        let mut state = self.lock();
+        let Some(known) = state.kinds[kind].objects.get(&name).cloned() else {
+            return refused(404, "not found");
+        };
+        if is_outdated(&known, &sent) {
+            return refused(409, "the object has been modified");
+        }
+        let status = sent["status"].take();
+        let mut object = known.clone();
+        if known["status"] != status {
+            let mut value = known.value.clone();
+            if is_blind(&status) && !is_blind(&known["status"]) {
+                self.0.journal.count("statuses that became Blind", 1);
+            }
+            value["status"] = status;
+            state.written += 1;
+            object = state.store(kind, name.clone(), value);
+        }
+        let Self { 0: shared } = self;
+        shared.journal.note(format_args!("{} {} {}", shared.name, KINDS[kind].kind, object.text));
+        if KINDS[kind].plural == "kollectinventories" {
+            let now = shared.journal.moment();
+            let before = state.told_at.insert(name, now).unwrap_or(0);
+            state.told.push(Told { before: known, inventory: object.clone(), time: (before, now) });
         }
         drop(state);
-        let (plural, namespace) = (place.kind.plural, place.namespace.clone());
-        let stream = watch_stream::open(self, plural, namespace, parameters, begins, lists);
-        let body = Body::from_stream(stream);
-        Response::builder().status(200).header("content-type", "application/json").body(body).unwrap()
+        self.announce(kind);
+        answered(200, object.short())
     }
 
-    fn put_status(&self, key: &ObjectKey, sent: &Value) -> Response<Body> {
+    fn patch_metadata(&self, kind: usize, name: ObjectName, sent: &Value) -> Response<Body> {
         let mut state = self.lock();
-        let Some(known) = state.objects.get(key).cloned() else { return refused(404, "not found") };
+        let Some(known) = state.kinds[kind].objects.get(&name).cloned() else {
+            return refused(404, "not found");
+        };
         if is_outdated(&known, sent) {
             return refused(409, "the object has been modified");
         }
-        let mut object = (*known).clone();
-        object["status"] = sent["status"].clone();
-        if object != *known {
+        let mut value = known.value.clone();
+        merge(&mut value["metadata"], &sent["metadata"]);
+        value["metadata"]["resourceVersion"] = known["metadata"]["resourceVersion"].clone();
+        let mut object = known.clone();
+        if value != known.value {
             state.written += 1;
-            state.store(key.clone(), object);
+            object = state.store(kind, name.clone(), value);
         }
-        let object = state.objects[key].clone();
-        if key.0 == "kollectinventories" {
-            state.told.push(object.clone());
+        if object.is_leaving() && !object.has_finalizers() {
+            state.remove(kind, &name);
         }
-        self.announce(&state);
-        answered(200, &object)
+        drop(state);
+        self.announce(kind);
+        answered(200, object.short())
     }
+}
 
-    fn patch_metadata(&self, key: &ObjectKey, sent: &Value) -> Response<Body> {
-        let mut state = self.lock();
-        let Some(known) = state.objects.get(key).cloned() else { return refused(404, "not found") };
-        if is_outdated(&known, sent) {
-            return refused(409, "the object has been modified");
-        }
-        let mut object = (*known).clone();
-        merge(&mut object["metadata"], &sent["metadata"]);
-        object["metadata"]["resourceVersion"] = known["metadata"]["resourceVersion"].clone();
-        if object != *known {
-            state.written += 1;
-            state.store(key.clone(), object.clone());
-        }
-        let metadata = &object["metadata"];
-        let guarded = metadata["finalizers"].as_array().is_some_and(|all| !all.is_empty());
-        if metadata.get("deletionTimestamp").is_some() && !guarded {
-            state.remove(key);
-        }
-        self.announce(&state);
-        answered(200, &object)
-    }
+fn is_blind(status: &Value) -> bool {
+    let blind = |condition: &Value| condition["type"] == "Blind" && condition["status"] == "True";
+    status["conditions"].as_array().is_some_and(|all| all.iter().any(blind))
 }
 
 /// A JSON merge patch.
@@ -242,7 +341,7 @@ fn merge(into: &mut Value, patch: &Value) {
 }
 
 /// Whether a client has seen an older version of the object, or another object.
-fn is_outdated(known: &Value, sent: &Value) -> bool {
+fn is_outdated(known: &Object, sent: &Value) -> bool {
     let differs = |field: &str| {
         let sent = &sent["metadata"][field];
         !sent.is_null() && *sent != known["metadata"][field]
@@ -251,27 +350,43 @@ fn is_outdated(known: &Value, sent: &Value) -> bool {
 }
 
 impl State {
-    fn discovery(&self, core: bool) -> Value {
-        let mut groups: BTreeMap<&str, Vec<&Resource>> = BTreeMap::new();
-        let served = KINDS.iter().filter(|kind| !self.unserved.contains(kind.plural));
-        for kind in served.filter(|kind| kind.group.is_empty() == core) {
-            groups.entry(kind.group).or_default().push(kind);
+    /// The kinds that are served, those of the core group or all others. Nearly all schedules ask for the same few answers.
+    fn discovery(&self, core: bool) -> Bytes {
+        thread_local! {
+            static KNOWN: RefCell<BTreeMap<(bool, BTreeSet<&'static str>), Bytes>> = RefCell::default();
         }
-        let resource = |kind: &&Resource| {
-            json!({
-                "resource": kind.plural,
-                "responseKind": { "group": kind.group, "version": kind.version, "kind": kind.kind },
-                "scope": if kind.namespaced { "Namespaced" } else { "Cluster" },
-                "verbs": ["get", "list", "watch"],
-            })
+        let unserved = &self.unserved;
+        let make = || {
+            let served = KINDS.iter().filter(|kind| !unserved.contains(kind.plural));
+            discovery(served.filter(|kind| kind.group.is_empty() == core)).to_string().into()
         };
-        let group = |(name, kinds): (&&str, &Vec<&Resource>)| {
-            let resources: Vec<Value> = kinds.iter().map(resource).collect();
-            let version = kinds.first().map_or("v1", |kind| kind.version);
-            let versions = [json!({ "version": version, "resources": resources, "freshness": "Current" })];
-            json!({ "metadata": { "name": name }, "versions": versions })
-        };
-        let items: Vec<Value> = groups.iter().map(group).collect();
-        json!({ "kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "items": items })
+        KNOWN.with_borrow_mut(|known| known.entry((core, unserved.clone())).or_insert_with(make).clone())
     }
+}
+
+/// The kinds that are served, by group.
+fn discovery<'a>(served: impl Iterator<Item = &'a Resource>) -> Value {
+    let mut groups: Vec<(&str, Vec<&Resource>)> = Vec::new();
+    for kind in served {
+        match groups.iter_mut().find(|(group, _)| *group == kind.group) {
+            Some((_, kinds)) => kinds.push(kind),
+            None => groups.push((kind.group, vec![kind])),
+        }
+    }
+    let resource = |kind: &&Resource| {
+        json!({
+            "resource": kind.plural,
+            "responseKind": { "group": kind.group, "version": kind.version, "kind": kind.kind },
+            "scope": if kind.namespaced { "Namespaced" } else { "Cluster" },
+            "verbs": ["get", "list", "watch"],
+        })
+    };
+    let group = |(name, kinds): &(&str, Vec<&Resource>)| {
+        let resources: Vec<Value> = kinds.iter().map(resource).collect();
+        let version = kinds.first().map_or("v1", |kind| kind.version);
+        let versions = [json!({ "version": version, "resources": resources, "freshness": "Current" })];
+        json!({ "metadata": { "name": name }, "versions": versions })
+    };
+    let items: Vec<Value> = groups.iter().map(group).collect();
+    json!({ "kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "items": items })
 }

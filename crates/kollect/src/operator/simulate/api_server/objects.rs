@@ -1,0 +1,130 @@
+//! Objects, and what happened to them.
+
+use std::{collections::BTreeMap, ops::Deref, sync::Arc};
+
+use serde_json::{Value, json};
+
+use super::{KINDS, State};
+
+/// Namespace and name.
+pub(super) type ObjectName = (String, String);
+
+/// An object in one version.
+#[derive(Debug)]
+pub(in super::super) struct Object {
+    pub(super) value: Value,
+    /// As it is sent.
+    pub(super) text: String,
+}
+
+impl Deref for Object {
+    type Target = Value;
+
+    fn deref(&self) -> &Value {
+        &self.value
+    }
+}
+
+impl Object {
+    /// Whether it is being deleted.
+    pub(in super::super) fn is_leaving(&self) -> bool {
+        self.value["metadata"].get("deletionTimestamp").is_some()
+    }
+
+    pub(super) fn has_finalizers(&self) -> bool {
+        self.value["metadata"]["finalizers"].as_array().is_some_and(|all| !all.is_empty())
+    }
+
+    /// The part that clients read in answers to what they have written.
+    pub(super) fn short(&self) -> String {
+        let value = |name: &str| &self.value[name];
+        format!(
+            r#"{{"apiVersion":{},"kind":{},"metadata":{}}}"#,
+            value("apiVersion"),
+            value("kind"),
+            value("metadata")
+        )
+    }
+
+    /// With a version.
+    fn new(mut value: Value, version: u64) -> Arc<Self> {
+        value["metadata"]["resourceVersion"] = json!(version.to_string());
+        let text = value.to_string();
+        Arc::new(Self { value, text })
+    }
+}
+
+/// What happened to an object.
+pub(super) struct Change {
+    pub(super) version: u64,
+    pub(super) name: ObjectName,
+    pub(super) before: Option<Arc<Object>>,
+    /// What it is now, or what it was when it was removed.
+    pub(super) object: Arc<Object>,
+    pub(super) removed: bool,
+}
+
+/// The objects of a kind, and everything that happened to them.
+#[derive(Default)]
+pub(super) struct KindObjects {
+    pub(super) objects: BTreeMap<ObjectName, Arc<Object>>,
+    pub(super) history: Vec<Change>,
+}
+
+impl KindObjects {
+    /// The objects as they were at a version.
+    pub(super) fn at(&self, version: u64) -> Vec<Arc<Object>> {
+        let later = self.history.partition_point(|change| change.version <= version);
+        if later == self.history.len() {
+            return self.objects.values().cloned().collect();
+        }
+        let mut objects = self.objects.clone();
+        for change in self.history[later..].iter().rev() {
+            match &change.before {
+                Some(before) => objects.insert(change.name.clone(), before.clone()),
+                None => objects.remove(&change.name),
+            };
+        }
+        objects.into_values().collect()
+    }
+}
+
+impl State {
+    pub(super) fn new_object(&mut self, cluster: &str, kind: usize, (namespace, name): &ObjectName) -> Value {
+        self.uids += 1;
+        let kind = &KINDS[kind];
+        let api_version = match kind.group {
+            "" => kind.version.to_owned(),
+            group => format!("{group}/{}", kind.version),
+        };
+        let mut metadata = json!({
+            "name": name,
+            "uid": format!("{cluster}-{}", self.uids),
+            "generation": 1,
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+        });
+        if !namespace.is_empty() {
+            metadata["namespace"] = json!(namespace);
+        }
+        json!({ "apiVersion": api_version, "kind": kind.kind, "metadata": metadata })
+    }
+
+    pub(super) fn store(&mut self, kind: usize, name: ObjectName, object: Value) -> Arc<Object> {
+        self.version += 1;
+        let version = self.version;
+        let object = Object::new(object, version);
+        let KindObjects { objects, history } = &mut self.kinds[kind];
+        let before = objects.insert(name.clone(), object.clone());
+        history.push(Change { version, name, before, object: object.clone(), removed: false });
+        object
+    }
+
+    pub(super) fn remove(&mut self, kind: usize, name: &ObjectName) {
+        let KindObjects { objects, history } = &mut self.kinds[kind];
+        let Some(before) = objects.remove(name) else { return };
+        self.version += 1;
+        let version = self.version;
+        let object = Object::new(before.value.clone(), version);
+        history.push(Change { version, name: name.clone(), before: Some(before), object, removed: true });
+    }
+}

@@ -1,0 +1,147 @@
+//! All versions of everything that rows depend on.
+
+use std::{collections::BTreeMap, ops::Deref};
+
+use tokio::time::Instant;
+
+use super::super::{
+    api_server::{ApiServer, Object},
+    schedule::COLLECTED,
+    specs::{self, Inventory, Namespace, Profile, Scope, Sink, name, text},
+};
+
+/// All versions of something, oldest first; `None`: it did not exist.
+#[derive(Debug)]
+pub(super) struct Versions<T> {
+    all: Vec<Option<T>>,
+    /// The records with which they came.
+    records: Vec<u64>,
+}
+
+impl<T> Versions<T> {
+    fn new(first: Option<T>) -> Self {
+        Self { all: vec![first], records: vec![0] }
+    }
+
+    /// The record with which a version came.
+    pub(super) fn record(&self, version: usize) -> u64 {
+        self.records[version]
+    }
+
+    /// The number of the version at a record.
+    pub(super) fn at(&self, record: u64) -> usize {
+        self.records.partition_point(|own| *own <= record).saturating_sub(1)
+    }
+
+    /// The newest version, if it is not newer than a record.
+    pub(super) fn unchanged_since(&self, record: u64) -> Option<&T> {
+        let last = self.all.last()?.as_ref();
+        last.filter(|_| self.records.last().is_some_and(|last| *last <= record))
+    }
+
+    fn push(&mut self, version: Option<T>, record: u64) {
+        self.all.push(version);
+        self.records.push(record);
+    }
+}
+
+impl<T> Deref for Versions<T> {
+    type Target = [Option<T>];
+
+    fn deref(&self) -> &[Option<T>] {
+        &self.all
+    }
+}
+
+/// An object that is collected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Collected {
+    pub(super) kind: String,
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) size: i64,
+}
+
+/// The versions of everything in a cluster.
+#[derive(Debug)]
+pub(super) struct History {
+    pub(super) inventories: BTreeMap<String, Versions<Inventory>>,
+    pub(super) sinks: BTreeMap<String, Versions<Sink>>,
+    pub(super) targets: BTreeMap<String, Versions<specs::Target>>,
+    pub(super) profiles: BTreeMap<String, Versions<Profile>>,
+    pub(super) namespaces: BTreeMap<String, Versions<Namespace>>,
+    /// By UID.
+    pub(super) objects: BTreeMap<String, Versions<Collected>>,
+    pub(super) scopes: Versions<Scope>,
+    /// When something was recorded.
+    records: Vec<Instant>,
+}
+
+impl Default for History {
+    fn default() -> Self {
+        Self {
+            inventories: BTreeMap::new(),
+            sinks: BTreeMap::new(),
+            targets: BTreeMap::new(),
+            profiles: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
+            objects: BTreeMap::new(),
+            scopes: Versions::new(Some(Scope::of(None))),
+            records: vec![Instant::now()],
+        }
+    }
+}
+
+fn put<T: PartialEq>(known: &mut BTreeMap<String, Versions<T>>, mut now: BTreeMap<String, T>, record: u64) {
+    for name in now.keys() {
+        if !known.contains_key(name) {
+            known.insert(name.clone(), Versions::new(None));
+        }
+    }
+    for (name, versions) in known {
+        let now = now.remove(name);
+        if versions.last() != Some(&now) {
+            versions.push(now, record);
+        }
+    }
+}
+
+impl History {
+    /// The last record of a time.
+    pub(super) fn record_at(&self, time: Option<Instant>) -> u64 {
+        let Some(time) = time else { return 0 };
+        (self.records.partition_point(|record| *record <= time) as u64).saturating_sub(1)
+    }
+
+    /// Takes down what has changed.
+    pub(super) fn record(&mut self, api: &ApiServer) {
+        fn named<T>(api: &ApiServer, plural: &str, read: impl Fn(&Object) -> T) -> BTreeMap<String, T> {
+            let objects = api.objects(plural);
+            let staying = objects.iter().filter(|object| !object.is_leaving());
+            staying.map(|object| (name(object).to_owned(), read(object))).collect()
+        }
+        let record = self.records.len() as u64;
+        self.records.push(Instant::now());
+        put(&mut self.inventories, named(api, "kollectinventories", |object| Inventory::of(object)), record);
+        put(&mut self.sinks, named(api, "kollectdatabasesinks", |object| Sink::of(object)), record);
+        put(&mut self.targets, named(api, "kollecttargets", |object| specs::Target::of(object)), record);
+        put(&mut self.profiles, named(api, "kollectprofiles", |object| Profile::of(object)), record);
+        put(&mut self.namespaces, named(api, "namespaces", |object| Namespace::of(object)), record);
+        let scope = Some(Scope::now(api));
+        if self.scopes.last() != Some(&scope) {
+            self.scopes.push(scope, record);
+        }
+        let collected = |object: &Object| {
+            let metadata = &object["metadata"];
+            let collected = Collected {
+                kind: text(&object["kind"]).to_owned(),
+                namespace: text(&metadata["namespace"]).to_owned(),
+                name: name(object).to_owned(),
+                size: object["spec"]["size"].as_i64().unwrap_or(0),
+            };
+            (text(&metadata["uid"]).to_owned(), collected)
+        };
+        let objects = COLLECTED.into_iter().flat_map(|plural| api.objects(plural));
+        put(&mut self.objects, objects.map(|object| collected(&object)).collect(), record);
+    }
+}

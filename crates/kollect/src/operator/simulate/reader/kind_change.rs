@@ -1,0 +1,58 @@
+//! Half of a change of kinds: a row of the old kind has left, and rows of the new kind are not there.
+
+use kollect_model::row::RowKey;
+
+use super::{
+    super::specs::Profile,
+    Look,
+    history::{Collected, History},
+};
+
+/// Whether the rows of the new kind are there, now that `gone` has left because a profile has got another kind with
+/// `version`. Where anything else that rows depend on has changed since then, nothing is said.
+pub(super) fn check(
+    history: &History,
+    Look { place, held, limit, .. }: &Look<'_>,
+    gone: &RowKey,
+    profile: &str,
+    version: usize,
+) -> Result<(), String> {
+    let profiles = &history.profiles[profile];
+    let record = profiles.record(version);
+    let target = history.targets.get(&*gone.target.name).and_then(|target| target.unchanged_since(record));
+    let inventory = history.inventories.get(&place.1.name).and_then(|own| own.unchanged_since(record));
+    let scope = history.scopes.unchanged_since(record);
+    let kind = profiles.unchanged_since(record).and_then(Profile::collects);
+    let (Some(target), Some(_), Some(scope), Some(kind)) = (target, inventory, scope, kind) else {
+        return Ok(());
+    };
+    let sinks_stay = history.sinks.values().all(|sink| sink.unchanged_since(record).is_some());
+    let old = history.objects.get(&*gone.uid).and_then(|object| object.unchanged_since(record));
+    if !sinks_stay || old.is_none() {
+        return Ok(());
+    }
+    for (uid, object) in &history.objects {
+        let Some(Collected { kind: own, namespace, size, .. }) = object.unchanged_since(record) else {
+            continue;
+        };
+        let labels = history.namespaces.get(namespace).and_then(|found| found.unchanged_since(record));
+        let selected = target.wants(namespace, labels.copied()) && scope.permits(namespace) == Some(true);
+        if *own != kind.kind || !selected || size >= limit {
+            continue;
+        }
+        let key = RowKey {
+            group: kind.group.into(),
+            kind: kind.kind.into(),
+            namespace: namespace.as_str().into(),
+            uid: uid.as_str().into(),
+            ..gone.clone()
+        };
+        if !held.contains_key(&key) {
+            return Err(format!(
+                "{place:?}: {gone:?} has left because profile {profile} collects {} now, and {key:?} is not there",
+                kind.kind
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,294 @@
+//! A running schedule: takes its steps, looks at everything after each of them, and in the end waits until everything is in
+//! order.
+
+use std::{
+    collections::BTreeMap,
+    time::Duration,
+};
+
+use kollect_model::row::RowKey;
+use tokio::time;
+
+use super::{
+    api_server::Told,
+    cluster::Cluster,
+    executor::Executor,
+    journal::Journal,
+    network::Network,
+    process::Process,
+    schedule::{CLUSTERS, ClusterStep, Schedule, SinkStep, Step},
+    sink_servers::{Contents, SinkServers},
+    statuses::{Export, exports},
+    truth::{Expected, ExpectedRows, Place, Rows, expected, waits_for_kind},
+};
+
+/// After the faults are over everything is in order within this time.
+const SETTLING: Duration = Duration::from_mins(16);
+/// How often it is looked whether everything is in order.
+const LOOK_AGAIN: Duration = Duration::from_secs(20);
+/// One of so many schedules goes on for [`QUIET`] afterwards.
+const WATCHED_LONGER: u64 = 20;
+/// For this long nothing is written.
+const QUIET: Duration = Duration::from_mins(11);
+
+/// The clusters and the destinations that they share.
+pub(super) struct Simulation {
+    clusters: Vec<Cluster>,
+    sinks: SinkServers,
+    network: Network,
+}
+
+impl Simulation {
+    pub(super) fn new(schedule: &Schedule, executor: &Executor, journal: &Journal) -> Self {
+        let seed = schedule.seed;
+        let sinks = SinkServers::new(seed ^ 1, journal.clone());
+        let network = Network::new(seed ^ 2, executor.clone(), journal.clone());
+        let parts = (executor, &network, journal);
+        let names = CLUSTERS.into_iter().zip(&schedule.clusters);
+        let clusters =
+            names.map(|(name, processes)| Cluster::new(name, seed, *processes, &sinks, parts)).collect();
+        sinks.lock().reader.excuses_stale_leaders = true;
+        let simulation = Self { clusters, sinks, network };
+        simulation.record();
+        simulation
+    }
+
+    /// What is wanted has changed.
+    fn record(&self) {
+        for cluster in &self.clusters {
+            self.sinks.lock().reader.record(&cluster.id, &cluster.api);
+        }
+    }
+
+    fn take(&mut self, step: &Step) {
+        match step {
+            Step::In(cluster, ClusterStep::TakeOver(inventory, sink)) => {
+                let other = self.clusters.len() - 1 - cluster;
+                let other = self.clusters[other].id.clone();
+                self.clusters[*cluster].take_over(inventory, *sink, &other, &self.sinks);
+            }
+            Step::In(cluster, step) => {
+                if let ClusterStep::DeleteInventory(inventory) = step {
+                    self.sinks.forget_take_overs(&self.clusters[*cluster].id, inventory);
+                }
+                let cluster = &mut self.clusters[*cluster];
+                cluster.take(step);
+                self.sinks.lock().reader.record(&cluster.id, &cluster.api);
+            }
+            Step::Process(cluster, process, step) => self.clusters[*cluster].take_process(*process, step),
+            Step::Sink(destination, step) => match *step {
+                SinkStep::Fault(fault) => self.sinks.set_fault(destination, fault),
+                SinkStep::EditRow(number, remove) => self.sinks.edit_rows(destination, number, remove),
+                SinkStep::Limit(limit) => self.sinks.set_limit(destination, limit.map(i64::from)),
+                SinkStep::BackUp => self.sinks.back_up(destination),
+                SinkStep::Restore => self.sinks.restore(destination),
+                SinkStep::LoseClaims => self.sinks.lose_claims(destination),
+            },
+        }
+    }
+
+    /// What readers of destinations and statuses have seen so far, and how the processes are.
+    fn check(&self) -> Result<(), String> {
+        if let Some(violation) = self.sinks.lock().violation.clone() {
+            return Err(violation);
+        }
+        for (number, cluster) in self.clusters.iter().enumerate() {
+            cluster.processes.iter().try_for_each(Process::check)?;
+            for told in cluster.api.told() {
+                self.check_status(number, &told)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a status says Synced=True the destination held so many rows for this cluster at some moment since the status
+    /// before it was written, or when it was. A line that only repeats what the one before it said is not checked again:
+    /// while a scope cannot be read, or after a restart, what was said stands until more is known.
+    fn check_status(&self, cluster: usize, told: &Told) -> Result<(), String> {
+        let before = exports(&told.before);
+        let new = exports(&told.inventory).into_iter().filter(|export| !before.contains(export));
+        for export in new.filter(|export| export.synced) {
+            let rows = usize::try_from(export.rows).unwrap_or(0);
+            let place = (export.destination.clone(), export.inventory.clone());
+            if !self.sinks.has_held(&place, rows, &self.clusters[cluster].id, told.time) {
+                return Err(format!("a status says what was not so: {export:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn run(&mut self, schedule: &Schedule) -> Result<(), String> {
+        for (number, (step, pause)) in schedule.steps.iter().enumerate() {
+            self.take(step);
+            time::sleep(Duration::from_millis(*pause)).await;
+            self.check().map_err(|why| format!("after step {number}: {why}"))?;
+        }
+        self.sinks.heal();
+        self.network.heal();
+        self.clusters.iter_mut().for_each(Cluster::heal);
+        self.record();
+        self.settle().await?;
+        if !schedule.seed.is_multiple_of(WATCHED_LONGER) {
+            return Ok(());
+        }
+        let written = (self.sinks.lock().rows_written, self.statuses_written());
+        time::sleep(QUIET).await;
+        self.check()?;
+        let again = (self.sinks.lock().rows_written, self.statuses_written());
+        if again.0 != written.0 {
+            return Err(format!("{} rows are written although nothing changes", again.0 - written.0));
+        }
+        // Times of audits may be told.
+        if again.1 - written.1 > 20 {
+            return Err(format!("{} statuses are written although nothing changes", again.1 - written.1));
+        }
+        self.check_settled()
+    }
+
+    /// Waits until everything is in order.
+    async fn settle(&mut self) -> Result<(), String> {
+        let until = time::Instant::now() + SETTLING;
+        loop {
+            time::sleep(LOOK_AGAIN).await;
+            // Some may have been stopping.
+            self.clusters.iter_mut().for_each(Cluster::start);
+            self.check()?;
+            match self.check_settled() {
+                Err(why) if time::Instant::now() >= until => return Err(why),
+                Err(_) => {}
+                Ok(()) => return Ok(()),
+            }
+        }
+    }
+
+    fn statuses_written(&self) -> u64 {
+        self.clusters.iter().map(|cluster| cluster.api.written()).sum()
+    }
+
+    /// Every destination holds what the objects yield, and every status says so.
+    fn check_settled(&self) -> Result<(), String> {
+        let mut wanted = BTreeMap::new();
+        // Without operators a cluster has no rows.
+        let clusters = || self.clusters.iter().filter(|cluster| !cluster.processes.is_empty());
+        for cluster in clusters() {
+            wanted.extend(expected(cluster.name, &cluster.api));
+        }
+        let limits: BTreeMap<String, i64> =
+            wanted.keys().map(|(name, _)| (name.clone(), self.sinks.limit(name))).collect();
+        let restored = self.sinks.lock().restored.clone();
+        self.sinks.visit(|all| {
+            for (&destination, &contents) in all {
+                for (inventory, held) in contents {
+                    let place = (destination.to_owned(), inventory.clone());
+                    let rows = wanted.get(&place);
+                    if rows.is_none() && restored.contains(destination) {
+                        // What comes back in a destination that is not used any more is found by no operator.
+                        continue;
+                    }
+                    let limit = limits.get(destination).copied().unwrap_or(i64::MAX);
+                    let name = &inventory.cluster;
+                    let cluster = self.clusters.iter().find(|cluster| cluster.name == name);
+                    let waits = |key: &RowKey| {
+                        cluster.is_some_and(|cluster| waits_for_kind(&cluster.api, &inventory.name, key))
+                    };
+                    let empty = ExpectedRows::new();
+                    let rows_or_none = rows.unwrap_or(&empty);
+                    if let Some(wrong) = difference(&held.rows, rows_or_none, limit, waits) {
+                        return Err(format!(
+                            "at the end {destination} and {inventory} of {name}: {wrong}"
+                        ));
+                    }
+                    if held.claim.is_some() && rows.is_none() {
+                        return Err(format!(
+                            "at the end the claim of {inventory:?} is left in {destination}"
+                        ));
+                    }
+                }
+            }
+            let exists = |(name, inventory): &Place| {
+                all.get(name.as_str()).is_some_and(|contents| contents.contains_key(inventory))
+            };
+            let missing = wanted.iter().find(|(place, rows)| !rows.is_empty() && !exists(place));
+            if let Some((place, _)) = missing {
+                return Err(format!("at the end {place:?} does not exist"));
+            }
+            let check = |cluster: &Cluster| check_last_statuses(cluster, all, &wanted, &limits);
+            clusters().try_for_each(check)
+        })
+    }
+}
+
+/// A row that is wrong in a destination, other than those that are too large, and those that wait for another kind.
+fn difference(
+    held: &Rows,
+    wanted: &ExpectedRows,
+    limit: i64,
+    waits: impl Fn(&RowKey) -> bool,
+) -> Option<String> {
+    let described =
+        |key: &RowKey| format!("{} in {} of {} ({})", key.kind, key.namespace, key.target, key.uid);
+    let extra = held.keys().find(|key| !wanted.contains_key(key) && !waits(key));
+    if let Some(key) = extra {
+        return Some(format!("a row too many: {}", described(key)));
+    }
+    let (key, _) = wanted.iter().find(|(key, row)| row.size < limit && held.get(key) != Some(&row.digest))?;
+    let what = if held.contains_key(key) { "an old row" } else { "a row is missing" };
+    Some(format!("{what}: {}", described(key)))
+}
+
+fn check_last_statuses(
+    cluster: &Cluster,
+    all: &BTreeMap<&str, &Contents>,
+    wanted: &BTreeMap<Place, ExpectedRows>,
+    limits: &BTreeMap<String, i64>,
+) -> Result<(), String> {
+    for inventory in cluster.api.objects("kollectinventories") {
+        if inventory.is_leaving() {
+            return Err(format!("at the end the inventory is still being deleted: {}", **inventory));
+        }
+        let mut told: Vec<(String, String)> = Vec::new();
+        for export in exports(&inventory) {
+            let held = all.get(export.destination.as_str()).and_then(|all| all.get(&export.inventory));
+            let is_held =
+                |key, row: &Expected| held.is_some_and(|held| held.rows.get(key) == Some(&row.digest));
+            let place = (export.destination.clone(), export.inventory.clone());
+            // Of two sinks of one inventory that lead to one destination only the first is used.
+            if told.iter().any(|(destination, _)| *destination == export.destination) {
+                if export.synced {
+                    return Err(format!("at the end two sinks lead to one destination: {export:?}"));
+                }
+                continue;
+            }
+            told.push((export.destination.clone(), export.sink.clone()));
+            let limit = limits.get(&export.destination).copied().unwrap_or(i64::MAX);
+            let rows = wanted.get(&place);
+            // Those that were there before the destination began to refuse them stay.
+            let large =
+                rows.into_iter().flatten().filter(|(key, row)| row.size >= limit && !is_held(key, row));
+            let large: Vec<&str> = large.map(|(_, row)| row.described.as_str()).collect();
+            let held = held.map_or(0, |held| held.rows.len());
+            let is_right = if large.is_empty() {
+                export.synced && usize::try_from(export.rows) == Ok(held)
+            } else {
+                !export.synced && names(&export, &large)
+            };
+            if !is_right {
+                return Err(format!(
+                    "at the end the sink holds {held} rows, refuses {large:?}, and the status says {export:?}"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a line names refused rows: one of them, and how many there are.
+fn names(export: &Export, refused: &[&str]) -> bool {
+    let more = refused.len() - 1;
+    let count = if more == 0 {
+        !export.error.contains(" more)")
+    } else {
+        export.error.contains(&format!("(and {more} more)"))
+    };
+    count && refused.iter().any(|row| export.error.contains(row))
+}
