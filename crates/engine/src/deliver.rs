@@ -4,11 +4,7 @@
 //! removes what a binding has left there. [`Plan::of`] compares what is wanted with what is running and says what to
 //! do in which place; [`Deliveries::set`] does it. A task that takes a place over waits for the one before it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use kollect_model::{
@@ -78,8 +74,6 @@ pub struct Deliveries {
     running: BTreeMap<Place, Running>,
     /// Told to end: they finish the write that has begun.
     ending: BTreeMap<Place, Vec<Task>>,
-    /// Those that lead to the place of another.
-    refused: BTreeSet<BindingName>,
 }
 
 /// What is to be done in a place.
@@ -169,14 +163,19 @@ impl Deliveries {
         may_write: Arc<MayWrite>,
         tell: impl Fn(&BindingName, &Place, Told<'_>) + Send + Sync + 'static,
     ) -> Self {
-        let (running, ending, refused) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Self { rows, tasks, may_write, tell: Arc::new(tell), running, ending, refused }
+        let (running, ending) = (BTreeMap::new(), BTreeMap::new());
+        Self { rows, tasks, may_write, tell: Arc::new(tell), running, ending }
     }
 
     /// From now on exactly these bindings are written, and these leftovers are cleaned. Of two bindings that lead to
-    /// one place the second is refused.
-    pub fn set(&mut self, mut wanted: BTreeMap<BindingName, Wanted>, leftovers: Vec<Leftover>) {
-        self.refuse_duplicates(&mut wanted);
+    /// one place the second is refused: the answer names the refused ones, each with the one that is written.
+    pub fn set(
+        &mut self,
+        mut wanted: BTreeMap<BindingName, Wanted>,
+        leftovers: Vec<Leftover>,
+    ) -> BTreeMap<BindingName, BindingName> {
+        let refused = duplicates(&wanted);
+        wanted.retain(|name, _| !refused.contains_key(name));
         self.ending.retain(|_, tasks| {
             tasks.retain(|task| !task.is_finished());
             !tasks.is_empty()
@@ -200,18 +199,7 @@ impl Deliveries {
             };
             self.running.insert(place, running);
         }
-    }
-
-    /// Takes out what leads to the place of another, and says so once.
-    fn refuse_duplicates(&mut self, wanted: &mut BTreeMap<BindingName, Wanted>) {
-        let refused = duplicates(wanted);
-        for (name, earlier) in &refused {
-            let Some(second) = wanted.remove(name).filter(|_| !self.refused.contains(name)) else { continue };
-            let why = format!("two references of one inventory lead to one place: this one and {earlier}");
-            let error = SinkError::new(SinkReason::Incompatible, why);
-            (self.tell)(name, &second.binding.place(), Told::Failed { error: &error, pause: None });
-        }
-        self.refused = refused.into_keys().collect();
+        refused
     }
 
     /// Ends what is at work in a place. A write that has begun is finished; cleaning is broken off.

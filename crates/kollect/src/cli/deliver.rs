@@ -182,7 +182,7 @@ pub(crate) fn follow(
             wanted.insert(name, Wanted { binding: Arc::new(binding), suspended: false });
         }
     }
-    deliveries.set(wanted, Vec::new());
+    drop(deliveries.set(wanted, Vec::new()));
     Ok(deliveries)
 }
 

@@ -250,7 +250,7 @@ impl Bindings {
         self.good.retain(|binding, _| wanted.contains_key(binding));
         self.siblings.retain(|name, _| resolved.inventories.contains_key(name));
         self.openers.retain(|(binding, place), _| self.board.speaks_of(binding, place));
-        deliveries.set(wanted, leftovers);
+        self.board.refuse_duplicates(&deliveries.set(wanted, leftovers));
         left
     }
 

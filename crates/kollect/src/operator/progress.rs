@@ -35,9 +35,12 @@ pub(crate) struct Progress {
     pub(crate) checksum: Option<String>,
     /// Rows that the sink refuses, by name.
     pub(crate) refused: Vec<String>,
-    refusals: BTreeSet<RowKey>,
+    /// Those of them that it does not hold in an older version either.
+    missing: BTreeSet<RowKey>,
     /// The latest failure, until something works.
-    pub(crate) failure: Option<Failure>,
+    failure: Option<Failure>,
+    /// Another binding of the inventory writes the same place, so this one writes nothing.
+    duplicate: Option<Failure>,
     /// How many attempts the sink has refused for who we are.
     pub(crate) refused_attempts: u64,
     /// Rows that others had changed.
@@ -53,8 +56,8 @@ pub(crate) struct Progress {
     pub(crate) held_back_since: Option<SystemTime>,
     /// What is known about its destinations.
     pub(crate) destinations: KnownDestinations,
-    /// What its line of the status shall say about them.
-    pub(crate) line: Destinations,
+    /// What its line of the status shall say about them; `None`: what it says already.
+    pub(crate) line: Option<Destinations>,
     /// Destinations that hold rows, and where the sink does not lead any more.
     pub(crate) lost: BTreeSet<ExportPlace>,
 }
@@ -152,13 +155,15 @@ impl Board {
         let mut bindings = self.lock();
         let progress = bindings.entry(name.clone()).or_default();
         progress.destinations.retain(&told);
-        progress.line = told.next(wanted, &progress.destinations);
-        (progress.line.clone(), progress.destinations.may_clean(wanted))
+        let line = told.next(wanted, &progress.destinations);
+        progress.line = Some(line.clone());
+        (line, progress.destinations.may_clean(wanted))
     }
 
     /// Whether the line of a binding names a destination.
     pub(crate) fn speaks_of(&self, name: &BindingName, place: &ExportPlace) -> bool {
-        self.look(name, |progress| progress.line.all().any(|told| told.is_at(place))).unwrap_or(false)
+        let speaks = |line: &Destinations| line.all().any(|told| told.is_at(place));
+        self.look(name, |progress| progress.line.as_ref().is_some_and(speaks)).unwrap_or(false)
     }
 
     /// Nothing more is done about a destination that a binding has left.
@@ -188,7 +193,26 @@ impl Board {
     /// Forgets what is known about destinations: another process may have led meanwhile, and written there.
     pub(crate) fn forget_destinations(&self) {
         for progress in self.lock().values_mut() {
-            progress.destinations = KnownDestinations::default();
+            (progress.destinations, progress.line) = (KnownDestinations::default(), None);
+        }
+    }
+
+    /// These bindings, and no others, lead to the place of another one, which is named.
+    pub(crate) fn refuse_duplicates(&self, duplicates: &BTreeMap<BindingName, BindingName>) {
+        let mut bindings = self.lock();
+        for (name, progress) in bindings.iter_mut().filter(|(_, progress)| progress.duplicate.is_some()) {
+            if !duplicates.contains_key(name) {
+                progress.duplicate = None;
+            }
+        }
+        for (name, other) in duplicates {
+            let progress = bindings.entry(name.clone()).or_default();
+            let message = format!("two references of one inventory lead to one place: this one and {other}");
+            if progress.duplicate.as_ref().is_none_or(|known| known.message != message) {
+                warn!(binding = %name, error = message, "cannot write");
+                let (class, since) = (ErrorClass::Terminal, kollect_engine::clock::now());
+                progress.duplicate = Some(Failure { class, message, since, next_attempt: None });
+            }
         }
     }
 
@@ -293,26 +317,34 @@ impl Progress {
         *self = Self { refused_attempts, drifted, written, destinations, line, lost, ..Self::default() };
     }
 
+    /// Why nothing is written.
+    pub(crate) fn failure(&self) -> Option<&Failure> {
+        self.duplicate.as_ref().or(self.failure.as_ref())
+    }
+
     /// Whether the sink holds the rows, in the destination that the status names.
     pub(crate) fn is_synced(&self) -> bool {
-        let held = self.line.held.as_ref();
-        self.confirmed
-            && self.line.claiming.is_none()
-            && held.is_some_and(|held| self.destinations.is_current(held))
+        let holds = |line: &Destinations| {
+            let held = line.held.as_ref().filter(|_| line.claiming.is_none());
+            held.is_some_and(|held| self.destinations.is_current(held))
+        };
+        self.confirmed && self.duplicate.is_none() && self.line.as_ref().is_some_and(holds)
     }
 
     /// Whether there is nothing to tell but how much was written.
     fn works(&self) -> bool {
-        let Self { confirmed, refused, failure, held_back, .. } = self;
-        *confirmed && refused.is_empty() && failure.is_none() && held_back.is_none()
+        let Self { confirmed, refused, held_back, .. } = self;
+        *confirmed && refused.is_empty() && self.failure().is_none() && held_back.is_none()
     }
 
     fn compared(&mut self, outcome: &Outcome, now: SystemTime, name: &BindingName) {
         let Outcome { delta, receipt, unchanged, left_alone, drifted, kept } = outcome;
         self.kept.clone_from(kept);
-        let refused = receipt.refused.len();
+        let refused: BTreeSet<&RowKey> = receipt.refused.iter().map(|refusal| &refusal.key).collect();
+        let missing = delta.added.iter().map(|row| &row.key).filter(|key| refused.contains(key));
+        self.missing = missing.cloned().collect();
         let held = unchanged + left_alone + delta.added.len() + delta.changed.len();
-        self.rows = Some(count(held.saturating_sub(refused)));
+        self.rows = Some(count(held - self.missing.len()));
         self.drifted += *drifted as u64;
         if *drifted > 0 {
             warn!(binding = %name, rows = drifted, "others had changed rows; they are repaired");
@@ -321,14 +353,23 @@ impl Progress {
     }
 
     fn written(&mut self, delta: &Delta, receipt: &Receipt, now: SystemTime, name: &BindingName) {
-        let now_refused: BTreeSet<&RowKey> = receipt.refused.iter().map(|refusal| &refusal.key).collect();
-        let refused = delta.added.iter().filter(|row| now_refused.contains(&row.key)).count();
-        // What was refused before was not held: it comes with a change, and goes without a trace.
-        let fits = |key: &RowKey| self.refusals.contains(key) && !now_refused.contains(key);
-        let came = delta.changed.iter().filter(|changed| fits(&changed.after.key)).count();
-        let went = delta.removed.iter().filter(|gone| fits(&gone.key)).count();
-        let grown = count(delta.added.len() + came + went) - count(delta.removed.len() + refused);
-        self.rows = Some(self.rows.unwrap_or(0) + grown);
+        let refused: BTreeSet<&RowKey> = receipt.refused.iter().map(|refusal| &refusal.key).collect();
+        let (mut came, mut went) = (0, 0);
+        for row in &delta.added {
+            if refused.contains(&row.key) {
+                self.missing.insert(row.key.clone());
+            } else {
+                self.missing.remove(&row.key);
+                came += 1;
+            }
+        }
+        for changed in delta.changed.iter().filter(|changed| !refused.contains(&changed.after.key)) {
+            came += i64::from(self.missing.remove(&changed.after.key));
+        }
+        for gone in &delta.removed {
+            went += i64::from(!self.missing.remove(&gone.key));
+        }
+        self.rows = Some(self.rows.unwrap_or(0) + came - went);
         self.worked(delta, receipt, now, name);
     }
 
@@ -345,7 +386,6 @@ impl Progress {
         self.written += delta.len().saturating_sub(refused) as u64;
         self.checksum.clone_from(&receipt.checksum);
         self.refused = receipt.refused.iter().map(|refusal| refusal.why.clone()).collect();
-        self.refusals = receipt.refused.iter().map(|refusal| refusal.key.clone()).collect();
     }
 }
 

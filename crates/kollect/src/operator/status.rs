@@ -64,6 +64,12 @@ fn time(at: SystemTime) -> Option<Time> {
     Timestamp::from_second(at.as_second()).ok().map(Time)
 }
 
+/// Seconds with one digit: a status that counted them would be written again and again.
+fn rounded(seconds: u64) -> u64 {
+    let unit = 10_u64.pow(seconds.max(10).ilog10());
+    seconds / unit * unit
+}
+
 fn count<T: TryFrom<usize>>(number: usize) -> Option<T> {
     number.try_into().ok()
 }
@@ -233,13 +239,13 @@ impl View<'_> {
         let unheard = |sink: &BoundSink| {
             let progress = self.board.of(&binding_name(name, &sink.name));
             let silent = !progress.confirmed
-                && progress.failure.is_none()
+                && progress.failure().is_none()
                 && progress.held_back.is_none()
                 && progress.held_removals.is_none();
             sink.plan.is_ok() && silent
         };
         let failing = |sink: &BoundSink| {
-            sink.plan.is_err() || self.board.of(&binding_name(name, &sink.name)).failure.is_some()
+            sink.plan.is_err() || self.board.of(&binding_name(name, &sink.name)).failure().is_some()
         };
         let waiting = !resolved.suspended
             && resolved.faults.is_empty()
@@ -401,7 +407,7 @@ impl View<'_> {
     fn all_terminal(&self, name: &InventoryName, resolved: &ResolvedInventory) -> bool {
         resolved.sinks.iter().all(|sink| {
             let progress = self.board.of(&binding_name(name, &sink.name));
-            progress.failure.is_some_and(|failure| failure.class != ErrorClass::Transient)
+            progress.failure().is_some_and(|failure| failure.class != ErrorClass::Transient)
         })
     }
 
@@ -419,7 +425,7 @@ impl View<'_> {
         let before = known.map_or(&no_conditions, |known| &known.conditions);
         let mut conditions = Conditions::after(before, metadata.generation, self.now);
         let mut last_error = None;
-        match (&*sink.plan, &progress.failure) {
+        match (&*sink.plan, progress.failure()) {
             (Err(faults), _) => {
                 let reason = faults.first().map_or(Reason::SinkNotFound, |fault| fault.reason);
                 conditions.set("Synced", false, reason, told(faults));
@@ -463,7 +469,7 @@ impl View<'_> {
             known.and_then(|known| known.last_checksum.clone())
         };
         let now = clock::now();
-        let since = progress.failure.as_ref().map(|failure| failure.since);
+        let since = progress.failure().map(|failure| failure.since);
         let lag = since.and_then(|since| now.duration_since(since).ok());
         let line = SinkExport {
             name: sink.name.clone(),
@@ -472,11 +478,13 @@ impl View<'_> {
             last_checksum: checksum,
             rows: progress.rows,
             selection: self.bindings.acknowledged_selection(&binding_name(name, &sink.name)),
-            lag_seconds: lag.and_then(|lag| i64::try_from(lag.as_secs() / 10 * 10).ok()),
-            next_attempt_time: progress.failure.and_then(|failure| failure.next_attempt).and_then(time),
+            lag_seconds: lag.and_then(|lag| i64::try_from(rounded(lag.as_secs())).ok()),
+            next_attempt_time: progress.failure().and_then(|failure| failure.next_attempt).and_then(time),
             last_error,
             conditions: conditions.done(),
-            ..SinkExport::default()
+            place: known.and_then(|known| known.place.clone()),
+            claiming: known.and_then(|known| known.claiming.clone()),
+            left: known.map(|known| known.left.clone()).unwrap_or_default(),
         };
         self.with_destinations(&binding_name(name, &sink.name), line)
     }

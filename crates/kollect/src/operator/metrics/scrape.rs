@@ -196,7 +196,7 @@ impl Bound {
 
 /// For how many seconds the sink has not got what it should have.
 fn lag(progress: &Progress, now: SystemTime) -> Option<f64> {
-    let failing = progress.failure.as_ref().map(|failure| failure.since);
+    let failing = progress.failure().map(|failure| failure.since);
     match [failing, progress.held_back_since].into_iter().flatten().min() {
         Some(since) => Some(now.duration_since(since).unwrap_or_default().as_secs_f64()),
         None => progress.confirmed.then_some(0.0),

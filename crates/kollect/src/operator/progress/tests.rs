@@ -67,6 +67,10 @@ fn refused_rows_are_remembered_until_they_are_written_or_gone() {
     assert_eq!(state(), (3, "3 5".into(), 4));
     written(delta(&[], &["3"], &["5", "4"]), receipt(None, &[]));
     assert_eq!(state(), (3, String::new(), 7), "one fits now, one is gone, and one was never held");
+    written(delta(&[], &["3"], &[]), receipt(None, &["3"]));
+    assert_eq!(state(), (3, "3".into(), 7), "the sink holds its older version");
+    written(delta(&[], &[], &["3"]), receipt(None, &[]));
+    assert_eq!(state(), (2, String::new(), 8));
 }
 
 #[test]
@@ -117,6 +121,22 @@ fn what_a_binding_did_in_another_destination_does_not_count() {
     assert_eq!((board.of(&name).confirmed, board.of(&name).rows), (false, None));
     board.hear(&name, &place(), &Told::Written(&delta(&["1"], &[], &[]), &receipt(None, &[])));
     assert!(!board.of(&name).confirmed, "the last write to the old one");
+}
+
+#[test]
+fn the_last_write_of_a_duplicate_does_not_count() {
+    let (board, name) = (Board::default(), binding());
+    board.begin(&name, &export_place(&place()));
+    let other = BindingName { sink: "database/r".into(), ..binding() };
+    board.refuse_duplicates(&BTreeMap::from([(name.clone(), other)]));
+    board.hear(&name, &place(), &Told::Written(&delta(&["1"], &[], &[]), &receipt(None, &[])));
+    assert_eq!(
+        board.of(&name).failure().unwrap().message,
+        "two references of one inventory lead to one place: this one and team/i database/r"
+    );
+    assert!(!board.of(&name).is_synced());
+    board.refuse_duplicates(&BTreeMap::new());
+    assert!(board.of(&name).failure().is_none());
 }
 
 fn place() -> Place {

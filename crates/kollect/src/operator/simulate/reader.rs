@@ -7,7 +7,7 @@
 //! Destinations that apply a whole delta at once never show half of a change of kinds: when a profile gets another kind,
 //! the old rows of its targets leave in the delta that brings the new ones. So at a moment when an old row has left,
 //! although its object is still there and nothing else changed but the kind, every object of the new kind that existed
-//! when the kind changed, and has not changed since, has its row (`kind_change`).
+//! in its namespace when the kind changed, and has not changed since, has its row (`kind_change`).
 
 mod course;
 mod history;

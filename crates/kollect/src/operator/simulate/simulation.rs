@@ -2,7 +2,7 @@
 //! order.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
@@ -18,6 +18,7 @@ use super::{
     process::Process,
     schedule::{CLUSTERS, ClusterStep, Schedule, SinkStep, Step},
     sink_servers::{Contents, SinkServers},
+    specs::{Sink, TEAM},
     statuses::{Export, exports},
     truth::{Expected, ExpectedRows, Place, Rows, expected, waits_for_kind},
 };
@@ -30,6 +31,9 @@ const LOOK_AGAIN: Duration = Duration::from_secs(20);
 const WATCHED_LONGER: u64 = 20;
 /// For this long nothing is written.
 const QUIET: Duration = Duration::from_mins(11);
+
+/// What a status says about the second of two sinks that lead to one destination.
+const TWO_REFERENCES: &str = "two references of one inventory";
 
 /// The clusters and the destinations that they share.
 pub(super) struct Simulation {
@@ -176,12 +180,13 @@ impl Simulation {
         let limits: BTreeMap<String, i64> =
             wanted.keys().map(|(name, _)| (name.clone(), self.sinks.limit(name))).collect();
         let restored = self.sinks.lock().restored.clone();
+        let kept = clusters().flat_map(kept_places).collect::<BTreeSet<Place>>();
         self.sinks.visit(|all| {
             for (&destination, &contents) in all {
                 for (inventory, held) in contents {
                     let place = (destination.to_owned(), inventory.clone());
                     let rows = wanted.get(&place);
-                    if rows.is_none() && restored.contains(destination) {
+                    if rows.is_none() && (restored.contains(destination) || kept.contains(&place)) {
                         // What comes back in a destination that is not used any more is found by no operator.
                         continue;
                     }
@@ -194,9 +199,7 @@ impl Simulation {
                     let empty = ExpectedRows::new();
                     let rows_or_none = rows.unwrap_or(&empty);
                     if let Some(wrong) = difference(&held.rows, rows_or_none, limit, waits) {
-                        return Err(format!(
-                            "at the end {destination} and {inventory} of {name}: {wrong}"
-                        ));
+                        return Err(format!("at the end {destination} and {inventory} of {name}: {wrong}"));
                     }
                     if held.claim.is_some() && rows.is_none() {
                         return Err(format!(
@@ -236,6 +239,17 @@ fn difference(
     Some(format!("{what}: {}", described(key)))
 }
 
+/// Where sinks have written that are refused now, because another one of their inventory leads to the same destination:
+/// their statuses name these places, and the rows stay until the sinks lead somewhere else.
+fn kept_places(cluster: &Cluster) -> Vec<Place> {
+    let inventories = cluster.api.objects("kollectinventories");
+    let exports = inventories.iter().flat_map(|inventory| exports(inventory));
+    let refused = exports.filter(|export| export.error.contains(TWO_REFERENCES));
+    refused
+        .flat_map(|export| [(export.destination, export.inventory)].into_iter().chain(export.left))
+        .collect()
+}
+
 fn check_last_statuses(
     cluster: &Cluster,
     all: &BTreeMap<&str, &Contents>,
@@ -246,20 +260,26 @@ fn check_last_statuses(
         if inventory.is_leaving() {
             return Err(format!("at the end the inventory is still being deleted: {}", **inventory));
         }
-        let mut told: Vec<(String, String)> = Vec::new();
-        for export in exports(&inventory) {
+        let mut used: Vec<String> = Vec::new();
+        let mut all_exports = exports(&inventory);
+        all_exports.sort_by_key(|export| export.error.contains(TWO_REFERENCES));
+        for export in all_exports {
+            let name = export.sink.strip_prefix("database/").unwrap_or_default();
+            let sink = cluster.api.object("kollectdatabasesinks", TEAM, name);
+            // Of two sinks of one inventory that lead to one destination only one is used.
+            if let Some(sink) = sink.map(|sink| Sink::of(&sink)) {
+                if used.contains(&sink.destination) {
+                    if export.synced {
+                        return Err(format!("at the end two sinks lead to one destination: {export:?}"));
+                    }
+                    continue;
+                }
+                used.push(sink.destination);
+            }
             let held = all.get(export.destination.as_str()).and_then(|all| all.get(&export.inventory));
             let is_held =
                 |key, row: &Expected| held.is_some_and(|held| held.rows.get(key) == Some(&row.digest));
             let place = (export.destination.clone(), export.inventory.clone());
-            // Of two sinks of one inventory that lead to one destination only the first is used.
-            if told.iter().any(|(destination, _)| *destination == export.destination) {
-                if export.synced {
-                    return Err(format!("at the end two sinks lead to one destination: {export:?}"));
-                }
-                continue;
-            }
-            told.push((export.destination.clone(), export.sink.clone()));
             let limit = limits.get(&export.destination).copied().unwrap_or(i64::MAX);
             let rows = wanted.get(&place);
             // Those that were there before the destination began to refuse them stay.

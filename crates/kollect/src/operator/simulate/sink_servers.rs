@@ -194,7 +194,7 @@ impl SinkServers {
     pub(super) fn lose_claims(&self, destination: &str) {
         let mut state = self.lock();
         state.destination(destination).contents.values_mut().for_each(|held| held.claim = None);
-        state.note_all(destination);
+        state.note_change_by_others(destination);
     }
 
     /// From now on a destination cannot hold rows of objects of this size or larger.

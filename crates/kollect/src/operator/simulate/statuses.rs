@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::{
     sink_servers::destination_of,
     specs::{name, text},
-    truth::inventory_id,
+    truth::{Place, inventory_id},
 };
 
 /// A line of a status.
@@ -16,6 +16,8 @@ pub(super) struct Export {
     pub(super) sink: String,
     pub(super) destination: String,
     pub(super) inventory: InventoryId,
+    /// Destinations that it has left, and that still hold rows.
+    pub(super) left: Vec<Place>,
     pub(super) rows: i64,
     pub(super) synced: bool,
     /// When rows were written last.
@@ -27,10 +29,15 @@ pub(super) struct Export {
 /// The lines of a status.
 pub(super) fn exports(inventory: &Value) -> Vec<Export> {
     let is_synced = |condition: &Value| condition["type"] == "Synced" && condition["status"] == "True";
+    let place = |place: &Value| {
+        let id = inventory_id(text(&place["cluster"]), name(inventory));
+        (destination_of(text(&place["destination"])).to_owned(), id)
+    };
     let export = |line: &Value| Export {
         sink: text(&line["name"]).to_owned(),
-        destination: destination_of(text(&line["place"]["destination"])).to_owned(),
-        inventory: inventory_id(text(&line["place"]["cluster"]), name(inventory)),
+        destination: place(&line["place"]).0,
+        inventory: place(&line["place"]).1,
+        left: line["left"].as_array().into_iter().flatten().map(place).collect(),
         rows: line["rows"].as_i64().unwrap_or(0),
         synced: line["conditions"].as_array().is_some_and(|all| all.iter().any(is_synced)),
         written_at: text(&line["lastExportTime"]).to_owned(),

@@ -19,11 +19,15 @@ use crate::{
 };
 
 impl View<'_> {
-    /// The line of a sink with its destinations as they shall be told.
+    /// The line of a sink with its destinations as they shall be told. Where nothing else is known, as for an inventory
+    /// that cannot be resolved, the destinations that the line names already stay.
     pub(super) fn with_destinations(&self, binding: &BindingName, line: SinkExport) -> SinkExport {
-        let Destinations { held: place, claiming, left } =
-            self.board.look(binding, |progress| progress.line.clone()).unwrap_or_default();
-        SinkExport { place, claiming, left, ..line }
+        match self.board.look(binding, |progress| progress.line.clone()).flatten() {
+            Some(Destinations { held: place, claiming, left }) => {
+                SinkExport { place, claiming, left, ..line }
+            }
+            None => line,
+        }
     }
 
     /// Whether what was said about a sink is about the destination that it leads to.
@@ -32,7 +36,7 @@ impl View<'_> {
             (Some(held), Some(place)) => held.is_at(place) && told.claiming.is_none(),
             _ => false,
         };
-        self.board.look(binding, |progress| same(&progress.line)).unwrap_or(false)
+        self.board.look(binding, |progress| progress.line.as_ref().is_some_and(same)).unwrap_or(false)
     }
 
     /// What was said of all sinks stands.

@@ -37,7 +37,9 @@ pub(super) fn check(
         };
         let labels = history.namespaces.get(namespace).and_then(|found| found.unchanged_since(record));
         let selected = target.wants(namespace, labels.copied()) && scope.permits(namespace) == Some(true);
-        if *own != kind.kind || !selected || size >= limit {
+        // Where the new kind may not be listed the old rows stay, namespace by namespace.
+        let is_elsewhere = *namespace != *gone.namespace;
+        if *own != kind.kind || is_elsewhere || !selected || size >= limit {
             continue;
         }
         let key = RowKey {

@@ -3,8 +3,8 @@
 use fastrand::Rng;
 
 use super::{
-    CLUSTERS, COLLECTED, ClusterStep, Counted, CrashPoint, DESTINATIONS, INVENTORIES, MISSPELT, NAMESPACES, PROFILES,
-    ProcessStep, SINKS, ScopeForm, SinkFault, SinkStep, Step, TARGETS, Wants, choose, some_of,
+    CLUSTERS, COLLECTED, ClusterStep, Counted, CrashPoint, DESTINATIONS, INVENTORIES, MISSPELT, NAMESPACES,
+    PROFILES, ProcessStep, SINKS, ScopeForm, SinkFault, SinkStep, Step, TARGETS, Wants, choose, some_of,
 };
 
 /// A step. `clusters` are the numbers of their processes.
@@ -12,7 +12,7 @@ pub(super) fn step(random: &mut Rng, clusters: &[usize]) -> Step {
     let cluster = random.usize(..clusters.len());
     match random.u8(..100) {
         0..35 => Step::In(cluster, object_step(random)),
-        35..39 if clusters.len() > 1 => Step::In(cluster, neighbour_step(random)),
+        35..39 if clusters.len() > 1 => neighbour_step(random, cluster),
         35..54 => Step::In(cluster, spec_step(random)),
         54..72 => Step::In(cluster, api_step(random)),
         72..83 => {
@@ -85,13 +85,14 @@ fn spec_step(random: &mut Rng) -> ClusterStep {
     }
 }
 
-/// What two clusters that share destinations may do to each other.
-fn neighbour_step(random: &mut Rng) -> ClusterStep {
-    let sink = choose(random, &SINKS).0;
+/// What two clusters that share destinations may do to each other. Only the second one uses the name of the first: if
+/// each used that of the other, each would wait for the other to leave.
+fn neighbour_step(random: &mut Rng, cluster: usize) -> Step {
+    let (sink, inventory) = (choose(random, &SINKS).0, choose(random, &INVENTORIES));
     match random.u8(..8) {
-        0..5 => ClusterStep::ClusterName(sink, choose(random, &CLUSTERS)),
-        5 => ClusterStep::TakeOver(choose(random, &INVENTORIES), None),
-        _ => ClusterStep::TakeOver(choose(random, &INVENTORIES), Some(sink)),
+        0..5 => Step::In(1, ClusterStep::ClusterName(sink, choose(random, &CLUSTERS))),
+        5 => Step::In(cluster, ClusterStep::TakeOver(inventory, None)),
+        _ => Step::In(cluster, ClusterStep::TakeOver(inventory, Some(sink))),
     }
 }
 

@@ -93,8 +93,9 @@ impl Sink for OpenSink {
             let part: Vec<RowWrite> = rows.by_ref().take(at_once).collect();
             let ends = rows.peek().is_none();
             let (by, inventory, claim) = (self.sender.clone(), batch.inventory.clone(), batch.claim.clone());
-            let write =
-                move |servers: &SinkServers, to: &str| servers.write(to, &by, &inventory, &claim, (part, ends));
+            let write = move |servers: &SinkServers, to: &str| {
+                servers.write(to, &by, &inventory, &claim, (part, ends))
+            };
             receipt.refused.extend(self.send("write", true, write).await?.refused);
             if ends {
                 return Ok(receipt);

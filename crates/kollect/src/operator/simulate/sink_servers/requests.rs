@@ -228,8 +228,7 @@ impl State {
         if again || !asked {
             let why = if asked { "it has done so before" } else { "nothing asks for it" };
             let cluster = &by.cluster;
-            let violation =
-                format!("{cluster} takes {inventory} in {destination} from {from}, and {why}");
+            let violation = format!("{cluster} takes {inventory} in {destination} from {from}, and {why}");
             self.violation.get_or_insert(violation);
         }
     }
