@@ -411,7 +411,8 @@ impl Bindings {
         let mut leftovers = Vec::new();
         let mut lost = BTreeSet::new();
         for place in &next.left {
-            if lines.iter().any(|other| other.binding != line.binding && other.writes(place)) {
+            let is_written = |other: &Line<'_>| other.binding != line.binding && other.writes(place);
+            if !inventory.is_deleted() && lines.iter().any(is_written) {
                 // Another sink leads there now.
                 self.board.give_up(&line.binding, place);
                 continue;

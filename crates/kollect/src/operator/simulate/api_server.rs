@@ -75,15 +75,15 @@ pub(super) struct State {
     written: u64,
     /// Inventories whose status was written, oldest first.
     told: Vec<Told>,
-    /// When the status of each inventory was written last.
-    told_at: BTreeMap<ObjectName, u64>,
+    /// When the status of each inventory was written last, and the time before that.
+    told_at: BTreeMap<ObjectName, (u64, u64)>,
 }
 
 /// The status of an inventory.
 pub(super) struct Told {
     pub(super) before: Arc<Object>,
     pub(super) inventory: Arc<Object>,
-    /// When the one before it was written, and when this one was.
+    /// From the status before the last one, whose successor may have been made before it was written, until this one.
     pub(super) time: (u64, u64),
 }
 

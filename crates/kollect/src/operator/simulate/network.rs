@@ -67,6 +67,14 @@ pub(super) struct Sent<'a> {
     pub(super) takes: Duration,
 }
 
+/// Who waits for the answer when a request is applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Client {
+    Waits,
+    /// It crashed, gave up or was cut off.
+    Gone,
+}
+
 /// What a server answers.
 pub(super) trait Answer: Send + 'static {
     fn is_refusal(&self) -> bool;
@@ -284,7 +292,7 @@ impl Link {
     pub(super) async fn send<T: Answer>(
         &self,
         sent: Sent<'_>,
-        apply: impl FnOnce() -> T + Send + 'static,
+        apply: impl FnOnce(Client) -> T + Send + 'static,
     ) -> Result<T, Lost> {
         let Shared { executor, .. } = &*self.network.0;
         let way = self.network.lock().way(self.process, &sent);
@@ -309,7 +317,7 @@ impl Link {
                         let there = self.network.lock().late();
                         drop(self.carry(&sent, there, apply));
                     }
-                    CrashPoint::Applied => drop(self.apply(&sent.what, apply)),
+                    CrashPoint::Applied => drop(self.apply(&sent.what, (Client::Waits, apply))),
                 }
                 self.network.0.journal.count("crashes with a request", 1);
                 executor.crash(self.process);
@@ -330,10 +338,10 @@ impl Link {
         &self,
         sent: &Sent<'_>,
         there: Duration,
-        apply: impl FnOnce() -> T + Send + 'static,
+        apply: impl FnOnce(Client) -> T + Send + 'static,
     ) -> T {
         if there.is_zero() {
-            return self.apply(&sent.what, apply);
+            return self.apply(&sent.what, (Client::Waits, apply));
         }
         self.carry(sent, there, apply).await.unwrap()
     }
@@ -343,14 +351,15 @@ impl Link {
         &self,
         sent: &Sent<'_>,
         there: Duration,
-        apply: impl FnOnce() -> T + Send + 'static,
+        apply: impl FnOnce(Client) -> T + Send + 'static,
     ) -> oneshot::Receiver<T> {
         let (sender, answer) = oneshot::channel();
         let (link, what, changes) = (self.clone(), sent.what.clone(), sent.changes);
         self.network.0.executor.serve(async move {
             time::sleep(there).await;
             let late = changes && sender.is_closed();
-            let answer = link.apply(&what, apply);
+            let client = if late { Client::Gone } else { Client::Waits };
+            let answer = link.apply(&what, (client, apply));
             if late {
                 let outcome =
                     if answer.is_refusal() { "late requests refused" } else { "late requests applied" };
@@ -361,8 +370,8 @@ impl Link {
         answer
     }
 
-    fn apply<T: Answer>(&self, what: &str, apply: impl FnOnce() -> T) -> T {
-        let answer = apply();
+    fn apply<T: Answer>(&self, what: &str, (client, apply): (Client, impl FnOnce(Client) -> T)) -> T {
+        let answer = apply(client);
         self.network.0.journal.count("requests answered", 1);
         self.network.0.journal.note(format_args!("{} {what}: {}", self.name, answer.outcome()));
         answer

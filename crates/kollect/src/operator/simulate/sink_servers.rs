@@ -126,8 +126,10 @@ pub(super) struct State {
     pub(super) rows_written: u64,
     /// Destinations that others have edited or restored: what operators know of them is not true for a while.
     changed_by_others: BTreeSet<String>,
-    /// Destinations that were restored.
-    pub(super) restored: BTreeSet<String>,
+    /// Destinations that were restored, or lost their claims.
+    pub(super) claims_changed: BTreeSet<String>,
+    /// Places with a claim that arrived when its client was gone.
+    pub(super) late_claims: BTreeSet<Place>,
     /// Take-overs that were asked for, with names of sinks.
     take_overs_asked: BTreeSet<TakeOver>,
     /// Those that happened, with ids of destinations.
@@ -145,7 +147,8 @@ impl SinkServers {
             violation: None,
             rows_written: 0,
             changed_by_others: BTreeSet::new(),
-            restored: BTreeSet::new(),
+            claims_changed: BTreeSet::new(),
+            late_claims: BTreeSet::new(),
             take_overs_asked: BTreeSet::new(),
             take_overs_done: BTreeSet::new(),
             timelines: Timelines::default(),
@@ -186,7 +189,7 @@ impl SinkServers {
         let known = state.destination(destination);
         if let Some(backup) = known.backup.clone() {
             known.contents = backup;
-            state.restored.insert(destination.to_owned());
+            state.claims_changed.insert(destination.to_owned());
             state.note_change_by_others(destination);
         }
     }
@@ -194,6 +197,7 @@ impl SinkServers {
     pub(super) fn lose_claims(&self, destination: &str) {
         let mut state = self.lock();
         state.destination(destination).contents.values_mut().for_each(|held| held.claim = None);
+        state.claims_changed.insert(destination.to_owned());
         state.note_change_by_others(destination);
     }
 

@@ -125,7 +125,7 @@ impl ApiServer {
             takes,
         };
         let (server, own, method, uri) = (self.clone(), link.clone(), method.clone(), uri.clone());
-        link.send(sent, move || server.handle(own, &method, &uri, &body)).await
+        link.send(sent, move |_| server.handle(own, &method, &uri, &body)).await
     }
 
     fn handle(&self, link: Link, method: &Method, uri: &http::Uri, body: &Bytes) -> Response<Body> {
@@ -284,7 +284,8 @@ impl ApiServer {
         shared.journal.note(format_args!("{} {} {}", shared.name, KINDS[kind].kind, object.text));
         if KINDS[kind].plural == "kollectinventories" {
             let now = shared.journal.moment();
-            let before = state.told_at.insert(name, now).unwrap_or(0);
+            let (last, before) = state.told_at.get(&name).copied().unwrap_or_default();
+            state.told_at.insert(name, (now, last));
             state.told.push(Told { before: known, inventory: object.clone(), time: (before, now) });
         }
         drop(state);

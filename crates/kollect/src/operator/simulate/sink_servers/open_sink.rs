@@ -13,7 +13,7 @@ use kollect_sinks::{Plan, Policy};
 use super::{ProcessSinks, Sender, SinkServers, destination_of, is_atomic, requests::RowWrite};
 use crate::operator::{
     bindings::OpenPlan,
-    simulate::network::{Lost, Sent, Server},
+    simulate::network::{Client, Lost, Sent, Server},
 };
 
 /// A connection to a destination.
@@ -30,7 +30,7 @@ impl OpenPlan for ProcessSinks {
         let destination = destination_of(&destination).into();
         let Self { servers, sender } = self;
         let sink = OpenSink { servers: servers.clone(), sender: sender.clone(), destination };
-        sink.send("connect", false, |servers, destination| servers.check(destination, "connect")).await?;
+        sink.send("connect", false, |servers, destination, _| servers.check(destination, "connect")).await?;
         Ok(Box::new(sink))
     }
 }
@@ -40,7 +40,7 @@ impl OpenSink {
         &self,
         attempt: &str,
         changes: bool,
-        apply: impl FnOnce(&SinkServers, &str) -> Result<T, SinkError> + Send + 'static,
+        apply: impl FnOnce(&SinkServers, &str, Client) -> Result<T, SinkError> + Send + 'static,
     ) -> Result<T, SinkError> {
         let destination = self.destination.clone();
         let sent = Sent {
@@ -50,7 +50,7 @@ impl OpenSink {
             takes: self.servers.lock().duration(&destination),
         };
         let (servers, own) = (self.servers.clone(), destination.clone());
-        let answer = self.sender.link.send(sent, move || apply(&servers, &own)).await;
+        let answer = self.sender.link.send(sent, move |client| apply(&servers, &own, client)).await;
         answer.unwrap_or_else(|lost: Lost| {
             Err(SinkError::because(SinkReason::Unreachable, attempt.to_owned(), lost))
         })
@@ -60,18 +60,20 @@ impl OpenSink {
 #[async_trait]
 impl Sink for OpenSink {
     async fn check(&self) -> Result<(), SinkError> {
-        self.send("check", false, |servers, destination| servers.check(destination, "check")).await
+        self.send("check", false, |servers, destination, _| servers.check(destination, "check")).await
     }
 
     async fn baseline(&self, inventory: &InventoryId) -> Result<Baseline, SinkError> {
         let inventory = inventory.clone();
-        self.send("read", false, move |servers, destination| servers.read(destination, &inventory)).await
+        self.send("read", false, move |servers, destination, _| servers.read(destination, &inventory)).await
     }
 
     async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
         let (by, inventory, claimant) = (self.sender.clone(), inventory.clone(), claimant.clone());
-        let claim = move |servers: &SinkServers, to: &str| servers.claim(to, &by, &inventory, &claimant);
-        self.send("claim", true, claim).await
+        self.send("claim", true, move |servers, to, client| {
+            servers.claim(to, &by, &inventory, (&claimant, client))
+        })
+        .await
     }
 
     fn atomicity(&self) -> Atomicity {
@@ -80,7 +82,7 @@ impl Sink for OpenSink {
 
     async fn claims(&self, inventories: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError> {
         let inventories = inventories.to_vec();
-        self.send("read claims", false, move |servers, to| servers.claims(to, &inventories)).await
+        self.send("read claims", false, move |servers, to, _| servers.claims(to, &inventories)).await
     }
 
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
@@ -93,10 +95,10 @@ impl Sink for OpenSink {
             let part: Vec<RowWrite> = rows.by_ref().take(at_once).collect();
             let ends = rows.peek().is_none();
             let (by, inventory, claim) = (self.sender.clone(), batch.inventory.clone(), batch.claim.clone());
-            let write = move |servers: &SinkServers, to: &str| {
+            let write = self.send("write", true, move |servers, to, _| {
                 servers.write(to, &by, &inventory, &claim, (part, ends))
-            };
-            receipt.refused.extend(self.send("write", true, write).await?.refused);
+            });
+            receipt.refused.extend(write.await?.refused);
             if ends {
                 return Ok(receipt);
             }
@@ -105,6 +107,6 @@ impl Sink for OpenSink {
 
     async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
         let (by, inventory, claim) = (self.sender.clone(), inventory.clone(), claim.clone());
-        self.send("clean", true, move |servers, to| servers.forget(to, &by, &inventory, &claim)).await
+        self.send("clean", true, move |servers, to, _| servers.forget(to, &by, &inventory, &claim)).await
     }
 }

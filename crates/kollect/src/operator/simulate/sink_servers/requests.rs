@@ -11,7 +11,10 @@ use kollect_model::{
 use serde::Deserialize;
 
 use super::{Sender, SinkFault, SinkServers, State, TakeOver, is_atomic};
-use crate::operator::simulate::{network::Answer, reader::Look};
+use crate::operator::simulate::{
+    network::{Answer, Client},
+    reader::Look,
+};
 
 /// When a request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +109,7 @@ impl SinkServers {
         destination: &str,
         by: &Sender,
         inventory: &InventoryId,
-        claimant: &Claimant,
+        (claimant, client): (&Claimant, Client),
     ) -> Result<Claim, SinkError> {
         self.request(destination, "claim", |state| {
             let journal = state.journal.clone();
@@ -117,6 +120,9 @@ impl SinkServers {
             journal.count("claims granted", 1);
             let claim = held.claim.insert(Claim { writes: Some(0), ..granted }).clone();
             state.note_held(destination, inventory);
+            if client == Client::Gone {
+                state.late_claims.insert((destination.to_owned(), inventory.clone()));
+            }
             if before.as_deref() != Some(&*by.cluster) {
                 state.reader.note_new_owner(destination, inventory);
             }
