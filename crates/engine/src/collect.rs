@@ -22,6 +22,7 @@ use std::{
     time::Duration,
 };
 
+use futures::future::join_all;
 use kollect_model::{crd::shapes::Gvk, row::TargetId};
 use tokio::{sync::watch, time};
 
@@ -143,7 +144,7 @@ struct Context {
 
 struct Kind {
     wanted: watch::Sender<Vec<Arc<Target>>>,
-    _task: Task,
+    task: Task,
 }
 
 /// Keeps the rows of its targets up to date. Needs a tokio runtime.
@@ -154,7 +155,8 @@ pub struct Collector {
     known: BTreeSet<TargetId>,
     /// Of these, those that nothing is collected for.
     frozen: BTreeSet<TargetId>,
-    _namespaces: Task,
+    /// Follows namespaces.
+    follower: Task,
 }
 
 impl Collector {
@@ -176,9 +178,24 @@ impl Collector {
             namespaces: watch::Sender::default(),
             named: watch::Sender::default(),
         });
-        let task = namespaces::start(&context);
+        let follower = namespaces::start(&context);
         let (known, frozen) = (BTreeSet::new(), BTreeSet::new());
-        Self { context, kinds: BTreeMap::new(), known, frozen, _namespaces: task }
+        Self { context, kinds: BTreeMap::new(), known, frozen, follower }
+    }
+
+    /// Forgets everything that was seen, as if it had just been started: it has no targets, and what they select is
+    /// listed again.
+    pub async fn begin_again(&mut self) {
+        let tasks: Vec<Task> = std::mem::take(&mut self.kinds).into_values().map(|kind| kind.task).collect();
+        tasks.iter().chain([&self.follower]).for_each(Task::abort);
+        // Until they have ended they may still put into the store what they saw.
+        join_all(tasks).await;
+        drop((&mut self.follower).await);
+        self.context.coverage.forget_kinds(|_| true);
+        self.known.iter().for_each(|id| self.context.store.remove_target(id));
+        (self.known, self.frozen) = (BTreeSet::new(), BTreeSet::new());
+        self.context.namespaces.send_replace(None);
+        self.follower = namespaces::start(&self.context);
     }
 
     /// What is being watched, and what cannot be seen.
@@ -238,7 +255,7 @@ impl Collector {
         for (gvk, targets) in wanted {
             let (sender, receiver) = watch::channel(targets);
             let task = follow_kind(&self.context, &gvk, receiver);
-            self.kinds.insert(gvk, Kind { wanted: sender, _task: task });
+            self.kinds.insert(gvk, Kind { wanted: sender, task });
         }
     }
 }

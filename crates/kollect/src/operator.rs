@@ -82,6 +82,7 @@ async fn operate(args: Args) -> anyhow::Result<()> {
         Settings { within: args.within(), resync: args.informer_resync_period(), ..Settings::default() };
     let client = source.client();
     let leader = args.lead(client.clone(), &tasks)?;
+    leader.asked().await;
     let parts = Parts {
         source,
         rules: rules.clone(),

@@ -20,6 +20,9 @@ use tokio::{
 /// The Lease that all replicas compete for, those of the Go implementation too.
 pub(crate) const LEASE: &str = "3274ac8a.kollect.dev";
 
+/// How long a start waits for the first answer about the lease.
+const FIRST_ANSWER: Duration = Duration::from_secs(2);
+
 /// How patient candidates are with each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Timings {
@@ -203,6 +206,14 @@ impl LeaderHandle {
     /// What this process is now, and when that changes; see [`gained`] and [`ended`].
     pub(crate) fn watch(&self) -> watch::Receiver<Leadership> {
         self.receiver.clone()
+    }
+
+    /// Waits until the lease has been asked for once, but not for long. What is listed after that is not older than a
+    /// term that begins at once.
+    pub(crate) async fn asked(&self) {
+        let unasked = Leadership::Standby { holder: None, problem: None };
+        let mut leadership = self.watch();
+        drop(time::timeout(FIRST_ANSWER, leadership.wait_for(|now| *now != unasked)).await);
     }
 
     /// Ends the candidacy, and gives the lease up so that a standby takes over at once. The caller must

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use futures::StreamExt;
+use futures::{StreamExt, future::join_all};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kollect_engine::{
     tasks::{Task, TaskKind, TaskName, Tasks},
@@ -179,39 +179,49 @@ impl Known {
 
 /// Follows all kinds for as long as it lives.
 pub(crate) struct Objects {
+    source: Arc<dyn WatchSource>,
+    /// `None`: everywhere.
+    namespaces: Option<BTreeSet<Arc<str>>>,
     known: Arc<Mutex<Known>>,
     changed: watch::Sender<()>,
     tasks: Tasks,
-    followers: Vec<Task<Option<()>>>,
+    followers: Mutex<Vec<Task<Option<()>>>>,
 }
 
 impl Objects {
     /// Follows the kinds in these namespaces only, and no cluster kinds; `None`: everywhere.
     pub(crate) fn follow(
-        source: &Arc<dyn WatchSource>,
-        namespaces: Option<&BTreeSet<Arc<str>>>,
+        source: Arc<dyn WatchSource>,
+        namespaces: Option<BTreeSet<Arc<str>>>,
         tasks: Tasks,
     ) -> Self {
         let (known, changed) = (Arc::default(), watch::Sender::default());
-        let mut objects = Self { known, changed, tasks, followers: Vec::new() };
-        let places: Vec<Option<Arc<str>>> = match namespaces {
+        let objects = Self { source, namespaces, known, changed, tasks, followers: Mutex::default() };
+        objects.start();
+        objects
+    }
+
+    /// Lists everything again. What is known counts until then, and nothing is settled.
+    pub(crate) async fn begin_again(&self) {
+        let followers = std::mem::take(&mut *self.followers.lock().unwrap_or_else(PoisonError::into_inner));
+        followers.iter().for_each(Task::abort);
+        join_all(followers).await;
+        lock(&self.known).blind.clear();
+        self.start();
+    }
+
+    fn start(&self) {
+        let places: Vec<Option<Arc<str>>> = match &self.namespaces {
             Some(names) => names.iter().cloned().map(Some).collect(),
             None => vec![None],
         };
         for place in &places {
-            objects.add(source, place.as_ref(), "KollectProfile", |k| &mut k.profiles, |object| object);
-            objects.add(source, place.as_ref(), "KollectTarget", |k| &mut k.targets, |object| object);
-            objects.add(source, place.as_ref(), "KollectInventory", |k| &mut k.inventories, |object| object);
-            objects.add(source, place.as_ref(), "KollectScope", |k| &mut k.scopes, |object| object);
-            objects.add(
-                source,
-                place.as_ref(),
-                "KollectConnectionTest",
-                |k| &mut k.connection_tests,
-                |object| object,
-            );
-            objects.add(
-                source,
+            self.add(place.as_ref(), "KollectProfile", |k| &mut k.profiles, |object| object);
+            self.add(place.as_ref(), "KollectTarget", |k| &mut k.targets, |object| object);
+            self.add(place.as_ref(), "KollectInventory", |k| &mut k.inventories, |object| object);
+            self.add(place.as_ref(), "KollectScope", |k| &mut k.scopes, |object| object);
+            self.add(place.as_ref(), "KollectConnectionTest", |k| &mut k.connection_tests, |object| object);
+            self.add(
                 place.as_ref(),
                 "KollectSnapshotSink",
                 |k| &mut k.snapshot_sinks,
@@ -221,8 +231,7 @@ impl Objects {
                     SinkObject { metadata, spec, status: status.unwrap_or_default() }
                 },
             );
-            objects.add(
-                source,
+            self.add(
                 place.as_ref(),
                 "KollectDatabaseSink",
                 |k| &mut k.database_sinks,
@@ -232,8 +241,7 @@ impl Objects {
                     SinkObject { metadata, spec, status: status.unwrap_or_default() }
                 },
             );
-            objects.add(
-                source,
+            self.add(
                 place.as_ref(),
                 "KollectEventSink",
                 |k| &mut k.event_sinks,
@@ -244,18 +252,11 @@ impl Objects {
                 },
             );
         }
-        if namespaces.is_none() {
-            objects.add(source, None, "KollectClusterTarget", |k| &mut k.cluster_targets, |object| object);
-            objects.add(
-                source,
-                None,
-                "KollectClusterInventory",
-                |k| &mut k.cluster_inventories,
-                |object| object,
-            );
-            objects.add(source, None, "KollectClusterScope", |k| &mut k.cluster_scopes, |object| object);
+        if self.namespaces.is_none() {
+            self.add(None, "KollectClusterTarget", |k| &mut k.cluster_targets, |object| object);
+            self.add(None, "KollectClusterInventory", |k| &mut k.cluster_inventories, |object| object);
+            self.add(None, "KollectClusterScope", |k| &mut k.cluster_scopes, |object| object);
         }
-        objects
     }
 
     /// What is known now.
@@ -291,8 +292,7 @@ impl Objects {
     }
 
     fn add<K, T>(
-        &mut self,
-        source: &Arc<dyn WatchSource>,
+        &self,
         place: Option<&Arc<str>>,
         kind: &'static str,
         part: fn(&mut Known) -> &mut Kind<T>,
@@ -313,7 +313,8 @@ impl Objects {
             make,
             listing: None,
         };
-        self.followers.push(self.tasks.core(name, follower.follow(source.clone())));
+        let task = self.tasks.core(name, follower.follow(self.source.clone()));
+        self.followers.lock().unwrap_or_else(PoisonError::into_inner).push(task);
     }
 }
 

@@ -24,7 +24,7 @@ use tokio::{
     sync::watch,
     time::{self, Instant},
 };
-use tracing::warn;
+use tracing::{info, warn};
 
 use connection::{test_connection, tested_sink};
 use refused::Refusals;
@@ -84,6 +84,9 @@ pub(crate) struct Operator {
     leadership: watch::Receiver<Leadership>,
     /// The one that this process leads in.
     term: Option<u64>,
+    /// The term in which everything that is known was seen. In others it may be older than what another process has
+    /// written.
+    seen_in: Option<u64>,
     health: Health,
     shards: Shards,
     metrics: Metrics,
@@ -116,8 +119,10 @@ impl Operator {
         let watches: Arc<dyn WatchSource> = source.clone();
         let planner = SinkPlanner::new(tasks.clone());
         let scope = within.clone().map_or(Sight::Everything, Sight::Within);
+        // What is listed from here on is not older than a term that has begun.
+        let seen_in = leadership.borrow().term();
         Self {
-            objects: Arc::new(Objects::follow(&watches, within.as_ref(), tasks.clone())),
+            objects: Arc::new(Objects::follow(watches.clone(), within, tasks.clone())),
             secrets: Secrets::new(client.clone(), watches, tasks.clone()),
             bindings: Bindings::new(
                 sinks.clone(),
@@ -145,6 +150,7 @@ impl Operator {
             due: None,
             leadership,
             term: None,
+            seen_in,
             health,
             shards: Shards::default(),
             metrics,
@@ -183,14 +189,18 @@ impl Operator {
                 self.strip();
                 self.term = term;
             }
-            // Whoever does not lead writes nothing, whatever else it is doing.
+            if term.is_some() && term != self.seen_in {
+                self.look_again().await;
+                self.seen_in = term;
+            }
+            // A process that does not lead writes nothing.
             match term {
                 Some(term) => {
                     tokio::select! {
                         // First of all it is made sure that the term is not over; it ends only once.
                         biased;
                         () = leader::ended(&mut leadership, term) => self.strip(),
-                        () = self.timed_turn(true) => {}
+                        () = self.leading_turn() => {}
                     }
                 }
                 None => self.timed_turn(false).await,
@@ -257,6 +267,22 @@ impl Operator {
     }
 
     /// A turn that is cut short by the end of leadership does not count.
+    /// Forgets what was seen before this term: another process may have led meanwhile, and written what is newer.
+    async fn look_again(&mut self) {
+        info!("looking at everything again before the first write as the leader");
+        self.objects.begin_again().await;
+        self.secrets.begin_again().await;
+        self.collector.begin_again().await;
+        self.collected = (Vec::new(), BTreeSet::new());
+    }
+
+    /// A turn as the leader, if all objects have been seen.
+    async fn leading_turn(&mut self) {
+        if time::timeout(LOOK_AGAIN, self.objects.settled()).await.is_ok() {
+            self.timed_turn(true).await;
+        }
+    }
+
     async fn timed_turn(&mut self, leading: bool) {
         let (began, failures) = (Instant::now(), self.writer.failures());
         Box::pin(self.turn(leading)).await;

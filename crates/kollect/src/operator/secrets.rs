@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use futures::StreamExt;
+use futures::{StreamExt, future::join_all};
 use k8s_openapi::api::core::v1::Secret as KubeSecret;
 use kollect_engine::{
     tasks::{Task, TaskKind, TaskName, Tasks},
@@ -47,7 +47,7 @@ pub(crate) struct Secrets {
 struct Followed {
     /// Notified when the Secret shall be read again.
     refused: Arc<Notify>,
-    _task: Task,
+    task: Task,
 }
 
 impl Secrets {
@@ -64,6 +64,15 @@ impl Secrets {
     /// What is known about the Secrets that are wanted.
     pub(crate) fn known(&self) -> BTreeMap<Name, Secret> {
         lock(&self.known).clone()
+    }
+
+    /// Forgets all of them.
+    pub(crate) async fn begin_again(&mut self) {
+        let tasks: Vec<Task> =
+            std::mem::take(&mut self.followed).into_values().map(|followed| followed.task).collect();
+        tasks.iter().for_each(Task::abort);
+        join_all(tasks).await;
+        lock(&self.known).clear();
     }
 
     /// Follows exactly these from now on.
@@ -84,7 +93,7 @@ impl Secrets {
                 });
                 let refused = follower.refused.clone();
                 let task = follower.start(&self.tasks, self.source.clone());
-                self.followed.insert(name.clone(), Followed { refused, _task: task });
+                self.followed.insert(name.clone(), Followed { refused, task });
             }
         }
     }

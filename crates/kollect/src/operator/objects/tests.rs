@@ -110,7 +110,7 @@ impl WatchSource for Cluster {
 
 fn follow(cluster: &Arc<Cluster>) -> Objects {
     let source: Arc<dyn WatchSource> = cluster.clone();
-    Objects::follow(&source, None, Tasks::default())
+    Objects::follow(source, None, Tasks::default())
 }
 
 async fn settles(objects: &Objects, patience: Duration) -> bool {

@@ -38,6 +38,8 @@ pub(super) struct ApiFaults {
 
 /// Lists are stale for no longer than this: after two minutes an operator takes it for a cluster that was restored.
 const LONGEST_STALE: Duration = Duration::from_secs(45);
+/// For this long after a process has begun to lead no list is stale. Real ones never are: they are read from a quorum.
+const FRESH: Duration = Duration::from_mins(3);
 
 /// One API server. Cheap to clone.
 #[derive(Clone)]
@@ -67,6 +69,8 @@ pub(super) struct State {
     faults: ApiFaults,
     /// When lists are fresh again.
     stale_until: Instant,
+    /// Until then no list is stale: a process has begun to lead, and knows no newer versions.
+    fresh_until: Instant,
     /// Whether it knows streamed lists.
     streams_lists: bool,
     random: fastrand::Rng,
@@ -100,6 +104,7 @@ impl ApiServer {
             cuts: 0,
             faults: ApiFaults::default(),
             stale_until: Instant::now(),
+            fresh_until: Instant::now(),
             streams_lists,
             random,
             uids: 0,
@@ -289,7 +294,8 @@ impl State {
 
     /// How many versions lists are behind now.
     fn behind(&self) -> u64 {
-        if Instant::now() < self.stale_until { self.faults.stale } else { 0 }
+        let now = Instant::now();
+        if now < self.stale_until && now >= self.fresh_until { self.faults.stale } else { 0 }
     }
 
     /// How late the next answer is.

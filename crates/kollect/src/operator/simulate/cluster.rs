@@ -101,16 +101,13 @@ impl Cluster {
             ClusterStep::ServeWidgets(served) => api.serve("widgets", served),
             ClusterStep::Permit(plural, namespace, allowed) => {
                 api.permit(plural, namespace, allowed);
-                self.hinder_views();
             }
             ClusterStep::CutWatches => {
                 api.cut_watches();
-                self.hinder_views();
             }
             ClusterStep::ForgetHistory => {
                 api.forget_history();
                 api.cut_watches();
-                self.hinder_views();
             }
             ClusterStep::ApiErrors(errors) => self.set_faults(|faults| faults.errors = errors),
             ClusterStep::ApiLatency(millis) => {
@@ -124,13 +121,6 @@ impl Cluster {
     fn set_faults(&mut self, change: impl FnOnce(&mut ApiFaults)) {
         change(&mut self.faults);
         self.api.set_faults(self.faults.clone());
-        let hinders = self.faults != ApiFaults::default();
-        self.processes.iter().for_each(|process| self.network.set_api_faults(process.id, hinders));
-    }
-
-    /// For a moment no process sees what happens.
-    fn hinder_views(&self) {
-        self.processes.iter().for_each(|process| self.network.hinder_view(process.id, Duration::ZERO));
     }
 
     /// Changes the spec of an object of Kollect, if it exists.
@@ -227,7 +217,6 @@ impl Cluster {
             ProcessStep::Stop => process.stop(),
             ProcessStep::Pause(seconds) => {
                 process.pause(seconds);
-                self.network.hinder_view(process.id, Duration::from_secs(seconds));
             }
             ProcessStep::CutOffApi(cut) => self.network.cut_off_from_api(process.id, cut),
             ProcessStep::CutOff(destination, cut) => self.network.cut_off(process.id, destination, cut),

@@ -4,8 +4,6 @@
 //! cut off may still be applied, later. A process may be cut off from its API server or from destinations, and may
 //! crash with its nth request: before it is sent, while it is on its way, or when it has been applied.
 
-mod view;
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -15,11 +13,7 @@ use std::{
 };
 
 use fastrand::Rng;
-use tokio::{
-    sync::oneshot,
-    time::{self, Instant},
-};
-use view::{Hindrance, View};
+use tokio::{sync::oneshot, time};
 
 use super::{
     executor::{Executor, ProcessId},
@@ -117,7 +111,6 @@ struct Peer {
     cut_off_from: BTreeSet<String>,
     /// The requests that are counted, how many are left, and where it ends.
     crash: Option<(Counted, u8, CrashPoint)>,
-    view: View,
 }
 
 /// What becomes of a request.
@@ -157,19 +150,8 @@ impl Network {
         let mut state = self.lock();
         let peer = state.peers.entry(process).or_default();
         peer.cut_off_from_api = cut;
-        peer.view.set(Hindrance::CutOff, cut);
         drop(state);
         self.0.healed.announce();
-    }
-
-    /// Something keeps a process from seeing its cluster, for some time from now on.
-    pub(super) fn hinder_view(&self, process: ProcessId, time: Duration) {
-        self.lock().peers.entry(process).or_default().view.hinder(time);
-    }
-
-    /// The API server of a process has faults that keep it from seeing its cluster, or no longer.
-    pub(super) fn set_api_faults(&self, process: ProcessId, faults: bool) {
-        self.lock().peers.entry(process).or_default().view.set(Hindrance::ApiFaults, faults);
     }
 
     /// Cuts a process off from a destination, or lets it through again.
@@ -193,9 +175,7 @@ impl Network {
     /// Everything gets through again, and no process crashes.
     pub(super) fn heal(&self) {
         for peer in self.lock().peers.values_mut() {
-            let mut view = std::mem::take(&mut peer.view);
-            view.heal();
-            *peer = Peer { name: std::mem::take(&mut peer.name), view, ..Peer::default() };
+            *peer = Peer { name: std::mem::take(&mut peer.name), ..Peer::default() };
         }
         self.0.healed.announce();
     }
@@ -271,16 +251,6 @@ impl Link {
             }
             self.network.0.healed.changed_since(changes).await;
         }
-    }
-
-    /// Number of the process.
-    pub(super) fn process(&self) -> ProcessId {
-        self.process
-    }
-
-    /// Everything that happened in the cluster before this has been seen by the process; `None`: perhaps nothing.
-    pub(super) fn fresh_at(&self) -> Option<Instant> {
-        self.network.lock().peers.get(&self.process).and_then(|peer| peer.view.fresh_at())
     }
 
     /// Whether something happens that happens in one of two cases.

@@ -148,6 +148,7 @@ async fn operate(
     let rules =
         Arc::new(Rules { own_namespace, cluster_id: Some(source.id.clone()), files, ..Rules::default() });
     let leader = Leader::start(client, "kollect-system", link.name(), TIMINGS, &tasks)?;
+    leader.asked().await;
     let parts = Parts {
         source,
         rules,

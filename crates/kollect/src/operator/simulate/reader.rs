@@ -19,15 +19,13 @@ use kollect_model::{
     batch::InventoryId,
     row::{RowDigest, RowKey},
 };
-use tokio::time::Instant;
 
 use super::{
     api_server::ApiServer,
-    executor::ProcessId,
     schedule::PROFILES,
     truth::{Place, Rows},
 };
-use course::{Course, Point, earliest, older};
+use course::{Course, Point, earliest};
 use history::History;
 
 /// Sees everything that destinations hold.
@@ -37,14 +35,8 @@ pub(super) struct Reader {
     clusters: BTreeMap<String, History>,
     /// The first points at which rows may have been made as they were seen last.
     seen: BTreeMap<Place, BTreeMap<RowKey, Vec<Point>>>,
-    /// The process that wrote to a place last, and whether another one did before.
-    writers: BTreeMap<Place, (ProcessId, bool)>,
     /// Places that may hold rows of another cluster: they got another owner, or were restored.
     may_hold_others: BTreeSet<Place>,
-    /// Whether a process that takes over may show what it saw while another one wrote newer rows: a known fault.
-    pub(super) excuses_stale_leaders: bool,
-    /// How many rows were excused.
-    pub(super) excused: u64,
 }
 
 /// What a reader looks at.
@@ -58,11 +50,8 @@ pub(super) struct Look<'a> {
     pub(super) is_atomic: bool,
     /// From which size on the destination has ever refused rows.
     pub(super) limit: i64,
-    /// Id of the cluster that has changed the rows, and which of its processes did.
+    /// Id of the cluster that has changed the rows.
     pub(super) cluster: &'a str,
-    pub(super) writer: ProcessId,
-    /// Everything that happened before this has been seen by that process; `None`: perhaps nothing.
-    pub(super) fresh_at: Option<Instant>,
 }
 
 impl Reader {
@@ -91,23 +80,12 @@ impl Reader {
         self.may_hold_others.insert(place);
     }
 
-    /// Answers whether another process wrote to the place before.
-    fn note_writer(&mut self, Look { place, writer, .. }: &Look<'_>) -> bool {
-        let known = self.writers.get(*place);
-        let took_over = known.is_some_and(|(last, took_over)| last != writer || *took_over);
-        if known != Some(&(*writer, took_over)) {
-            self.writers.insert((*place).clone(), (*writer, took_over));
-        }
-        took_over
-    }
-
     /// Looks at rows of an inventory in a destination that have changed. The error says what cannot have been.
     pub(super) fn see(&mut self, look: &Look<'_>) -> Result<(), String> {
         let Look { place, changes, .. } = *look;
         if changes.is_empty() {
             return Ok(());
         }
-        let took_over = self.note_writer(look);
         let history = self.clusters.get(look.cluster);
         let seen = match self.seen.get_mut(place) {
             Some(seen) => seen,
@@ -123,17 +101,8 @@ impl Reader {
             };
             let start = [Point::default()];
             let from = seen.get(*key).map_or(&start[..], |from| from);
-            let seen_from = |from: &mut dyn Iterator<Item = Point>| {
-                earliest(from.flat_map(|from| course.first_seen(from, *now)).collect())
-            };
-            let mut points = seen_from(&mut from.iter().copied());
-            if points.is_empty()
-                && let Some(history) = history.filter(|_| took_over && self.excuses_stale_leaders)
-            {
-                let view = course.at(history.record_at(look.fresh_at));
-                points = seen_from(&mut from.iter().map(|from| older(*from, view)));
-                self.excused += u64::from(!points.is_empty());
-            }
+            let seen_from = from.iter().flat_map(|from| course.first_seen(*from, *now));
+            let points = earliest(seen_from.collect());
             if points.is_empty() {
                 let what = match now {
                     None => "lost a row that exists",

@@ -51,7 +51,6 @@ impl Simulation {
         let names = CLUSTERS.into_iter().zip(&schedule.clusters);
         let clusters =
             names.map(|(name, processes)| Cluster::new(name, seed, *processes, &sinks, parts)).collect();
-        sinks.lock().reader.excuses_stale_leaders = true;
         let simulation = Self { clusters, sinks, network };
         simulation.record();
         simulation

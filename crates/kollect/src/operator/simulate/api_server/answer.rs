@@ -11,13 +11,14 @@ use bytes::Bytes;
 use http::{Method, Request, Response, request::Parts};
 use kube::Client;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::{
     super::{
         network::{Answer, Link, Lost, Sent, Server},
         specs::text,
     },
-    ApiServer, KINDS, Object, Resource, State, Told,
+    ApiServer, FRESH, KINDS, Object, Resource, State, Told,
     kinds::{kind_of, number_of},
     objects::ObjectName,
     watch_stream::{self, Begins, Selected},
@@ -224,7 +225,7 @@ impl ApiServer {
         }
         let mut value = state.new_object(&self.0.name, place.kind, &name);
         value["spec"] = sent["spec"].take();
-        self.count_term(None, text(&value["spec"]["holderIdentity"]));
+        self.note_term(&mut state, None, text(&value["spec"]["holderIdentity"]));
         let object = state.store(place.kind, name, value);
         drop(state);
         self.announce(place.kind);
@@ -243,18 +244,19 @@ impl ApiServer {
         let mut value = known.value.clone();
         value["spec"] = sent["spec"].take();
         let before = known["spec"]["holderIdentity"].as_str();
-        self.count_term(before, text(&value["spec"]["holderIdentity"]));
+        self.note_term(&mut state, before, text(&value["spec"]["holderIdentity"]));
         let object = state.store(kind, name, value);
         drop(state);
         self.announce(kind);
         answered(200, object.text.clone())
     }
 
-    /// Counts terms of leadership. A lease that was given up has no holder.
-    fn count_term(&self, before: Option<&str>, now: &str) {
+    /// Notes that a process begins to lead. A lease that was given up has no holder.
+    fn note_term(&self, state: &mut State, before: Option<&str>, now: &str) {
         if now.is_empty() || before == Some(now) {
             return;
         }
+        state.fresh_until = Instant::now() + FRESH;
         self.0.journal.count("terms of leadership", 1);
         if before.is_some() {
             self.0.journal.count("terms that began when a lease had run out", 1);

@@ -56,21 +56,16 @@ impl<'a> Course<'a> {
 
     /// The newest versions.
     pub(super) fn last(&self) -> Point {
-        self.at(u64::MAX)
-    }
-
-    /// The versions at a record.
-    pub(super) fn at(&self, record: u64) -> Point {
         let mut point = Point::default();
-        point[INVENTORY] = self.inventories.at(record);
-        point[TARGET] = self.targets.at(record);
-        point[PROFILE] = self.profiles[0].at(record);
-        point[PROFILE + 1] = self.profiles[1].at(record);
-        point[SCOPE] = self.scopes.at(record);
-        point[NAMESPACE] = self.namespaces.at(record);
-        point[OBJECT] = self.objects.at(record);
+        point[INVENTORY] = self.inventories.len() - 1;
+        point[TARGET] = self.targets.len() - 1;
+        point[PROFILE] = self.profiles[0].len() - 1;
+        point[PROFILE + 1] = self.profiles[1].len() - 1;
+        point[SCOPE] = self.scopes.len() - 1;
+        point[NAMESPACE] = self.namespaces.len() - 1;
+        point[OBJECT] = self.objects.len() - 1;
         for (number, sink) in self.sinks.iter().enumerate() {
-            point[SINK + number] = sink.at(record);
+            point[SINK + number] = sink.len() - 1;
         }
         point
     }
@@ -252,11 +247,6 @@ impl<'a> Course<'a> {
         }
         found
     }
-}
-
-/// The older version of each.
-pub(super) fn older(a: Point, b: Point) -> Point {
-    std::array::from_fn(|dimension| a[dimension].min(b[dimension]))
 }
 
 /// Only points that are not after another one.

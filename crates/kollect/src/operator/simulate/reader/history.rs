@@ -2,8 +2,6 @@
 
 use std::{collections::BTreeMap, ops::Deref};
 
-use tokio::time::Instant;
-
 use super::super::{
     api_server::{ApiServer, Object},
     schedule::COLLECTED,
@@ -26,11 +24,6 @@ impl<T> Versions<T> {
     /// The record with which a version came.
     pub(super) fn record(&self, version: usize) -> u64 {
         self.records[version]
-    }
-
-    /// The number of the version at a record.
-    pub(super) fn at(&self, record: u64) -> usize {
-        self.records.partition_point(|own| *own <= record).saturating_sub(1)
     }
 
     /// The newest version, if it is not newer than a record.
@@ -73,8 +66,8 @@ pub(super) struct History {
     /// By UID.
     pub(super) objects: BTreeMap<String, Versions<Collected>>,
     pub(super) scopes: Versions<Scope>,
-    /// When something was recorded.
-    records: Vec<Instant>,
+    /// How often something was recorded.
+    records: u64,
 }
 
 impl Default for History {
@@ -87,7 +80,7 @@ impl Default for History {
             namespaces: BTreeMap::new(),
             objects: BTreeMap::new(),
             scopes: Versions::new(Some(Scope::of(None))),
-            records: vec![Instant::now()],
+            records: 0,
         }
     }
 }
@@ -107,12 +100,6 @@ fn put<T: PartialEq>(known: &mut BTreeMap<String, Versions<T>>, mut now: BTreeMa
 }
 
 impl History {
-    /// The last record of a time.
-    pub(super) fn record_at(&self, time: Option<Instant>) -> u64 {
-        let Some(time) = time else { return 0 };
-        (self.records.partition_point(|record| *record <= time) as u64).saturating_sub(1)
-    }
-
     /// Takes down what has changed.
     pub(super) fn record(&mut self, api: &ApiServer) {
         fn named<T>(api: &ApiServer, plural: &str, read: impl Fn(&Object) -> T) -> BTreeMap<String, T> {
@@ -120,8 +107,8 @@ impl History {
             let staying = objects.iter().filter(|object| !object.is_leaving());
             staying.map(|object| (name(object).to_owned(), read(object))).collect()
         }
-        let record = self.records.len() as u64;
-        self.records.push(Instant::now());
+        self.records += 1;
+        let record = self.records;
         put(&mut self.inventories, named(api, "kollectinventories", |object| Inventory::of(object)), record);
         put(&mut self.sinks, named(api, "kollectdatabasesinks", |object| Sink::of(object)), record);
         put(&mut self.targets, named(api, "kollecttargets", |object| specs::Target::of(object)), record);

@@ -280,16 +280,9 @@ impl State {
             is_atomic: is_atomic(destination),
             limit: known.smallest_limit,
             cluster: &by.cluster,
-            writer: by.link.process(),
-            fresh_at: by.link.fresh_at(),
         };
-        let excused = self.reader.excused;
         if let Err(violation) = self.reader.see(&look) {
             self.violation.get_or_insert(violation);
-        }
-        if self.reader.excused > excused {
-            let more = self.reader.excused - excused;
-            self.journal.count("rows as a stale leader saw them (a known fault)", more);
         }
     }
 }

@@ -143,7 +143,7 @@ impl World {
 
     fn start(source: Source, rules: Rules, within: Option<BTreeSet<Arc<str>>>) -> Self {
         let source: Arc<dyn WatchSource> = Arc::new(source);
-        let objects = Arc::new(Objects::follow(&source, within.as_ref(), Tasks::default()));
+        let objects = Arc::new(Objects::follow(source, within.clone(), Tasks::default()));
         Self(Admission::new(objects, Arc::new(rules), within))
     }
 
