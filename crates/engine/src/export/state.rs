@@ -79,7 +79,7 @@ pub(super) struct State<'a> {
     may_write: &'a MayWrite,
     phase: Phase,
     changes: Changes,
-    /// What had been seen at the last comparison.
+    /// What the snapshot of the last comparison had seen. Rows of everything else are not in the sink yet.
     seen: Sights,
     /// Rows that the sink cannot hold.
     refused: BTreeMap<RowKey, Refusal>,
@@ -249,7 +249,7 @@ impl<'a> State<'a> {
             Phase::Closed => (Box::new(self.claim(tell).await?), Contents::Unknown),
         };
         let contents = match sink.delivery() {
-            Delivery::Snapshots => self.send_snapshot(&mut sink, seen, tell).await?,
+            Delivery::Snapshots => self.send_snapshot(&mut sink, tell).await?,
             Delivery::Changes => {
                 // Not newer than the changes.
                 let revision = self.rows.revision(&binding.targets);
@@ -257,7 +257,7 @@ impl<'a> State<'a> {
                 let causes = Causes::of(&changes);
                 let guarded = binding.removal_guard.is_some() && causes.has_spec_changes();
                 if compare || guarded {
-                    self.compare(&mut sink, contents, seen, (changes, causes), tell).await?
+                    self.compare(&mut sink, contents, (changes, causes), tell).await?
                 } else {
                     self.write_changes(&mut sink, changes, revision, tell).await?
                 }
@@ -290,13 +290,13 @@ impl<'a> State<'a> {
         &mut self,
         sink: &mut ClaimedSink,
         contents: Contents,
-        seen: Sights,
         (changes, causes): (Vec<Change>, Causes),
         tell: &impl Fn(Told<'_>),
     ) -> Result<Contents, Stopped> {
         let binding = self.binding.clone();
         let unwritten: BTreeSet<RowKey> = changes.into_iter().map(|change| change.key).collect();
         let mut snapshot = self.rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
+        let seen = snapshot.sights().clone();
         self.changes.rebase(&snapshot);
         binding.choice.apply(&mut snapshot);
         let difference = sink.compare(&binding, &snapshot, &seen).await?;
@@ -357,12 +357,12 @@ impl<'a> State<'a> {
     async fn send_snapshot(
         &mut self,
         sink: &mut ClaimedSink,
-        seen: Sights,
         tell: &impl Fn(Told<'_>),
     ) -> Result<Contents, Stopped> {
         let binding = self.binding.clone();
         self.changes.take();
         let mut snapshot = self.rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
+        let seen = snapshot.sights().clone();
         self.changes.rebase(&snapshot);
         binding.choice.apply(&mut snapshot);
         // A kind that is not served may have replaced another one by mistake, whose rows are not known any more.

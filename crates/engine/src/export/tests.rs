@@ -58,6 +58,8 @@ pub(crate) struct Held {
     pub(crate) claim: Option<Claim>,
     /// Claims that were read without changing anything.
     claim_reads: usize,
+    /// What happens while it is claimed.
+    on_claim: Option<Box<dyn FnOnce() + Send>>,
     /// Others have changed the rows since they were last read.
     pub(crate) drifted: bool,
 }
@@ -124,6 +126,9 @@ impl Sink for Memory {
     async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
         if let Some(fault) = self.early_fault() {
             return Err(failure(fault));
+        }
+        if let Some(happens) = self.with(|held| held.on_claim.take()) {
+            happens();
         }
         self.with(|held| {
             let claim = Claim { writes: Some(0), ..claimant.take(inventory, held.claim.as_ref())? };
@@ -430,6 +435,24 @@ async fn a_kind_that_joins_later_does_not_hold_up_the_others() {
     world.see("Secret", Sight::Everything);
     world.rest().await;
     assert_eq!(secrets(&world), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kind_that_is_listed_again_while_the_sink_is_claimed_joins_later() {
+    let mut world = World::new(Duration::ZERO);
+    world.put("Pod", 1, 1);
+    world.put("Node", 1, 1);
+    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
+    let pods = world.writer.rows(&target(), &gvk("Pod"));
+    world.memory.with(|held| held.on_claim = Some(Box::new(move || pods.set_sight(Sight::Pending))));
+    world.start();
+    time::sleep(Duration::from_secs(10)).await;
+    assert_eq!((world.holds().len(), world.told().len()), (1, 1), "pods are being listed");
+    world.put("Pod", 1, 2);
+    world.see("Pod", Sight::Everything);
+    time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(world.holds(), world.expected());
+    assert_eq!(world.told(), ["compared 1 0"], "what the sink does not hold has not changed, it is new");
 }
 
 #[tokio::test(start_paused = true)]
