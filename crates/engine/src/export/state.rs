@@ -179,6 +179,8 @@ impl<'a> State<'a> {
         wanted: &mut watch::Receiver<Option<Arc<Binding>>>,
     ) -> Woken {
         tokio::select! {
+            // Each leads to the next attempt, which looks at all of them.
+            biased;
             () = time::sleep(pause) => Woken::Changed,
             () = self.binding.breaker.closed() => Woken::Changed,
             _ = wanted.changed() => {
