@@ -25,7 +25,7 @@ test: lint servers ## What CI runs: format, lints, generated files, unit, pipeli
 	SEEDS=$(or $(SEEDS),2000) cargo test --workspace --no-fail-fast
 
 .PHONY: test-all
-test-all: test check-features ## What runs nightly: all tests, each feature alone, the real-server tests again and again
+test-all: test check-features check-simulator ## What runs nightly: all tests, each feature alone, planted faults, the real-server tests again and again
 	$(MAKE) soak N=$(or $(N),3)
 
 .PHONY: check-features
@@ -67,6 +67,10 @@ soak: server-tools ## The real-server tests again and again: N=20 by default
 simulate: tools ## Random schedules of faults against the operator, without servers: SEEDS=2000 FROM=0 by default, SEED=N for one
 	SEED=$(SEED) CUT=$(CUT) TRACE=$(TRACE) FROM=$(FROM) SEEDS=$(or $(SEEDS),2000) \
 		cargo test --release -p kollect --bin kollect simulate::readers -- --nocapture
+
+.PHONY: check-simulator
+check-simulator: tools ## Plant faults in the operator, one after the other: the simulator must find each of them
+	scripts/check-simulator
 
 .PHONY: generate
 generate: tools ## Rewrite the generated files

@@ -10,6 +10,7 @@
 //! yield, and nothing is written any more.
 //!
 //! `cargo test` runs some seeds, `make simulate SEEDS=N` as many as asked for, `make simulate SEED=N` one of them.
+//! `scripts/check-simulator` plants the faults of `simulate/faults` and expects that they are found.
 //!
 //! | | |
 //! |---|---|
@@ -43,7 +44,7 @@ use kollect_engine::clock;
 
 use executor::Executor;
 use journal::{Journal, Outcomes};
-use report::run_seeds;
+use report::{Failures, run_seeds};
 use schedule::Schedule;
 use simulation::Simulation;
 
@@ -108,5 +109,6 @@ fn readers_see_only_what_was_true() {
         let schedule = Schedule::of(seed);
         cut.as_ref().map_or(schedule.clone(), |cut| schedule.cut(cut))
     };
-    run_seeds(seeds, make, cut.is_none());
+    let stops = cut.is_some() || variable("FIRST").is_some();
+    run_seeds(seeds, make, if stops { Failures::Stop } else { Failures::Shrink });
 }

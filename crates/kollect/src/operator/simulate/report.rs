@@ -22,7 +22,16 @@ use super::{
 /// How often a long run says how far it is.
 const PROGRESS: Duration = Duration::from_secs(10);
 /// After so many failing seeds no more are run.
-const FAILURES: usize = 5;
+const MOST_FAILURES: usize = 5;
+
+/// What becomes of seeds that fail.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Failures {
+    /// Some are looked for, and the one that needs the fewest steps is printed.
+    Shrink,
+    /// The first one ends the run.
+    Stop,
+}
 
 #[derive(Default)]
 struct Totals {
@@ -63,13 +72,14 @@ impl Totals {
     }
 }
 
-/// Runs seeds. Panics if one of them fails, after it has been made smaller, if `shrinks`, and printed.
-pub(super) fn run_seeds(seeds: Range<u64>, make: impl Fn(u64) -> Schedule + Sync, shrinks: bool) {
+/// Runs seeds. Panics if one of them fails.
+pub(super) fn run_seeds(seeds: Range<u64>, make: impl Fn(u64) -> Schedule + Sync, failures: Failures) {
+    let most = if failures == Failures::Stop { 1 } else { MOST_FAILURES };
     let (began, next, totals) = (Instant::now(), AtomicU64::new(seeds.start), Mutex::new(Totals::default()));
     let work = || {
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= seeds.end || totals.lock().unwrap().failures.len() >= FAILURES {
+            if seed >= seeds.end || totals.lock().unwrap().failures.len() >= most {
                 return;
             }
             let schedule = make(seed);
@@ -93,7 +103,7 @@ pub(super) fn run_seeds(seeds: Range<u64>, make: impl Fn(u64) -> Schedule + Sync
     println!("{}, {threads} threads", totals.rate(began));
     totals.print();
     let failing = totals.failures.len();
-    if shrinks {
+    if failures == Failures::Shrink {
         let smallest = totals.failures.into_iter().map(|(seed, why)| (seed, shrink(&make(seed), why)));
         if let Some((seed, smallest)) = smallest.min_by_key(|(_, smallest)| smallest.cut.steps.len()) {
             tell(&make(seed), &smallest);
