@@ -258,6 +258,11 @@ impl ApiServer {
         self.announce_all();
     }
 
+    /// Whether everything may be listed.
+    pub(super) fn permits_everything(&self) -> bool {
+        self.lock().denied.is_empty()
+    }
+
     pub(super) fn set_faults(&self, faults: ApiFaults) {
         let mut state = self.lock();
         if faults.stale > state.faults.stale {

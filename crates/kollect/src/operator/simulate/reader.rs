@@ -8,10 +8,13 @@
 //! the old rows of its targets leave in the delta that brings the new ones. So at a moment when an old row has left,
 //! although its object is still there and nothing else changed but the kind, every object of the new kind that existed
 //! in its namespace when the kind changed, and has not changed since, has its row (`kind_change`).
+//!
+//! When a sink leads somewhere else, the old destination is cleaned only when the new one holds the rows (`moved`).
 
 mod course;
 mod history;
 mod kind_change;
+mod moved;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -78,6 +81,18 @@ impl Reader {
         let place = (destination.to_owned(), inventory.clone());
         self.seen.remove(&place);
         self.may_hold_others.insert(place);
+    }
+
+    /// Looks at a place that was cleaned. `holds` says whether a place holds a row, or may refuse it.
+    pub(super) fn see_cleaned(
+        &self,
+        cluster: &str,
+        place: &Place,
+        gone: &[(RowKey, Option<RowDigest>)],
+        holds: impl Fn(&Place, &RowKey, i64) -> bool,
+    ) -> Result<(), String> {
+        let Some(history) = self.clusters.get(cluster) else { return Ok(()) };
+        gone.iter().try_for_each(|(key, _)| moved::check(history, place, key, &holds))
     }
 
     /// Looks at rows of an inventory in a destination that have changed. The error says what cannot have been.

@@ -21,6 +21,8 @@ use super::{
 
 /// How often a long run says how far it is.
 const PROGRESS: Duration = Duration::from_secs(10);
+/// A schedule that takes longer, by the clock on the wall, does not end: something runs without time passing.
+const ENDLESS: Duration = Duration::from_mins(2);
 /// After so many failing seeds no more are run.
 const MOST_FAILURES: usize = 5;
 
@@ -76,6 +78,7 @@ impl Totals {
 pub(super) fn run_seeds(seeds: Range<u64>, make: impl Fn(u64) -> Schedule + Sync, failures: Failures) {
     let most = if failures == Failures::Stop { 1 } else { MOST_FAILURES };
     let (began, next, totals) = (Instant::now(), AtomicU64::new(seeds.start), Mutex::new(Totals::default()));
+    let running: Mutex<BTreeMap<u64, Instant>> = Mutex::default();
     let work = || {
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -83,7 +86,9 @@ pub(super) fn run_seeds(seeds: Range<u64>, make: impl Fn(u64) -> Schedule + Sync
                 return;
             }
             let schedule = make(seed);
+            running.lock().unwrap().insert(seed, Instant::now());
             let run = run(&schedule);
+            running.lock().unwrap().remove(&seed);
             totals.lock().unwrap().add(&schedule, run);
         }
     };
@@ -93,6 +98,10 @@ pub(super) fn run_seeds(seeds: Range<u64>, make: impl Fn(u64) -> Schedule + Sync
         let mut told = Instant::now();
         while !workers.iter().all(thread::ScopedJoinHandle::is_finished) {
             thread::sleep(Duration::from_millis(50));
+            if let Some(seed) = running.lock().unwrap().iter().find(|(_, since)| since.elapsed() > ENDLESS) {
+                println!("Seed {} fails: it does not end", seed.0);
+                std::process::exit(1);
+            }
             if told.elapsed() >= PROGRESS {
                 told = Instant::now();
                 println!("{}", totals.lock().unwrap().rate(began));

@@ -66,6 +66,8 @@ pub(super) struct History {
     /// By UID.
     pub(super) objects: BTreeMap<String, Versions<Collected>>,
     pub(super) scopes: Versions<Scope>,
+    /// Whether everything may be listed.
+    pub(super) sees_everything: Versions<bool>,
     /// How often something was recorded.
     records: u64,
 }
@@ -80,6 +82,7 @@ impl Default for History {
             namespaces: BTreeMap::new(),
             objects: BTreeMap::new(),
             scopes: Versions::new(Some(Scope::of(None))),
+            sees_everything: Versions::new(Some(true)),
             records: 0,
         }
     }
@@ -117,6 +120,10 @@ impl History {
         let scope = Some(Scope::now(api));
         if self.scopes.last() != Some(&scope) {
             self.scopes.push(scope, record);
+        }
+        let sees_everything = Some(api.permits_everything());
+        if self.sees_everything.last() != Some(&sees_everything) {
+            self.sees_everything.push(sees_everything, record);
         }
         let collected = |object: &Object| {
             let metadata = &object["metadata"];

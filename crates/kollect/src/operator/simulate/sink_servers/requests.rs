@@ -14,6 +14,7 @@ use super::{Sender, SinkFault, SinkServers, State, TakeOver, is_atomic};
 use crate::operator::simulate::{
     network::{Answer, Client},
     reader::Look,
+    truth::Place,
 };
 
 /// When a request fails.
@@ -183,6 +184,7 @@ impl SinkServers {
             let held = &state.held(destination, inventory).rows;
             let gone: Vec<_> = held.keys().map(|key| (key.clone(), None)).collect();
             state.apply(destination, by, inventory, &gone);
+            state.check_cleaned(by, (destination.to_owned(), inventory.clone()), &gone);
             state.destination(destination).contents.remove(inventory);
             state.note_held(destination, inventory);
             state.journal.count("destinations cleaned", 1);
@@ -211,6 +213,20 @@ impl State {
             self.journal.count("writes fenced", 1);
         }
         admitted
+    }
+
+    /// What is cleaned is where its sinks lead now, unless others have changed it there.
+    fn check_cleaned(&mut self, by: &Sender, place: Place, gone: &[(RowKey, Option<RowDigest>)]) {
+        let holds = |(name, inventory): &Place, key: &RowKey, size: i64| {
+            let destination = self.destinations.get(name);
+            let held = destination.and_then(|destination| destination.contents.get(inventory));
+            self.changed_by_others.contains(name)
+                || destination.is_some_and(|destination| size >= destination.smallest_limit)
+                || held.is_some_and(|held| held.rows.contains_key(key))
+        };
+        if let Err(violation) = self.reader.see_cleaned(&by.cluster, &place, gone, holds) {
+            self.violation.get_or_insert(violation);
+        }
     }
 
     /// Only a take-over that was asked for, for this sink, makes rows of another cluster ours, and only once in a
