@@ -45,12 +45,12 @@ use kollect_engine::clock;
 use executor::Executor;
 use journal::{Journal, Outcomes};
 use report::{Failures, run_seeds};
-use schedule::Schedule;
+use schedule::{ClusterStep, ProcessStep, Schedule, Step};
 use simulation::Simulation;
 
 /// Seeds that `cargo test` runs; `make test` runs more.
 const SEEDS: u64 = 200;
-/// Seeds that it runs twice.
+/// Seeds that it runs twice, and with steps of its own.
 const SEEDS_TWICE: u64 = 20;
 /// What the clock of every simulated machine shows at first: 2026-01-01 00:00:00 UTC.
 const START: Duration = Duration::from_hours(490_896);
@@ -94,6 +94,19 @@ fn a_seed_is_the_same_run_every_time() {
     for seed in 0..SEEDS_TWICE {
         let schedule = Schedule::of(seed);
         assert_eq!(run(&schedule), run(&schedule), "seed {seed} is not the same run twice");
+    }
+}
+
+#[test]
+fn a_process_that_starts_while_the_api_server_fails_works_later() {
+    let steps = vec![
+        (Step::Process(0, 0, ProcessStep::Crash), 0),
+        (Step::In(0, ClusterStep::ApiErrors(100)), 0),
+        (Step::Process(0, 0, ProcessStep::Start), 60_000),
+    ];
+    for seed in 0..SEEDS_TWICE {
+        let schedule = Schedule { seed, clusters: vec![1], steps: steps.clone() };
+        assert_eq!(run(&schedule).result, Ok(()), "seed {seed}");
     }
 }
 
