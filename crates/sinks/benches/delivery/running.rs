@@ -78,7 +78,7 @@ impl Running {
                     | Told::HeldBack { .. }
                     | Told::Cleaned { .. } => return,
                 };
-                // Whoever has heard enough is gone.
+                // The receiver may have stopped listening.
                 tell.send(heard).ok();
             });
         let wanted = Wanted { binding: Arc::new(binding), suspended: false };

@@ -83,8 +83,8 @@ async fn a_mirror_stays_small() {
         largest = largest.max(size());
     }
     assert_eq!(remote.commits(), 151);
-    // Half a hundred packs of one commit each, then one again.
-    assert!(largest < first + 60 * 8192, "{first} {largest}");
+    // Half a hundred packs of one commit each, then one again. A pack takes ten thousand bytes.
+    assert!(largest < first + 60 * 12_288, "{first} {largest}");
     let packs =
         files(&remote.mirror()).into_iter().filter(|path| path.extension().is_some_and(|e| e == "pack"));
     assert!(packs.count() <= 50);
