@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::{
     Binding,
     claims::{Checking, Granted},
-    coverage,
+    coverage::{coverage, is_complete},
 };
 use crate::{
     delta::difference,
@@ -37,6 +37,8 @@ pub struct Outcome {
     pub left_alone: usize,
     /// Rows that were in the sink as they should be, until others changed them.
     pub drifted: usize,
+    /// Whether the sink holds all rows: every kind was seen, and no target is frozen.
+    pub is_complete: bool,
     /// Rows that the sink keeps although their objects are not collected, by target.
     pub kept: BTreeMap<TargetId, KeptRows>,
 }
@@ -99,6 +101,7 @@ pub(super) struct Difference {
     pub(super) delta: Delta,
     unchanged: usize,
     left_alone: usize,
+    is_complete: bool,
     kept: BTreeMap<TargetId, KeptRows>,
 }
 
@@ -149,7 +152,10 @@ impl ClaimedSink {
         let delta = difference(&baseline, snapshot);
         let unchanged = snapshot.rows.len() - delta.added.len() - delta.changed.len();
         let left_alone = baseline.len() - unchanged - delta.changed.len() - delta.removed.len();
-        Ok(Difference { delta, unchanged, left_alone, kept: KeptRows::among(&baseline, snapshot, seen) })
+        let is_complete =
+            !snapshot.has_frozen() && seen.values().all(|sight| is_complete(sight, &binding.scope));
+        let kept = KeptRows::among(&baseline, snapshot, seen);
+        Ok(Difference { delta, unchanged, left_alone, is_complete, kept })
     }
 
     /// Writes a delta. An empty one is written too: the sink notes when that was and what could be seen.
@@ -184,7 +190,7 @@ impl Difference {
 
     /// What came of it.
     pub(super) fn written(self, receipt: Receipt, drifted: usize) -> Outcome {
-        let Self { delta, unchanged, left_alone, kept } = self;
-        Outcome { delta, receipt, unchanged, left_alone, drifted, kept }
+        let Self { delta, unchanged, left_alone, is_complete, kept } = self;
+        Outcome { delta, receipt, unchanged, left_alone, drifted, is_complete, kept }
     }
 }

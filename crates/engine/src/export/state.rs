@@ -389,7 +389,8 @@ impl<'a> State<'a> {
         }
         binding.last_checksum.set(receipt.checksum.as_ref());
         let kept = BTreeMap::new();
-        let outcome = Outcome { delta, receipt, unchanged: 0, left_alone: 0, drifted: 0, kept };
+        let is_complete = !blind;
+        let outcome = Outcome { delta, receipt, unchanged: 0, left_alone: 0, drifted: 0, is_complete, kept };
         tell(Told::Compared(&outcome));
         Ok(Contents::Known)
     }

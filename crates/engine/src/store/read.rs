@@ -39,6 +39,11 @@ impl Snapshot {
         &self.sights
     }
 
+    /// Whether a target is frozen: it may have rows that are not here.
+    pub(crate) fn has_frozen(&self) -> bool {
+        !self.frozen.is_empty()
+    }
+
     /// What is known about targets and kinds that are not among its own.
     pub fn rest(&self) -> &Sight {
         &self.rest

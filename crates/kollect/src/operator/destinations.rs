@@ -93,7 +93,7 @@ impl KnownDestinations {
                 self.claim = Some((*claim).clone());
                 self.done.remove(&key(place));
             }
-            Told::Compared(_) | Told::Written(..) => self.filled = true,
+            Told::Compared(outcome) => self.filled |= outcome.is_complete,
             Told::ClaimLost(_) => self.claim = None,
             Told::Failed { error, .. } if error.reason == SinkReason::Fenced => self.claim = None,
             // Another cluster owns it, so nothing there is ours.

@@ -338,7 +338,7 @@ impl Progress {
     }
 
     fn compared(&mut self, outcome: &Outcome, now: SystemTime, name: &BindingName) {
-        let Outcome { delta, receipt, unchanged, left_alone, drifted, kept } = outcome;
+        let Outcome { delta, receipt, unchanged, left_alone, drifted, kept, .. } = outcome;
         self.kept.clone_from(kept);
         let refused: BTreeSet<&RowKey> = receipt.refused.iter().map(|refusal| &refusal.key).collect();
         let missing = delta.added.iter().map(|row| &row.key).filter(|key| refused.contains(key));

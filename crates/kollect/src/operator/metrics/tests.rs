@@ -98,7 +98,8 @@ fn metrics(rows: StoreReader, board: Board, leads: bool) -> Metrics {
 
 fn written(board: &Board, drifted: usize) {
     let (delta, receipt) = (Delta::default(), Receipt::default());
-    let outcome = Outcome { delta, receipt, unchanged: 5, left_alone: 0, drifted, kept: [].into() };
+    let outcome =
+        Outcome { delta, receipt, unchanged: 5, left_alone: 0, drifted, is_complete: true, kept: [].into() };
     hear(board, &Told::Compared(&outcome));
 }
 

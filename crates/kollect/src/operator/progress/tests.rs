@@ -54,6 +54,7 @@ fn refused_rows_are_remembered_until_they_are_written_or_gone() {
         unchanged: 0,
         left_alone: 0,
         drifted: 0,
+        is_complete: true,
         kept: [].into(),
     };
     board.hear(&name, &place(), &Told::Compared(&outcome));

@@ -12,7 +12,7 @@ use super::{
 
 /// Whether `gone`, which has left `place` because the place was cleaned, is where the sink leads now. `holds` says
 /// whether a place holds a row, or may refuse it. Where anything else that the row depends on has changed since the
-/// sink was moved, nothing is said.
+/// sink was moved, or the inventory since the sink led here, nothing is said.
 pub(super) fn check(
     history: &History,
     place: &Place,
@@ -26,8 +26,12 @@ pub(super) fn check(
         if !leads_here(before) || leads_here(now) || now.cluster != inventory.cluster {
             continue;
         }
-        let record = versions.record(versions.len() - 1);
-        let Some(size) = expected_size(history, &inventory.name, name, gone, record) else { continue };
+        let (came, record) = (versions.record(versions.len() - 2), versions.record(versions.len() - 1));
+        let named = history.inventories.get(&inventory.name).and_then(|own| own.unchanged_since(came));
+        if !named.is_some_and(|own| own.sinks.contains(name) && own.has_target(&gone.target.name)) {
+            continue;
+        }
+        let Some(size) = expected_size(history, gone, record) else { continue };
         let new = (now.destination.clone(), inventory.clone());
         if !holds(&new, gone, size) {
             return Err(format!("{place:?} is cleaned, and {} does not hold {gone:?}", new.0));
@@ -36,19 +40,15 @@ pub(super) fn check(
     Ok(())
 }
 
-/// The size of the object of a row, if nothing that the row depends on has changed since a record, and it is
-/// collected for a sink.
-fn expected_size(history: &History, inventory: &str, sink: &str, key: &RowKey, record: u64) -> Option<i64> {
+/// The size of the object of a row, if it is collected and nothing that the row depends on has changed since a record.
+fn expected_size(history: &History, key: &RowKey, record: u64) -> Option<i64> {
     history.sees_everything.unchanged_since(record).filter(|sees_everything| **sees_everything)?;
-    let inventory = history.inventories.get(inventory)?.unchanged_since(record)?;
     let target = history.targets.get(&*key.target.name)?.unchanged_since(record)?;
     let profile = history.profiles.get(&target.profile)?.unchanged_since(record)?;
     let scope = history.scopes.unchanged_since(record)?;
     let namespace = history.namespaces.get(&*key.namespace)?.unchanged_since(record)?;
     let Collected { size, .. } = history.objects.get(&*key.uid)?.unchanged_since(record)?;
-    let is_collected = inventory.sinks.iter().any(|own| own == sink)
-        && inventory.has_target(&key.target.name)
-        && !target.suspended
+    let is_collected = !target.suspended
         && Profile::collects(profile).is_some_and(|kind| *kind.kind == *key.kind)
         && target.wants(&key.namespace, Some(*namespace))
         && scope.permits(&key.namespace) == Some(true);
