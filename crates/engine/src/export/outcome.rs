@@ -9,7 +9,7 @@ use std::{
 use kollect_model::{
     batch::{Baseline, Batch, Delta, Receipt},
     claim::Claim,
-    row::TargetId,
+    row::{RowKey, TargetId},
     sink::{Delivery, Sink, SinkError},
 };
 use tokio::time::Instant;
@@ -100,7 +100,8 @@ pub(super) struct ClaimedSink {
 pub(super) struct Difference {
     pub(super) delta: Delta,
     unchanged: usize,
-    left_alone: usize,
+    /// Rows of the sink whose objects cannot be seen.
+    pub(super) left_alone: BTreeSet<RowKey>,
     is_complete: bool,
     kept: BTreeMap<TargetId, KeptRows>,
 }
@@ -151,7 +152,12 @@ impl ClaimedSink {
         let baseline = self.sink.baseline(&binding.inventory).await?;
         let delta = difference(&baseline, snapshot);
         let unchanged = snapshot.rows.len() - delta.added.len() - delta.changed.len();
-        let left_alone = baseline.len() - unchanged - delta.changed.len() - delta.removed.len();
+        let cannot_tell = |key: &&RowKey| !snapshot.rows.contains_key(*key) && !snapshot.knows_gone(key);
+        let count = baseline.len() - unchanged - delta.changed.len() - delta.removed.len();
+        let left_alone = match count {
+            0 => BTreeSet::new(),
+            _ => baseline.keys().filter(cannot_tell).cloned().collect(),
+        };
         let is_complete =
             !snapshot.has_frozen() && seen.values().all(|sight| is_complete(sight, &binding.scope));
         let kept = KeptRows::among(&baseline, snapshot, seen);
@@ -185,12 +191,13 @@ impl ClaimedSink {
 impl Difference {
     /// How many rows the sink holds.
     pub(super) fn held_rows(&self) -> usize {
-        self.unchanged + self.left_alone + self.delta.changed.len() + self.delta.removed.len()
+        self.unchanged + self.left_alone.len() + self.delta.changed.len() + self.delta.removed.len()
     }
 
     /// What came of it.
     pub(super) fn written(self, receipt: Receipt, drifted: usize) -> Outcome {
         let Self { delta, unchanged, left_alone, is_complete, kept } = self;
+        let left_alone = left_alone.len();
         Outcome { delta, receipt, unchanged, left_alone, drifted, is_complete, kept }
     }
 }

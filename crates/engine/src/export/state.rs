@@ -81,6 +81,8 @@ pub(super) struct State<'a> {
     changes: Changes,
     /// What the snapshot of the last comparison had seen. Rows of everything else are not in the sink yet.
     seen: Sights,
+    /// Rows that the sink held at the last comparison, and whose objects could not be seen.
+    left_alone: BTreeSet<RowKey>,
     /// Rows that the sink cannot hold.
     refused: BTreeMap<RowKey, Refusal>,
     /// Places that have been seen as a whole at some time.
@@ -99,6 +101,7 @@ impl<'a> State<'a> {
             phase: Phase::Closed,
             changes: rows.changes(&binding.targets),
             seen: Sights::new(),
+            left_alone: BTreeSet::new(),
             refused: BTreeMap::new(),
             once_complete: BTreeSet::new(),
             last_write: None,
@@ -258,7 +261,9 @@ impl<'a> State<'a> {
                 let changes = self.changes.take();
                 let causes = Causes::of(&changes);
                 let guarded = binding.removal_guard.is_some() && causes.has_spec_changes();
-                if compare || guarded {
+                // What the sink holds already is not new, although it is new to the store.
+                let known = changes.iter().any(|change| self.left_alone.contains(&change.key));
+                if compare || guarded || known {
                     self.compare(&mut sink, contents, (changes, causes), tell).await?
                 } else {
                     self.write_changes(&mut sink, changes, revision, tell).await?
@@ -313,6 +318,7 @@ impl<'a> State<'a> {
         }
         self.check_may_write()?;
         let receipt = sink.write(&binding, &difference.delta, snapshot.revision, &seen).await?;
+        self.left_alone.clone_from(&difference.left_alone);
         let delta = &difference.delta;
         if !delta.is_empty() {
             self.last_write = Some(Instant::now());
