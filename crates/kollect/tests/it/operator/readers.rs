@@ -164,9 +164,10 @@ impl Destinations {
             let consumer = jetstream.create_consumer_on_stream(config, &stream).await.ok()?;
             let pending = usize::try_from(consumer.cached_info().num_pending).unwrap();
             let mut batch = consumer.fetch().max_messages(pending.max(1)).messages().await.ok()?;
-            let mut found = BTreeSet::new();
+            let (mut found, mut fetched) = (BTreeSet::new(), 0);
             while let Some(message) = batch.next().await {
                 let message = message.ok()?;
+                fetched += 1;
                 let removed = message.headers.as_ref()?.get("Kollect-Op")?.as_str() == "removed";
                 let body: Value = serde_json::from_slice(&message.payload).ok()?;
                 if !removed {
@@ -174,7 +175,8 @@ impl Destinations {
                     found.insert((name, message.info().ok()?.stream_sequence));
                 }
             }
-            Some(found)
+            // A batch that ended early is no state of the stream.
+            (fetched >= pending).then_some(found)
         };
         runtime.block_on(async { tokio::time::timeout(Duration::from_secs(5), look).await.ok()? })
     }
@@ -233,12 +235,19 @@ impl Readers {
             let states = SeenStates::default();
             let seen = states.clone();
             let thread = thread::spawn(move || {
-                while !stop.load(Relaxed) {
-                    if let Some(state) = destinations.look(sink, &cluster) {
+                loop {
+                    // Looked at before the sink: the last look sees what the sink held when the readers were stopped.
+                    let is_last = stop.load(Relaxed);
+                    let looked = destinations.look(sink, &cluster);
+                    let could_look = looked.is_some();
+                    if let Some(state) = looked {
                         let mut seen = seen.lock().unwrap();
                         if seen.last() != Some(&state) {
                             seen.push(state);
                         }
+                    }
+                    if is_last && could_look {
+                        break;
                     }
                     thread::sleep(Duration::from_millis(20));
                 }
