@@ -22,7 +22,6 @@ use std::{
     time::Duration,
 };
 
-use futures::future::join_all;
 use kollect_model::{crd::shapes::Gvk, row::TargetId};
 use tokio::{sync::watch, time};
 
@@ -31,7 +30,7 @@ use crate::{
     extract::{CompiledProfile, ExtractError},
     select::{Namespaces, Selection},
     store::{Sight, StoreWriter},
-    tasks::{Task, TaskKind, TaskName, Tasks},
+    tasks::{self, Task, TaskKind, TaskName, Tasks},
     watch::{BlindReason, Blindness, WatchSource},
 };
 
@@ -153,8 +152,6 @@ pub struct Collector {
     kinds: BTreeMap<Gvk, Kind>,
     /// Targets whose rows are in the store.
     known: BTreeSet<TargetId>,
-    /// Of these, those that nothing is collected for.
-    frozen: BTreeSet<TargetId>,
     /// Follows namespaces.
     follower: Task,
 }
@@ -179,21 +176,17 @@ impl Collector {
             named: watch::Sender::default(),
         });
         let follower = namespaces::start(&context);
-        let (known, frozen) = (BTreeSet::new(), BTreeSet::new());
-        Self { context, kinds: BTreeMap::new(), known, frozen, follower }
+        Self { context, kinds: BTreeMap::new(), known: BTreeSet::new(), follower }
     }
 
     /// Forgets everything that was seen, as if it had just been started: it has no targets, and what they select is
     /// listed again.
     pub async fn begin_again(&mut self) {
-        let tasks: Vec<Task> = std::mem::take(&mut self.kinds).into_values().map(|kind| kind.task).collect();
-        tasks.iter().chain([&self.follower]).for_each(Task::abort);
-        // Until they have ended they may still put into the store what they saw.
-        join_all(tasks).await;
-        drop((&mut self.follower).await);
+        let kinds = self.kinds.values_mut().map(|kind| &mut kind.task);
+        tasks::abort(kinds.chain([&mut self.follower])).await;
+        self.kinds.clear();
         self.context.coverage.forget_kinds(|_| true);
-        self.known.iter().for_each(|id| self.context.store.remove_target(id));
-        (self.known, self.frozen) = (BTreeSet::new(), BTreeSet::new());
+        std::mem::take(&mut self.known).iter().for_each(|id| self.context.store.remove_target(id));
         self.context.namespaces.send_replace(None);
         self.follower = namespaces::start(&self.context);
     }
@@ -216,11 +209,6 @@ impl Collector {
         let gone = self.known.iter().filter(|id| !current.contains(id) && !frozen.contains(id));
         gone.for_each(|id| store.remove_target(id));
         frozen.iter().for_each(|id| store.freeze(id));
-        // What happened to the objects of a frozen target was not seen. Its rows are made again, and those that no list
-        // makes again, because their namespace is gone, too, are removed.
-        for target in targets.iter().filter(|target| self.frozen.contains(&target.id)) {
-            target.selection.kinds().iter().for_each(|gvk| store.rows(&target.id, gvk).outdate(None));
-        }
         let mut wanted: BTreeMap<Gvk, Vec<Arc<Target>>> = BTreeMap::new();
         for target in targets {
             let kinds = target.selection.kinds();
@@ -236,7 +224,6 @@ impl Collector {
         self.context.named.send_if_modified(|known| std::mem::replace(known, named.clone()) != named);
         self.set_kinds(wanted);
         self.known = current.into_iter().chain(frozen.iter().cloned()).collect();
-        self.frozen.clone_from(frozen);
     }
 
     fn set_kinds(&mut self, mut wanted: BTreeMap<Gvk, Vec<Arc<Target>>>) {

@@ -148,6 +148,7 @@ impl Running {
             (Self::Cleans(known, _), Job::Clean(leftover)) => {
                 known.name == leftover.name
                     && known.moved == leftover.moved
+                    && known.binding.targets == leftover.binding.targets
                     && Arc::ptr_eq(&known.binding.sink, &leftover.binding.sink)
             }
             _ => false,
@@ -270,15 +271,15 @@ impl Deliveries {
 
     /// Removes what a binding has left in a place, however long it takes.
     fn clean(&self, leftover: Leftover, mut before: Option<Vec<Task>>) -> Running {
-        let (may_write, tell) =
-            (self.may_write.clone(), self.tell_of(&leftover.name, leftover.binding.place()));
+        let tell = self.tell_of(&leftover.name, leftover.binding.place());
+        let (rows, may_write) = (self.rows.clone(), self.may_write.clone());
         let (job, heard, moved) = (Arc::new(leftover.clone()), tell.clone(), leftover.moved);
         let work = move || {
-            let (job, may_write, tell) = (job.clone(), may_write.clone(), heard.clone());
-            let before = before.take();
+            let (job, rows, may_write) = (job.clone(), rows.clone(), may_write.clone());
+            let (tell, before) = (heard.clone(), before.take());
             async move {
                 join_all(before.into_iter().flatten()).await;
-                clean_until_done(&job, &*may_write, |told| tell(told)).await;
+                clean_until_done(&job, &rows, &*may_write, |told| tell(told)).await;
             }
         };
         let panicked = move |pause| {
@@ -311,11 +312,16 @@ impl Running {
 }
 
 /// Removes what a binding wrote, however long it takes.
-async fn clean_until_done(leftover: &Leftover, may_write: &MayWrite, tell: impl Fn(Told<'_>)) {
+async fn clean_until_done(
+    leftover: &Leftover,
+    rows: &StoreReader,
+    may_write: &MayWrite,
+    tell: impl Fn(Told<'_>),
+) {
     let moved = leftover.moved;
     let mut backoff = Backoff::default();
     loop {
-        let error = match clean(leftover, may_write).await {
+        let error = match clean(leftover, rows, may_write).await {
             Ok(cleaned) => {
                 tell(Told::Cleaned { cleaned: &cleaned, moved });
                 return;

@@ -199,7 +199,12 @@ impl StoreWriter {
         let shared = self.0.clone();
         let rows = self.0.with(target, |entry, locked| {
             if std::mem::take(&mut locked.frozen) {
-                locked.kinds.values_mut().for_each(|kind| kind.sight = Sight::Pending);
+                for kind in locked.kinds.values_mut() {
+                    kind.sight = Sight::Pending;
+                    // What happened to the objects meanwhile was not seen: rows that no list makes again, because
+                    // their namespace is gone, too, are removed.
+                    kind.outdate(None);
+                }
             }
             let own = locked.kinds.entry(kind.clone()).or_insert_with(|| Kind {
                 number: shared.next_revision(),
@@ -256,6 +261,16 @@ impl StoreWriter {
         drop(target);
         self.0.forget_unused(id);
         self.0.sights.send_replace(());
+    }
+}
+
+impl Kind {
+    /// The rows and failures of a namespace, or all of them, are made again when their objects are next seen.
+    fn outdate(&mut self, namespace: Option<&str>) {
+        let rows = self.rows.values_mut().map(|held| (&held.row.key, &mut held.origin));
+        let failures = self.failures.values_mut().map(|failure| (&failure.key, &mut failure.origin));
+        let here = |(key, _): &(&RowKey, &mut Origin)| namespace.is_none_or(|name| *name == *key.namespace);
+        rows.chain(failures).filter(here).for_each(|(_, origin)| origin.outdated = true);
     }
 }
 

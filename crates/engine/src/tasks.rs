@@ -24,7 +24,10 @@ use std::{
     time::Duration,
 };
 
-use futures::{FutureExt, future::BoxFuture};
+use futures::{
+    FutureExt,
+    future::{BoxFuture, join_all},
+};
 use kollect_model::backoff::Backoff;
 pub use name::{TaskKind, TaskName};
 use tokio::{
@@ -253,6 +256,12 @@ impl Tasks {
             Some(host) => tokio::spawn(run_hosted(&**host, work)),
         })
     }
+}
+
+/// Aborts tasks, and returns when all have ended: until then they may still do what they had begun.
+pub async fn abort<'a, T: 'a>(tasks: impl IntoIterator<Item = &'a mut Task<T>>) {
+    let ended: Vec<_> = tasks.into_iter().inspect(|task| task.abort()).collect();
+    join_all(ended).await;
 }
 
 /// Runs work in a host; the future that is returned only waits for it.

@@ -14,11 +14,12 @@ use crate::{
         Cleaned, CurrentClaim, Sibling,
         tests::{Fault, Memory, binding, gvk, row, target},
     },
-    store::{KindRows, Origin, Sight, store},
+    store::{KindRows, Origin, Sight, StoreWriter, store},
 };
 
 struct World {
     deliveries: Deliveries,
+    store: StoreWriter,
     pods: KindRows,
     wanted: BTreeMap<BindingName, Wanted>,
     leftovers: Vec<Leftover>,
@@ -28,8 +29,8 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let (writer, rows) = store();
-        let pods = writer.rows(&target(), &gvk("Pod"));
+        let (store, rows) = store();
+        let pods = store.rows(&target(), &gvk("Pod"));
         pods.set_sight(Sight::Everything);
         let told = Arc::new(Mutex::new(Vec::new()));
         let log = told.clone();
@@ -52,7 +53,7 @@ impl World {
             log.lock().unwrap().push(format!("{} {word}", name.sink));
         });
         let (wanted, leftovers) = (BTreeMap::new(), Vec::new());
-        let world = Self { deliveries, pods, wanted, leftovers, told, tasks };
+        let world = Self { deliveries, store, pods, wanted, leftovers, told, tasks };
         world.put(1, 1);
         world
     }
@@ -123,6 +124,31 @@ async fn w61_a_removed_reference_leaves_nothing_behind() {
     world.put(3, 3);
     time::sleep(Duration::from_mins(30)).await;
     assert_eq!((held(&one), held(&two)), (3, 0), "and it is not written again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rows_that_wait_for_another_kind_stay_when_their_sink_moves() {
+    let mut world = World::new();
+    let (old, new) = (Memory::default(), Memory::default());
+    world.want("one", "a", &old);
+    world.set().await;
+    // A process that starts now knows only the kind that the target wants now, which is not served.
+    world.want("one", "a", &old).suspended = true;
+    world.set().await;
+    world.store.remove_target(&target());
+    let misspelt = gvk("Pood");
+    let poods = world.store.rows(&target(), &misspelt);
+    poods.set_sight(Sight::Absent);
+    world.leave("one").moved = true;
+    world.want("one", "b", &new);
+    world.set().await;
+    assert_eq!((held(&old), held(&new)), (1, 0));
+    assert!(old.with(|held| held.claim.clone()).is_some_and(|claim| claim.epoch == 1), "nothing was written");
+    assert_eq!(world.told(), ["one compared", "one not cleaned", "one compared"]);
+    poods.set_sight(Sight::Everything);
+    time::sleep(Duration::from_mins(6)).await;
+    assert_eq!(held(&old), 0);
+    assert!(world.told().contains(&"one moved".to_owned()));
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,26 +4,27 @@
 //! under another name. That is found out as follows: the claim that is written under the old name must not be read
 //! under any of the others. A binding that claims in between fences the cleaning.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use kollect_model::{
     binding::{BindingName, SinkName},
     claim::{Claim, Claimant, TakeOver},
-    sink::{Delivery, Sink, SinkError},
+    sink::{Delivery, Sink, SinkError, SinkReason},
 };
 
 use super::{
-    Binding, CurrentClaim, MayWrite, Sibling, Stopped,
+    Binding, CurrentClaim, KeptRows, MayWrite, Sibling, Stopped,
     claims::{self, Granted},
 };
+use crate::store::StoreReader;
 
 /// A destination that an inventory is no longer written to.
 #[derive(Clone)]
 pub struct Leftover {
     /// The binding that wrote there.
     pub name: BindingName,
-    /// Where that is, how to reach it, and as which inventory and cluster. Its targets do not matter, and a take-over
-    /// is never used.
+    /// Where that is, how to reach it, and as which inventory and cluster. A take-over is never used. If the binding
+    /// has moved, its targets are those that the inventory has now; otherwise they do not matter.
     pub binding: Arc<Binding>,
     /// The claim was granted at some time. Otherwise it may have been granted to a process that crashed.
     pub was_granted: bool,
@@ -49,8 +50,12 @@ pub enum Cleaned {
 const JUMP: std::ops::Range<i64> = 1..1_000_000;
 
 /// Removes everything of an inventory, if it is ours.
-pub(crate) async fn clean(leftover: &Leftover, may_write: &MayWrite) -> Result<Cleaned, Stopped> {
-    let Leftover { binding, was_granted, others, .. } = leftover;
+pub(crate) async fn clean(
+    leftover: &Leftover,
+    rows: &StoreReader,
+    may_write: &MayWrite,
+) -> Result<Cleaned, Stopped> {
+    let Leftover { binding, was_granted, others, moved, .. } = leftover;
     let own = Binding {
         claimant: Claimant { take_over: TakeOver::Never, ..binding.claimant.clone() },
         current: CurrentClaim::default(),
@@ -71,6 +76,9 @@ pub(crate) async fn clean(leftover: &Leftover, may_write: &MayWrite) -> Result<C
     if let Some(other) = held.as_ref().and_then(|held| others.iter().find(|other| other.current.is(held))) {
         return Ok(Cleaned::SameAs(other.name.clone()));
     }
+    if *moved {
+        check_replaced(&own, &*sink, rows).await?;
+    }
     let epoch = held.as_ref().map_or(0, |held| held.epoch) + fastrand::i64(JUMP);
     let granted = claim(&own, &*sink, epoch, may_write).await?;
     for other in others {
@@ -87,6 +95,25 @@ pub(crate) async fn clean(leftover: &Leftover, may_write: &MayWrite) -> Result<C
     }
     sink.forget(&own.inventory, &granted.claim).await?;
     Ok(Cleaned::Removed)
+}
+
+/// Rows of kinds that a target has left stay until the kinds that it wants now can be listed. The new destination
+/// does not have them, so the old one keeps them.
+async fn check_replaced(binding: &Binding, sink: &dyn Sink, rows: &StoreReader) -> Result<(), SinkError> {
+    let snapshot = rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
+    let baseline = sink.baseline(&binding.inventory).await?;
+    let kept = KeptRows::among(&baseline, &snapshot, snapshot.sights());
+    let waiting: usize = kept.values().map(|kept| kept.waiting).sum();
+    if waiting == 0 {
+        return Ok(());
+    }
+    let kinds: BTreeSet<&str> = kept.values().flat_map(|kept| &kept.left_kinds).map(|kind| &**kind).collect();
+    let kinds = Vec::from_iter(kinds).join(", ");
+    let message = format!(
+        "{} holds {waiting} rows of {kinds}: they stay until the kinds that replace them can be listed",
+        binding.destination,
+    );
+    Err(SinkError::new(SinkReason::Incompatible, message))
 }
 
 async fn claim(

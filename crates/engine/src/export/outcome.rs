@@ -58,7 +58,7 @@ pub struct KeptRows {
 
 impl KeptRows {
     /// Those of what a sink holds.
-    fn among(baseline: &Baseline, snapshot: &Snapshot, seen: &Sights) -> BTreeMap<TargetId, Self> {
+    pub(super) fn among(baseline: &Baseline, snapshot: &Snapshot, seen: &Sights) -> BTreeMap<TargetId, Self> {
         let mut found: BTreeMap<TargetId, Self> = BTreeMap::new();
         if seen.values().all(|sight| *sight == Sight::Everything) {
             return found;

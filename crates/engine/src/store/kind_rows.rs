@@ -152,11 +152,9 @@ impl KindRows {
     /// The rows and failures of a namespace, or all of them, are made again when their objects are next seen.
     pub fn outdate(&self, namespace: Option<&str>) {
         let mut target = lock(&self.target);
-        let Some(kind) = target.open(self) else { return };
-        let rows = kind.rows.values_mut().map(|held| (&held.row.key, &mut held.origin));
-        let failures = kind.failures.values_mut().map(|failure| (&failure.key, &mut failure.origin));
-        let here = |(key, _): &(&RowKey, &mut Origin)| namespace.is_none_or(|name| *name == *key.namespace);
-        rows.chain(failures).filter(here).for_each(|(_, origin)| origin.outdated = true);
+        if let Some(kind) = target.open(self) {
+            kind.outdate(namespace);
+        }
     }
 
     /// The objects whose rows or failures satisfy the condition.

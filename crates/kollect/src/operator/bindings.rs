@@ -474,7 +474,11 @@ impl Bindings {
             }
         }
         let moved = line.is_named && !inventory.is_deleted();
-        let binding = Arc::new(self.binding(name, sink, place, opener, TakeOver::Never));
+        let mut binding = self.binding(name, sink, place, opener, TakeOver::Never);
+        if let Some(good) = self.good.get(&line.binding).filter(|_| moved) {
+            (binding.targets, binding.rest) = (good.binding.targets.clone(), good.binding.rest.clone());
+        }
+        let binding = Arc::new(binding);
         let (name, was_granted) = (line.binding.clone(), !place.asked_only);
         Cleaning::Begins(Leftover { name, binding, was_granted, others, moved })
     }

@@ -11,10 +11,10 @@ use std::{
     time::Duration,
 };
 
-use futures::{StreamExt, future::join_all};
+use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kollect_engine::{
-    tasks::{Task, TaskKind, TaskName, Tasks},
+    tasks::{self, Task, TaskKind, TaskName, Tasks},
     watch::{BlindReason, Blindness, Event, Query, Resolution, WatchSource},
 };
 use kollect_model::{
@@ -203,9 +203,9 @@ impl Objects {
 
     /// Lists everything again. What is known counts until then, and nothing is settled.
     pub(crate) async fn begin_again(&self) {
-        let followers = std::mem::take(&mut *self.followers.lock().unwrap_or_else(PoisonError::into_inner));
-        followers.iter().for_each(Task::abort);
-        join_all(followers).await;
+        let mut followers =
+            std::mem::take(&mut *self.followers.lock().unwrap_or_else(PoisonError::into_inner));
+        tasks::abort(&mut followers).await;
         lock(&self.known).blind.clear();
         self.start();
     }

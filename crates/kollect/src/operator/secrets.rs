@@ -9,10 +9,10 @@ use std::{
     time::Duration,
 };
 
-use futures::{StreamExt, future::join_all};
+use futures::StreamExt;
 use k8s_openapi::api::core::v1::Secret as KubeSecret;
 use kollect_engine::{
-    tasks::{Task, TaskKind, TaskName, Tasks},
+    tasks::{self, Task, TaskKind, TaskName, Tasks},
     watch::{BlindReason, Event, Query, WatchSource},
 };
 use kollect_model::{backoff::Backoff, crd::shapes::Gvk};
@@ -68,10 +68,8 @@ impl Secrets {
 
     /// Forgets all of them.
     pub(crate) async fn begin_again(&mut self) {
-        let tasks: Vec<Task> =
-            std::mem::take(&mut self.followed).into_values().map(|followed| followed.task).collect();
-        tasks.iter().for_each(Task::abort);
-        join_all(tasks).await;
+        tasks::abort(self.followed.values_mut().map(|followed| &mut followed.task)).await;
+        self.followed.clear();
         lock(&self.known).clear();
     }
 

@@ -44,8 +44,9 @@ use kollect_engine::clock;
 
 use executor::Executor;
 use journal::{Journal, Outcomes};
+use network::{Counted, CrashPoint};
 use report::{Failures, run_seeds};
-use schedule::{ClusterStep, ProcessStep, Schedule, Step};
+use schedule::{ClusterStep, MISSPELT, ProcessStep, Schedule, Step};
 use simulation::Simulation;
 
 /// Seeds that `cargo test` runs; `make test` runs more.
@@ -97,17 +98,43 @@ fn a_seed_is_the_same_run_every_time() {
     }
 }
 
+/// Runs steps in a cluster with one process, in the order of several seeds.
+fn run_steps(steps: &[(Step, u64)]) {
+    for seed in 0..SEEDS_TWICE {
+        let schedule = Schedule { seed, clusters: vec![1], steps: steps.to_vec() };
+        assert_eq!(run(&schedule).result, Ok(()), "seed {seed}");
+    }
+}
+
 #[test]
 fn a_process_that_starts_while_the_api_server_fails_works_later() {
-    let steps = vec![
+    run_steps(&[
         (Step::Process(0, 0, ProcessStep::Crash), 0),
         (Step::In(0, ClusterStep::ApiErrors(100)), 0),
         (Step::Process(0, 0, ProcessStep::Start), 60_000),
-    ];
-    for seed in 0..SEEDS_TWICE {
-        let schedule = Schedule { seed, clusters: vec![1], steps: steps.clone() };
-        assert_eq!(run(&schedule).result, Ok(()), "seed {seed}");
-    }
+    ]);
+}
+
+#[test]
+fn a_deleted_inventory_with_two_sinks_that_lead_to_one_place_is_cleaned() {
+    let crash = ProcessStep::CrashAt(Counted::SinkWrites, 1, CrashPoint::Applied);
+    run_steps(&[
+        (Step::In(0, ClusterStep::Inventory("some", vec!["s1", "s3"], Vec::new())), 1),
+        (Step::In(0, ClusterStep::MoveSink("s1", "db-3")), 0),
+        (Step::Process(0, 0, crash), 58),
+        (Step::In(0, ClusterStep::DeleteInventory("some")), 0),
+    ]);
+}
+
+#[test]
+fn rows_that_wait_for_another_kind_stay_when_their_sink_moves() {
+    run_steps(&[
+        (Step::In(0, ClusterStep::Object("deployments", "a", 1, 1)), 60_000),
+        (Step::In(0, ClusterStep::ProfileKind("p1", MISSPELT)), 60_000),
+        (Step::Process(0, 0, ProcessStep::Crash), 0),
+        (Step::In(0, ClusterStep::MoveSink("s1", "db-2")), 0),
+        (Step::Process(0, 0, ProcessStep::Start), 600_000),
+    ]);
 }
 
 #[test]

@@ -2,7 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use kollect_model::sink::SinkError;
+use kollect_engine::export::Outcome;
+use kollect_model::{
+    batch::{Delta, Receipt},
+    sink::SinkError,
+};
 
 use super::*;
 
@@ -68,6 +72,13 @@ fn the_new_destination_is_filled_before_the_old_one_is_cleaned() {
     assert_eq!(granted, line(Some(with_id("b", "2")), None, std::slice::from_ref(&a)));
     assert!(!known("b", Some("2"), false).may_clean(Some(&b)));
     assert!(known("b", Some("2"), true).may_clean(Some(&b)));
+    let mut compared = known("b", Some("2"), false);
+    for is_complete in [false, true] {
+        let (delta, receipt, kept) = (Delta::default(), Receipt::default(), BTreeMap::new());
+        let outcome = Outcome { delta, receipt, unchanged: 1, left_alone: 0, drifted: 0, is_complete, kept };
+        compared.hear(&b, &Told::Compared(&outcome));
+        assert_eq!(compared.may_clean(Some(&b)), is_complete, "the old one may hold what cannot be seen now");
+    }
     let mut clean = known("b", Some("2"), true);
     clean.hear(&a, &Told::Cleaned { cleaned: &Cleaned::Removed, moved: true });
     assert_eq!(granted.next(Some(&b), &clean), line(Some(with_id("b", "2")), None, &[]));

@@ -202,8 +202,10 @@ impl Simulation {
                     if let Some(wrong) = difference(&held.rows, rows_or_none, limit, waits) {
                         return Err(format!("at the end {destination} and {inventory} of {name}: {wrong}"));
                     }
-                    // One that arrives when its process is gone may come after the cleaning.
-                    if held.claim.is_some() && rows.is_none() && !late_claims.contains(&place) {
+                    // It stays with rows that wait for another kind, and one that arrives when its process is gone may
+                    // come after the cleaning.
+                    let is_left = rows.is_none() && held.rows.is_empty();
+                    if held.claim.is_some() && is_left && !late_claims.contains(&place) {
                         return Err(format!(
                             "at the end the claim of {inventory:?} is left in {destination}"
                         ));

@@ -40,7 +40,8 @@ pub(super) fn check(
     Ok(())
 }
 
-/// The size of the object of a row, if it is collected and nothing that the row depends on has changed since a record.
+/// The size of the object of a row, if it is collected, or the row waits for a kind that is not served, and nothing
+/// that the row depends on has changed since a record.
 fn expected_size(history: &History, key: &RowKey, record: u64) -> Option<i64> {
     history.sees_everything.unchanged_since(record).filter(|sees_everything| **sees_everything)?;
     let target = history.targets.get(&*key.target.name)?.unchanged_since(record)?;
@@ -49,7 +50,7 @@ fn expected_size(history: &History, key: &RowKey, record: u64) -> Option<i64> {
     let namespace = history.namespaces.get(&*key.namespace)?.unchanged_since(record)?;
     let Collected { size, .. } = history.objects.get(&*key.uid)?.unchanged_since(record)?;
     let is_collected = !target.suspended
-        && Profile::collects(profile).is_some_and(|kind| *kind.kind == *key.kind)
+        && Profile::collects(profile).is_none_or(|kind| *kind.kind == *key.kind)
         && target.wants(&key.namespace, Some(*namespace))
         && scope.permits(&key.namespace) == Some(true);
     is_collected.then_some(*size)
