@@ -197,15 +197,17 @@ impl Simulation {
                     let waits = |key: &RowKey| {
                         cluster.is_some_and(|cluster| waits_for_kind(&cluster.api, &inventory.name, key))
                     };
+                    if rows.is_none() && held.rows.keys().any(waits) {
+                        // It was left, and stays as it is until the row need not wait any more.
+                        continue;
+                    }
                     let empty = ExpectedRows::new();
                     let rows_or_none = rows.unwrap_or(&empty);
                     if let Some(wrong) = difference(&held.rows, rows_or_none, limit, waits) {
                         return Err(format!("at the end {destination} and {inventory} of {name}: {wrong}"));
                     }
-                    // It stays with rows that wait for another kind, and one that arrives when its process is gone may
-                    // come after the cleaning.
-                    let is_left = rows.is_none() && held.rows.is_empty();
-                    if held.claim.is_some() && is_left && !late_claims.contains(&place) {
+                    // One that arrives when its process is gone may come after the cleaning.
+                    if held.claim.is_some() && rows.is_none() && !late_claims.contains(&place) {
                         return Err(format!(
                             "at the end the claim of {inventory:?} is left in {destination}"
                         ));
