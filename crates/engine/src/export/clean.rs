@@ -97,11 +97,12 @@ pub(crate) async fn clean(
     Ok(Cleaned::Removed)
 }
 
-/// Rows of kinds that a target has left stay until the kinds that it wants now can be listed. The new destination
-/// does not have them, so the old one keeps them.
+/// Rows of kinds that a target has left stay until the kinds that it wants now can be listed. Those that this process
+/// does not know are not in the new destination, so the old one keeps them.
 async fn check_replaced(binding: &Binding, sink: &dyn Sink, rows: &StoreReader) -> Result<(), SinkError> {
     let snapshot = rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
-    let baseline = sink.baseline(&binding.inventory).await?;
+    let mut baseline = sink.baseline(&binding.inventory).await?;
+    baseline.retain(|key, _| !snapshot.rows.contains_key(key));
     let kept = KeptRows::among(&baseline, &snapshot, snapshot.sights());
     let waiting: usize = kept.values().map(|kept| kept.waiting).sum();
     if waiting == 0 {

@@ -18,9 +18,9 @@ use super::{
     process::Process,
     schedule::{CLUSTERS, ClusterStep, Schedule, SinkStep, Step},
     sink_servers::{Contents, SinkServers},
-    specs::{Sink, TEAM},
+    specs::{Inventory, Sink, TEAM},
     statuses::{Export, exports},
-    truth::{Expected, ExpectedRows, Place, Rows, expected, waits_for_kind},
+    truth::{Expected, ExpectedRows, Place, Rows, expected, inventory_id, waits_for_kind},
 };
 
 /// After the faults are over everything is in order within this time.
@@ -168,6 +168,12 @@ impl Simulation {
         self.clusters.iter().map(|cluster| cluster.api.written()).sum()
     }
 
+    /// Whether a row waits for another kind in the cluster that has its object.
+    fn waits(&self, (_, inventory): &Place, key: &RowKey) -> bool {
+        let cluster = self.clusters.iter().find(|cluster| key.uid.starts_with(cluster.name));
+        cluster.is_some_and(|cluster| waits_for_kind(&cluster.api, &inventory.name, key))
+    }
+
     /// Every destination holds what the objects yield, and every status says so.
     fn check_settled(&self) -> Result<(), String> {
         let mut wanted = BTreeMap::new();
@@ -181,7 +187,14 @@ impl Simulation {
         let claims_changed = self.sinks.lock().claims_changed.clone();
         let late_claims = self.sinks.lock().late_claims.clone();
         let kept = clusters().flat_map(kept_places).collect::<BTreeSet<Place>>();
+        let moved_from = clusters().flat_map(moved_from).collect::<BTreeSet<Place>>();
         self.sinks.visit(|all| {
+            // What was left stays as it is while a row in it waits, for the other cluster too.
+            let keeps_rows = |place: &Place| {
+                let held = all.get(place.0.as_str()).and_then(|contents| contents.get(&place.1));
+                held.is_some_and(|held| held.rows.keys().any(|key| self.waits(place, key)))
+            };
+            let kept_rows: BTreeSet<Place> = moved_from.into_iter().filter(keeps_rows).collect();
             for (&destination, &contents) in all {
                 for (inventory, held) in contents {
                     let place = (destination.to_owned(), inventory.clone());
@@ -193,12 +206,8 @@ impl Simulation {
                     }
                     let limit = limits.get(destination).copied().unwrap_or(i64::MAX);
                     let name = &inventory.cluster;
-                    let cluster = self.clusters.iter().find(|cluster| cluster.name == name);
-                    let waits = |key: &RowKey| {
-                        cluster.is_some_and(|cluster| waits_for_kind(&cluster.api, &inventory.name, key))
-                    };
-                    if rows.is_none() && held.rows.keys().any(waits) {
-                        // It was left, and stays as it is until the row need not wait any more.
+                    let waits = |key: &RowKey| key.uid.starts_with(name) && self.waits(&place, key);
+                    if kept_rows.contains(&place) {
                         continue;
                     }
                     let empty = ExpectedRows::new();
@@ -217,11 +226,12 @@ impl Simulation {
             let exists = |(name, inventory): &Place| {
                 all.get(name.as_str()).is_some_and(|contents| contents.contains_key(inventory))
             };
+            wanted.retain(|place, _| !kept_rows.contains(place));
             let missing = wanted.iter().find(|(place, rows)| !rows.is_empty() && !exists(place));
             if let Some((place, _)) = missing {
                 return Err(format!("at the end {place:?} does not exist"));
             }
-            let check = |cluster: &Cluster| check_last_statuses(cluster, all, &wanted, &limits);
+            let check = |cluster: &Cluster| check_last_statuses(cluster, all, &wanted, &limits, &kept_rows);
             clusters().try_for_each(check)
         })
     }
@@ -256,11 +266,23 @@ fn kept_places(cluster: &Cluster) -> Vec<Place> {
         .collect()
 }
 
+/// Where sinks have led before that their inventories still name.
+fn moved_from(cluster: &Cluster) -> Vec<Place> {
+    let mut found = Vec::new();
+    for inventory in cluster.api.objects("kollectinventories").iter().filter(|object| !object.is_leaving()) {
+        let sinks = Inventory::of(inventory).sinks;
+        let named = |export: &Export| sinks.iter().any(|sink| export.sink == format!("database/{sink}"));
+        found.extend(exports(inventory).into_iter().filter(named).flat_map(|export| export.left));
+    }
+    found
+}
+
 fn check_last_statuses(
     cluster: &Cluster,
     all: &BTreeMap<&str, &Contents>,
     wanted: &BTreeMap<Place, ExpectedRows>,
     limits: &BTreeMap<String, i64>,
+    kept_rows: &BTreeSet<Place>,
 ) -> Result<(), String> {
     for inventory in cluster.api.objects("kollectinventories") {
         if inventory.is_leaving() {
@@ -274,6 +296,11 @@ fn check_last_statuses(
             let sink = cluster.api.object("kollectdatabasesinks", TEAM, name);
             // Of two sinks of one inventory that lead to one destination only one is used.
             if let Some(sink) = sink.map(|sink| Sink::of(&sink)) {
+                let id = inventory_id(&sink.cluster, &export.inventory.name);
+                if kept_rows.contains(&(sink.destination.clone(), id)) {
+                    // The other cluster has not left it yet.
+                    continue;
+                }
                 if used.contains(&sink.destination) {
                     if export.synced {
                         return Err(format!("at the end two sinks lead to one destination: {export:?}"));
