@@ -38,7 +38,7 @@ pub async fn export(binding: &Binding, snapshot: &Snapshot) -> Result<Outcome, S
     let mut sink = ClaimedSink::new(sink, granted, binding);
     let difference = sink.compare(binding, snapshot, snapshot.sights()).await?;
     let receipt = sink.write(binding, &difference.delta, snapshot.revision, snapshot.sights()).await?;
-    Ok(difference.written(receipt, 0))
+    Ok(difference.written(receipt, 0).0)
 }
 
 /// The pause after an error that a person must mend: it is tried again now and then.

@@ -101,7 +101,7 @@ pub(super) struct Difference {
     pub(super) delta: Delta,
     unchanged: usize,
     /// Rows of the sink whose objects cannot be seen.
-    pub(super) left_alone: BTreeSet<RowKey>,
+    left_alone: BTreeSet<RowKey>,
     is_complete: bool,
     kept: BTreeMap<TargetId, KeptRows>,
 }
@@ -194,10 +194,10 @@ impl Difference {
         self.unchanged + self.left_alone.len() + self.delta.changed.len() + self.delta.removed.len()
     }
 
-    /// What came of it.
-    pub(super) fn written(self, receipt: Receipt, drifted: usize) -> Outcome {
-        let Self { delta, unchanged, left_alone, is_complete, kept } = self;
-        let left_alone = left_alone.len();
-        Outcome { delta, receipt, unchanged, left_alone, drifted, is_complete, kept }
+    /// What came of it, and the rows that were left alone.
+    pub(super) fn written(self, receipt: Receipt, drifted: usize) -> (Outcome, BTreeSet<RowKey>) {
+        let Self { delta, unchanged, left_alone: keys, is_complete, kept } = self;
+        let left_alone = keys.len();
+        (Outcome { delta, receipt, unchanged, left_alone, drifted, is_complete, kept }, keys)
     }
 }

@@ -318,7 +318,6 @@ impl<'a> State<'a> {
         }
         self.check_may_write()?;
         let receipt = sink.write(&binding, &difference.delta, snapshot.revision, &seen).await?;
-        self.left_alone.clone_from(&difference.left_alone);
         let delta = &difference.delta;
         if !delta.is_empty() {
             self.last_write = Some(Instant::now());
@@ -332,7 +331,9 @@ impl<'a> State<'a> {
         self.refused = receipt.refused.iter().map(|refused| (refused.key.clone(), refused.clone())).collect();
         binding.selection.acknowledge(self.last_comparison.is_none());
         (self.seen, self.last_comparison) = (seen, Some(Instant::now()));
-        tell(Told::Compared(&difference.written(receipt, drifted)));
+        let (outcome, left_alone) = difference.written(receipt, drifted);
+        self.left_alone = left_alone;
+        tell(Told::Compared(&outcome));
         Ok(Contents::Known)
     }
 

@@ -63,14 +63,16 @@ pub(super) fn expected(cluster: &str, api: &ApiServer) -> BTreeMap<Place, Expect
 /// Whether a row of an inventory stays although no object yields it: its target has left the kind of the row, and
 /// the kind that the target wants now is not served.
 pub(super) fn waits_for_kind(api: &ApiServer, inventory: &str, key: &RowKey) -> bool {
-    let profile = || {
-        let inventory = Inventory::of(&*api.object("kollectinventories", TEAM, inventory)?);
-        let target = api.object("kollecttargets", TEAM, &key.target.name)?;
-        let is_wanted = !target.is_leaving() && inventory.has_target(&key.target.name);
-        let profile = api.object("kollectprofiles", TEAM, &Target::of(&target).profile)?;
-        is_wanted.then(|| Profile::of(&profile))
-    };
-    profile().is_some_and(|profile| *profile.kind != *key.kind && !api.serves(&profile.kind))
+    unserved_kind(api, inventory, &key.target.name).is_some_and(|kind| *kind != *key.kind)
+}
+
+/// The kind that a target of an inventory wants, if it is not served.
+pub(super) fn unserved_kind(api: &ApiServer, inventory: &str, target: &str) -> Option<String> {
+    let inventory = Inventory::of(&*api.object("kollectinventories", TEAM, inventory)?);
+    let object = api.object("kollecttargets", TEAM, target)?;
+    let is_wanted = !object.is_leaving() && inventory.has_target(target);
+    let profile = Profile::of(&*api.object("kollectprofiles", TEAM, &Target::of(&object).profile)?);
+    (is_wanted && !api.serves(&profile.kind)).then_some(profile.kind)
 }
 
 /// The rows of a target; `None`: it is not complete.
