@@ -64,10 +64,15 @@ fn time(at: SystemTime) -> Option<Time> {
     Timestamp::from_second(at.as_second()).ok().map(Time)
 }
 
-/// Seconds with one digit: a status that counted them would be written again and again.
+/// Seconds, rounded down to 10, 20, 50, 100 and so on: a status that counted them would be written again and again.
 fn rounded(seconds: u64) -> u64 {
     let unit = 10_u64.pow(seconds.max(10).ilog10());
-    seconds / unit * unit
+    let digit = match seconds / unit {
+        digit @ 0..=2 => digit,
+        3 | 4 => 2,
+        _ => 5,
+    };
+    digit * unit
 }
 
 fn count<T: TryFrom<usize>>(number: usize) -> Option<T> {

@@ -364,7 +364,7 @@ pub struct SinkExport {
     /// Digest of what specs selected when the sink last got all rows; only with removalGuard.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selection: Option<String>,
-    /// Age of the oldest change that the sink does not have, in seconds, rounded down to one digit.
+    /// Age of the oldest change that the sink does not have, in seconds, rounded down to 10, 20, 50, 100 and so on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lag_seconds: Option<i64>,
     /// When the next attempt is due after a failure.

@@ -72,6 +72,16 @@ fn refused_rows_are_remembered_until_they_are_written_or_gone() {
     assert_eq!(state(), (3, "3".into(), 7), "the sink holds its older version");
     written(delta(&[], &[], &["3"]), receipt(None, &[]));
     assert_eq!(state(), (2, String::new(), 8));
+    // A write that began before the sink led somewhere else and back ends now.
+    board.begin(&name, &ExportPlace::new("sqlite:/elsewhere".into(), ""));
+    board.begin(&name, &export_place(&place()));
+    written(delta(&["6"], &[], &[]), receipt(None, &[]));
+    let progress = board.of(&name);
+    assert_eq!(
+        (progress.rows, progress.confirmed),
+        (None, false),
+        "only a comparison knows how many there are"
+    );
 }
 
 #[test]

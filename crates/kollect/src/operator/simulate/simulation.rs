@@ -189,12 +189,19 @@ impl Simulation {
         let kept = clusters().flat_map(kept_places).collect::<BTreeSet<Place>>();
         let moved_from = clusters().flat_map(moved_from).collect::<BTreeSet<Place>>();
         self.sinks.visit(|all| {
+            let held = |place: &Place| all.get(place.0.as_str()).and_then(|contents| contents.get(&place.1));
             // What was left stays as it is while a row in it waits, for the other cluster too.
-            let keeps_rows = |place: &Place| {
-                let held = all.get(place.0.as_str()).and_then(|contents| contents.get(&place.1));
-                held.is_some_and(|held| held.rows.keys().any(|key| self.waits(place, key)))
+            let keeps_rows = |place: &&Place| {
+                held(place).is_some_and(|held| held.rows.keys().any(|key| self.waits(place, key)))
             };
-            let kept_rows: BTreeSet<Place> = moved_from.into_iter().filter(keeps_rows).collect();
+            // A claim of the other cluster came when its process was gone, and the place was clean.
+            let is_taken = |place: &&Place| {
+                let named = self.clusters.iter().find(|cluster| cluster.name == place.1.cluster);
+                let owner = held(place).and_then(|held| held.claim.as_ref()?.owner.as_deref());
+                owner.is_some() && owner != named.map(|cluster| cluster.id.as_str())
+            };
+            let left = moved_from.iter().filter(keeps_rows);
+            let blocked: BTreeSet<Place> = left.chain(late_claims.iter().filter(is_taken)).cloned().collect();
             for (&destination, &contents) in all {
                 for (inventory, held) in contents {
                     let place = (destination.to_owned(), inventory.clone());
@@ -207,7 +214,7 @@ impl Simulation {
                     let limit = limits.get(destination).copied().unwrap_or(i64::MAX);
                     let name = &inventory.cluster;
                     let waits = |key: &RowKey| key.uid.starts_with(name) && self.waits(&place, key);
-                    if kept_rows.contains(&place) {
+                    if blocked.contains(&place) {
                         continue;
                     }
                     let empty = ExpectedRows::new();
@@ -226,12 +233,12 @@ impl Simulation {
             let exists = |(name, inventory): &Place| {
                 all.get(name.as_str()).is_some_and(|contents| contents.contains_key(inventory))
             };
-            wanted.retain(|place, _| !kept_rows.contains(place));
+            wanted.retain(|place, _| !blocked.contains(place));
             let missing = wanted.iter().find(|(place, rows)| !rows.is_empty() && !exists(place));
             if let Some((place, _)) = missing {
                 return Err(format!("at the end {place:?} does not exist"));
             }
-            let check = |cluster: &Cluster| check_last_statuses(cluster, all, &wanted, &limits, &kept_rows);
+            let check = |cluster: &Cluster| check_last_statuses(cluster, all, &wanted, &limits, &blocked);
             clusters().try_for_each(check)
         })
     }
@@ -282,7 +289,7 @@ fn check_last_statuses(
     all: &BTreeMap<&str, &Contents>,
     wanted: &BTreeMap<Place, ExpectedRows>,
     limits: &BTreeMap<String, i64>,
-    kept_rows: &BTreeSet<Place>,
+    blocked: &BTreeSet<Place>,
 ) -> Result<(), String> {
     for inventory in cluster.api.objects("kollectinventories") {
         if inventory.is_leaving() {
@@ -297,8 +304,8 @@ fn check_last_statuses(
             // Of two sinks of one inventory that lead to one destination only one is used.
             if let Some(sink) = sink.map(|sink| Sink::of(&sink)) {
                 let id = inventory_id(&sink.cluster, &export.inventory.name);
-                if kept_rows.contains(&(sink.destination.clone(), id)) {
-                    // The other cluster has not left it yet.
+                if blocked.contains(&(sink.destination.clone(), id)) {
+                    // The other cluster has it still, or again.
                     continue;
                 }
                 if used.contains(&sink.destination) {
