@@ -40,6 +40,11 @@ fn delta(added: &[&str], changed: &[&str], removed: &[&str]) -> Delta {
     }
 }
 
+fn outcome(delta: Delta, receipt: Receipt) -> Outcome {
+    let kept = BTreeMap::new();
+    Outcome { delta, receipt, unchanged: 0, left_alone: 0, drifted: 0, is_complete: true, kept }
+}
+
 #[test]
 fn refused_rows_are_remembered_until_they_are_written_or_gone() {
     let (board, name) = (Board::default(), binding());
@@ -48,15 +53,7 @@ fn refused_rows_are_remembered_until_they_are_written_or_gone() {
         let progress = board.of(&name);
         (progress.rows.unwrap(), progress.refused.join(" "), progress.written)
     };
-    let outcome = Outcome {
-        delta: delta(&["1", "2", "3"], &[], &[]),
-        receipt: receipt(None, &["3"]),
-        unchanged: 0,
-        left_alone: 0,
-        drifted: 0,
-        is_complete: true,
-        kept: [].into(),
-    };
+    let outcome = outcome(delta(&["1", "2", "3"], &[], &[]), receipt(None, &["3"]));
     board.hear(&name, &place(), &Told::Compared(&outcome));
     assert_eq!(state(), (2, "3".into(), 2));
     let written =
@@ -92,7 +89,8 @@ fn what_is_held_back_knows_since_when() {
     let first = board.of(&name).held_back_since.unwrap();
     board.hear(&name, &place(), &Told::HeldBack { coverage: "blind: Pod" });
     assert_eq!(board.of(&name).held_back_since, Some(first));
-    board.hear(&name, &place(), &Told::Written(&delta(&["1"], &[], &[]), &receipt(Some("sum"), &[])));
+    let outcome = outcome(delta(&["1"], &[], &[]), receipt(Some("sum"), &[]));
+    board.hear(&name, &place(), &Told::Compared(&outcome));
     assert_eq!(board.of(&name).held_back_since, None);
 }
 
@@ -110,7 +108,8 @@ fn writes_that_change_nothing_but_counts_are_told_apart() {
     };
     let (news, only_counts) = ((true, false), (false, true));
     let (rows, works, refuses) = (delta(&["1"], &[], &[]), receipt(None, &[]), receipt(None, &["1"]));
-    assert_eq!(told(Told::Written(&rows, &works)), news, "it has not worked before");
+    let outcome = outcome(delta(&["1"], &[], &[]), receipt(None, &[]));
+    assert_eq!(told(Told::Compared(&outcome)), news, "it has not worked before");
     assert_eq!(told(Told::Written(&rows, &works)), only_counts);
     assert_eq!(told(Told::Written(&rows, &refuses)), news);
     assert_eq!(told(Told::Written(&rows, &works)), news, "nothing is refused any more");
@@ -125,7 +124,7 @@ fn writes_that_change_nothing_but_counts_are_told_apart() {
 fn what_a_binding_did_in_another_destination_does_not_count() {
     let (board, name) = (Board::default(), binding());
     board.begin(&name, &export_place(&place()));
-    board.hear(&name, &place(), &Told::Written(&delta(&["1"], &[], &[]), &receipt(None, &[])));
+    board.hear(&name, &place(), &Told::Compared(&outcome(delta(&["1"], &[], &[]), receipt(None, &[]))));
     assert!(board.of(&name).confirmed);
     let new = Place { destination: "sqlite:/new".into(), ..place() };
     board.begin(&name, &export_place(&new));
@@ -140,7 +139,7 @@ fn the_last_write_of_a_duplicate_does_not_count() {
     board.begin(&name, &export_place(&place()));
     let other = BindingName { sink: "database/r".into(), ..binding() };
     board.refuse_duplicates(&BTreeMap::from([(name.clone(), other)]));
-    board.hear(&name, &place(), &Told::Written(&delta(&["1"], &[], &[]), &receipt(None, &[])));
+    board.hear(&name, &place(), &Told::Compared(&outcome(delta(&["1"], &[], &[]), receipt(None, &[]))));
     assert_eq!(
         board.of(&name).failure().unwrap().message,
         "two references of one inventory lead to one place: this one and team/i database/r"
