@@ -202,7 +202,8 @@ impl Board {
         let mut bindings = self.lock();
         for (name, progress) in bindings.iter_mut().filter(|(_, progress)| progress.duplicate.is_some()) {
             if !duplicates.contains_key(name) {
-                progress.duplicate = None;
+                // The other one has written meanwhile: what the sink holds is known after the next comparison.
+                (progress.duplicate, progress.confirmed, progress.rows) = (None, false, None);
             }
         }
         for (name, other) in duplicates {

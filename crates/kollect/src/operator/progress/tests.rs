@@ -147,6 +147,7 @@ fn the_last_write_of_a_duplicate_does_not_count() {
     assert!(!board.of(&name).is_synced());
     board.refuse_duplicates(&BTreeMap::new());
     assert!(board.of(&name).failure().is_none());
+    assert!(!board.of(&name).confirmed, "the other one has written meanwhile");
 }
 
 fn place() -> Place {
