@@ -37,10 +37,11 @@ check-features: tools ## Compile every sink alone, in the library and in the pro
 	done <<< "$$features"
 
 .PHONY: lint
-lint: tools ## Format check, clippy with warnings as errors, every .rs file reachable
+lint: tools ## Format check, clippy with warnings as errors, every .rs file reachable, planted faults that apply
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	@scripts/orphans
+	@for patch in crates/kollect/src/operator/simulate/faults/*.patch; do git apply --check "$$patch"; done
 
 .PHONY: bench
 bench: tools ## Measure; prints ratios
