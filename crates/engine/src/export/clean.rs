@@ -16,7 +16,7 @@ use super::{
     Binding, CurrentClaim, KeptRows, MayWrite, Sibling, Stopped,
     claims::{self, Granted},
 };
-use crate::store::StoreReader;
+use crate::store::{Sight, StoreReader};
 
 /// A destination that an inventory is no longer written to.
 #[derive(Clone)]
@@ -100,6 +100,10 @@ pub(crate) async fn clean(
 /// Rows of kinds that a target has left stay until the kinds that it wants now can be listed. Those that this process
 /// does not know are not in the new destination, so the old one keeps them.
 async fn check_replaced(binding: &Binding, sink: &dyn Sink, rows: &StoreReader) -> Result<(), SinkError> {
+    if rows.sights(&binding.targets).values().all(|sight| *sight == Sight::Everything) {
+        // Nothing waits: the destination need not be read.
+        return Ok(());
+    }
     let snapshot = rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
     let mut baseline = sink.baseline(&binding.inventory).await?;
     baseline.retain(|key, _| !snapshot.rows.contains_key(key));
