@@ -89,5 +89,5 @@ server-tools:
 	@scripts/tools cargo go cc postgres sqlite3 git nginx fcgiwrap sshd
 
 .PHONY: servers
-servers: server-tools ## Build the control plane and NATS into the cache; a single test does that by itself if it needs one
+servers: server-tools ## Build the control plane, NATS and promtool into the cache; a single test does that by itself if it needs one
 	cargo run --quiet -p kollect-testbed -- build

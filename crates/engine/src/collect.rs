@@ -54,6 +54,11 @@ impl Target {
         let definition = DEFINITIONS.fetch_add(1, Ordering::Relaxed);
         Self { id, profile, selection, definition }
     }
+
+    /// The number that tells this definition of the target from others.
+    pub fn definition(&self) -> u32 {
+        self.definition
+    }
 }
 
 /// Something that cannot be seen or read.

@@ -1,12 +1,13 @@
 //! What is being watched, since when, and every gap with its reason.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::SystemTime,
 };
 
 use kollect_model::crd::shapes::Gvk;
+use tokio::sync::watch;
 
 use crate::{
     clock,
@@ -116,20 +117,40 @@ impl Known {
 
 /// The ledger. Whoever watches writes it, everybody can read it.
 #[derive(Clone, Default)]
-pub struct Coverage(Arc<Mutex<Ledger>>);
+pub struct Coverage {
+    ledger: Arc<Mutex<Ledger>>,
+    news: watch::Sender<()>,
+}
 
 #[derive(Default)]
 struct Ledger {
     places: BTreeMap<Place, Known>,
     /// Gaps that have ended, those of forgotten places too.
     restarts: BTreeMap<BlindReason, u64>,
-    /// What permissions call the kinds.
-    resources: BTreeMap<Gvk, Arc<str>>,
+    /// What permissions call the kinds, and whether their objects are in namespaces.
+    resources: BTreeMap<Gvk, (Arc<str>, bool)>,
+    /// Kinds of which something else can be seen since [`Coverage::take_changed_kinds`] was last called.
+    changed: BTreeSet<Gvk>,
 }
 
 impl Coverage {
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes whenever something can be seen or cannot be seen any more, or for another reason.
+    pub fn news(&self) -> watch::Receiver<()> {
+        self.news.subscribe()
+    }
+
+    /// The kinds of which that has changed since the last call.
+    pub fn take_changed_kinds(&self) -> BTreeSet<Gvk> {
+        std::mem::take(&mut self.ledger().changed)
+    }
+
+    fn report(&self, ledger: &mut Ledger, gvk: &Gvk) {
+        ledger.changed.insert(gvk.clone());
+        self.news.send_replace(());
     }
 
     fn with<T>(&self, change: impl FnOnce(&mut BTreeMap<Place, Known>) -> T) -> T {
@@ -146,6 +167,20 @@ impl Coverage {
         self.ledger().restarts.clone()
     }
 
+    /// Looks at what is known now about the places of a kind, without a copy. `look` must return soon.
+    pub fn visit_kind(&self, gvk: &Gvk, mut look: impl FnMut(&Place, &Known)) {
+        let first = Place { gvk: gvk.clone(), namespace: None, field_selector: None };
+        self.with(|places| {
+            let own = places.range(first..).take_while(|(place, _)| place.gvk == *gvk);
+            own.for_each(|(place, known)| look(place, known));
+        });
+    }
+
+    /// Whether objects of a kind are in no namespace; `None`: that is not known.
+    pub fn is_cluster_scoped(&self, gvk: &Gvk) -> Option<bool> {
+        self.ledger().resources.get(gvk).map(|(_, namespaced)| !namespaced)
+    }
+
     /// Everything that is known now.
     pub fn read(&self) -> BTreeMap<Place, Known> {
         self.with(|places| places.clone())
@@ -153,10 +188,11 @@ impl Coverage {
 
     pub(crate) fn set(&self, place: &Place, state: State) {
         let mut ledger = self.ledger();
-        let Ledger { places, restarts, resources } = &mut *ledger;
+        let Ledger { places, restarts, resources, .. } = &mut *ledger;
         let Some(known) = places.get_mut(place) else {
-            let resource = resources.get(&place.gvk).cloned();
+            let resource = resources.get(&place.gvk).map(|(resource, _)| resource.clone());
             places.insert(place.clone(), Known { state, resource, gaps: VecDeque::new(), repaired: 0 });
+            self.report(&mut ledger, &place.gvk);
             return;
         };
         let state = match (&known.state, state) {
@@ -175,20 +211,25 @@ impl Coverage {
                 next
             }
             (State::Synced { since, version: known_version }, State::Synced { version, .. }) => {
-                State::Synced { since: *since, version: version.max(*known_version) }
+                let newer = version.max(*known_version);
+                known.state = State::Synced { since: *since, version: newer };
+                return;
             }
             (_, next) => next,
         };
-        known.state = state;
+        if std::mem::replace(&mut known.state, state.clone()) != state {
+            self.report(&mut ledger, &place.gvk);
+        }
     }
 
-    /// What permissions call a kind.
-    pub(crate) fn name(&self, gvk: &Gvk, resource: &str) {
+    /// What permissions call a kind, and whether its objects are in namespaces.
+    pub(crate) fn name(&self, gvk: &Gvk, resource: &str, namespaced: bool) {
         let resource: Arc<str> = resource.into();
         let mut ledger = self.ledger();
         let own = ledger.places.iter_mut().filter(|(place, _)| place.gvk == *gvk);
         own.for_each(|(_, known)| known.resource = Some(resource.clone()));
-        ledger.resources.insert(gvk.clone(), resource);
+        ledger.resources.insert(gvk.clone(), (resource, namespaced));
+        self.report(&mut ledger, gvk);
     }
 
     /// Counts an object of a running list.
@@ -210,11 +251,9 @@ impl Coverage {
 
     /// What is known about the places of one kind.
     pub(crate) fn of_kind(&self, gvk: &Gvk) -> BTreeMap<Place, Known> {
-        let first = Place { gvk: gvk.clone(), namespace: None, field_selector: None };
-        self.with(|places| {
-            let own = places.range(first..).take_while(|(place, _)| place.gvk == *gvk);
-            own.map(|(place, known)| (place.clone(), known.clone())).collect()
-        })
+        let mut found = BTreeMap::new();
+        self.visit_kind(gvk, |place, known| drop(found.insert(place.clone(), known.clone())));
+        found
     }
 
     /// Nobody looks at the other places of the kind any more. What was blind there is a gap in what is
@@ -225,6 +264,7 @@ impl Coverage {
         if gone.is_empty() {
             return;
         }
+        self.report(&mut self.ledger(), gvk);
         self.with(|places| {
             for (place, known) in gone {
                 places.remove(place);

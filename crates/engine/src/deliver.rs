@@ -17,7 +17,8 @@ use kollect_model::{
 use tokio::{sync::watch, time};
 
 use crate::{
-    export::{Binding, Leftover, MayWrite, Stopped, TERMINAL_PAUSE, Told, clean, follow},
+    export::{Binding, Leftover, MayWrite, Stopped, Told, clean, follow},
+    schedule::TerminalPauses,
     store::StoreReader,
     tasks::{Task, TaskKind, TaskName, Tasks},
 };
@@ -319,7 +320,7 @@ async fn clean_until_done(
     tell: impl Fn(Told<'_>),
 ) {
     let moved = leftover.moved;
-    let mut backoff = Backoff::default();
+    let (mut backoff, mut terminal) = (Backoff::default(), TerminalPauses::default());
     loop {
         let error = match clean(leftover, rows, may_write).await {
             Ok(cleaned) => {
@@ -332,7 +333,7 @@ async fn clean_until_done(
         let pause: Duration = match error.class() {
             ErrorClass::Transient => backoff.next(fastrand::f64()),
             _ if error.reason == SinkReason::Fenced => backoff.next(fastrand::f64()),
-            ErrorClass::Terminal | ErrorClass::Forbidden => TERMINAL_PAUSE,
+            ErrorClass::Terminal | ErrorClass::Forbidden => terminal.next_pause(),
         };
         tell(Told::NotCleaned { error: &error, pause, moved });
         time::sleep(pause).await;

@@ -10,11 +10,13 @@ mod binding;
 mod claims;
 mod clean;
 mod coverage;
+mod deadline;
 mod guard;
 mod outcome;
+mod progress;
 mod state;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use kollect_model::{row::TargetId, sink::SinkError};
 use tokio::sync::watch;
@@ -28,21 +30,19 @@ pub use coverage::coverage;
 pub use guard::{HeldRemovals, RemovalGuard, Selection};
 use outcome::ClaimedSink;
 pub use outcome::{KeptRows, Outcome};
+pub use progress::{Acknowledged, BindingProgress, Doing, LATE, Late, NamespaceRows, Pending, ProgressNow};
 pub(crate) use state::Stopped;
 use state::{State, Woken};
 
 /// Brings a sink up to date once, with a snapshot that was taken before.
 pub async fn export(binding: &Binding, snapshot: &Snapshot) -> Result<Outcome, SinkError> {
-    let sink = binding.sink.open().await?;
+    let sink = deadline::open(&*binding.sink).await?;
     let granted = claims::claim(binding, &*sink, 0).await?;
     let mut sink = ClaimedSink::new(sink, granted, binding);
     let difference = sink.compare(binding, snapshot, snapshot.sights()).await?;
     let receipt = sink.write(binding, &difference.delta, snapshot.revision, snapshot.sights()).await?;
     Ok(difference.written(receipt, 0).0)
 }
-
-/// The pause after an error that a person must mend: it is tried again now and then.
-pub(crate) const TERMINAL_PAUSE: Duration = Duration::from_mins(5);
 
 /// Keeps a sink up to date for as long as `wanted` holds a binding; a write that has begun is finished.
 /// Whatever changes in the binding takes effect without a new start.
@@ -73,16 +73,16 @@ pub async fn follow(
             }
             Err(_) => return,
         }
-        let attempted = match woken {
-            Woken::ClaimCheck => state.check_claim().await,
-            Woken::Audit => {
-                state.doubt();
-                state.attempt(&tell).await
-            }
-            Woken::Changed | Woken::Wanted => state.attempt(&tell).await,
+        let (progress, cadence) = state.progress();
+        let attempted = tokio::select! {
+            // The other one only tells that this one takes long.
+            biased;
+            attempted = state.act(&woken, &tell) => attempted,
+            () = progress.watch(cadence, || tell(Told::Late)) => return,
         };
+        progress.end();
         woken = match attempted {
-            Ok(()) => state.wait(&mut wanted).await,
+            Ok(()) => state.wait(&mut wanted, &tell).await,
             Err(stopped) => {
                 let Some(pause) = state.stopped(stopped, &tell) else { return };
                 state.rest(pause, &mut wanted).await

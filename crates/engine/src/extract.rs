@@ -42,6 +42,7 @@ use self::{
 use crate::{
     json::{Json, Map, Projection},
     scrub::{self, Scrubber},
+    store::{NullAttribute, NullCause},
     watch::Metadata,
 };
 
@@ -146,7 +147,7 @@ impl Guard {
 }
 
 struct CompiledAttribute {
-    name: String,
+    name: Arc<str>,
     source: Source,
     /// What the attribute reads of the object.
     projection: Projection,
@@ -176,8 +177,8 @@ pub enum Needs {
 pub struct Extracted {
     /// The attributes as canonical JSON.
     pub attributes: Arc<RawValue>,
-    /// Attributes that have another type than declared; they are null.
-    pub mismatches: Vec<String>,
+    /// Attributes that have no value: they are null, or left out if they are optional.
+    pub nulls: Vec<NullAttribute>,
 }
 
 /// A value as text that takes no more memory than it needs; the buffer is used again.
@@ -339,15 +340,15 @@ impl CompiledProfile {
         let object = Json::Map(fields);
         let namespace = namespace.filter(|_| self.reads_namespace);
         let namespace = namespace.map(|metadata| namespace_object(metadata, &self.guard.scrubber));
-        let mut mismatches = Vec::new();
+        let mut nulls = Vec::new();
         let mut attributes =
-            Reading::new(self, &object, namespace.as_ref(), release.as_ref()).attributes(&mut mismatches)?;
+            Reading::new(self, &object, namespace.as_ref(), release.as_ref()).attributes(&mut nulls)?;
         if let (Some(resource), Json::Map(fields)) = (&self.resource, object) {
             attributes.insert(&*resource.name, resource.build(fields));
         }
         self.guard.scrubber.scrub(&mut attributes);
         let attributes = in_one_piece(&Json::Map(attributes))?.into();
-        Ok(Extracted { attributes, mismatches })
+        Ok(Extracted { attributes, nulls })
     }
 
     /// The Helm release of a Secret, decoded if the profile reads one.
@@ -383,26 +384,35 @@ impl<'r, 'a> Reading<'r, 'a> {
         Self { profile, object, namespace, scope: OnceCell::new(), release }
     }
 
-    fn attributes(&self, mismatches: &mut Vec<String>) -> Result<Map<'a>, ExtractError> {
+    fn attributes(&self, nulls: &mut Vec<NullAttribute>) -> Result<Map<'a>, ExtractError> {
         let mut attributes = Map::with_capacity(self.profile.attributes.len() + 1);
         for attribute in &self.profile.attributes {
-            let value = match self.value(attribute) {
+            let (value, mut cause) = match self.value(attribute) {
                 // What was redacted cannot be looked into, or computed with: no fault of the object.
-                Ok(Json::Null) if attribute.is_path() && self.is_redacted(attribute) => scrub::marker(),
-                Err(_) if self.is_redacted(attribute) => scrub::marker(),
-                Ok(value) => value,
-                Err(_) if attribute.optional => Json::Null,
+                Ok(Json::Null) if attribute.is_path() && self.is_redacted(attribute) => {
+                    (scrub::marker(), NullCause::Missing)
+                }
+                Err(_) if self.is_redacted(attribute) => (scrub::marker(), NullCause::Missing),
+                Ok(value) => (value, NullCause::Missing),
+                Err(_) if attribute.optional => (Json::Null, NullCause::Failed),
                 Err(problem) => {
-                    return Err(ExtractError::Attribute { name: attribute.name.clone(), problem });
+                    return Err(ExtractError::Attribute { name: attribute.name.to_string(), problem });
                 }
             };
+            let mut found = "";
             let value = match attribute.type_ {
                 None => value,
-                Some(type_) => type_.convert(value, attribute.yields_list()).unwrap_or_else(|| {
-                    mismatches.push(attribute.name.clone());
-                    Json::Null
-                }),
+                Some(type_) => {
+                    let kind = value.kind();
+                    type_.convert(value, attribute.yields_list()).unwrap_or_else(|| {
+                        (cause, found) = (NullCause::TypeMismatch, kind);
+                        Json::Null
+                    })
+                }
             };
+            if value.is_null() {
+                nulls.push(NullAttribute { name: attribute.name.clone(), cause, found });
+            }
             if !(attribute.optional && value.is_null()) {
                 attributes.insert(&*attribute.name, value);
             }
@@ -526,7 +536,7 @@ impl Compiler<'_> {
             return Err(with_caret(field, text, None, &problem));
         }
         Ok(CompiledAttribute {
-            name: attribute.name.clone(),
+            name: attribute.name.as_str().into(),
             source,
             projection,
             type_: Type::named(&attribute.type_),

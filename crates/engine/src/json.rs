@@ -107,6 +107,18 @@ impl<'a> Json<'a> {
         matches!(self, Json::Null)
     }
 
+    /// What it is, for messages.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Json::Null => "null",
+            Json::Bool(_) => "a boolean",
+            Json::Number(_) => "a number",
+            Json::String(_) => "a string",
+            Json::List(_) => "a list",
+            Json::Map(_) => "a map",
+        }
+    }
+
     /// How many bytes the value has as JSON, about.
     pub(crate) fn size(&self) -> usize {
         match self {

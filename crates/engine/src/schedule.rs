@@ -67,6 +67,30 @@ impl Cadence {
     }
 }
 
+/// Pauses after errors that a person must mend: short ones while somebody may be at work on it, longer ones later.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TerminalPauses {
+    attempts: u32,
+}
+
+impl TerminalPauses {
+    const SHORT_ONES: u32 = 10;
+    const SHORT: Duration = Duration::from_mins(1);
+    /// The longest.
+    pub const LONG: Duration = Duration::from_mins(5);
+
+    /// How long to wait before the next attempt.
+    pub fn next_pause(&mut self) -> Duration {
+        self.attempts = self.attempts.saturating_add(1);
+        if self.attempts <= Self::SHORT_ONES { Self::SHORT } else { Self::LONG }
+    }
+
+    /// Something worked, or something has changed.
+    pub fn reset(&mut self) {
+        *self = Self::default();
+    }
+}
+
 /// Keeps a sink that keeps failing from being tried by all of its bindings. Transient failures count,
 /// one after the other; when it is open, one attempt after each pause finds out whether it may close.
 #[derive(Debug, Default)]

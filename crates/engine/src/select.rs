@@ -67,6 +67,8 @@ pub struct Selection {
     /// Whether the spec says which namespaces it wants; otherwise it wants all that it reaches.
     selects_namespaces: bool,
     namespace_selector: Option<LabelSelector>,
+    /// Namespaces that the spec names.
+    named: Vec<String>,
     filter: CollectionFilter,
     rules: Vec<Rule>,
     watch_mode: WatchMode,
@@ -155,6 +157,7 @@ impl Selection {
             cluster_scoped: if filtered { ClusterScoped::Never } else { ClusterScoped::WithinBounds },
             selects_namespaces,
             namespace_selector: spec.namespace_selector.clone(),
+            named: spec.filter.included_namespaces.clone(),
             rules: rules(&spec.filter.resource_rules, own, policy)?,
             filter: defaults.complete(&spec.filter),
             watch_mode: spec.watch_mode,
@@ -175,6 +178,7 @@ impl Selection {
             cluster_scoped: ClusterScoped::Always,
             selects_namespaces: true,
             namespace_selector: spec.namespace_selector.clone(),
+            named: spec.filter.included_namespaces.clone(),
             rules: rules(&spec.filter.resource_rules, own, policy)?,
             filter: defaults.complete(&spec.filter),
             watch_mode: WatchMode::All,
@@ -196,6 +200,36 @@ impl Selection {
     pub fn kinds(&self) -> BTreeSet<&Gvk> {
         let kinds = self.rules.iter().map(|rule| &rule.gvk);
         kinds.filter(|gvk| self.bounds.permit_kind(gvk)).collect()
+    }
+
+    /// The namespaces that the spec names.
+    pub fn named(&self) -> &[String] {
+        &self.named
+    }
+
+    /// Whether namespaces are chosen by their labels.
+    pub fn selects_by_labels(&self) -> bool {
+        let by_labels = |selector: &Option<LabelSelector>| selector.as_ref().is_some_and(|s| !s.is_empty());
+        by_labels(&self.namespace_selector)
+            || by_labels(&self.filter.namespace_exclude_selector)
+            || self.watch_mode == WatchMode::OptIn
+            || self.rules.iter().any(|rule| by_labels(&rule.namespace_selector))
+    }
+
+    /// Whether objects are chosen by their names, labels, fields or a policy.
+    pub fn selects_objects(&self) -> bool {
+        let selects = |rule: &Rule| {
+            rule.field_selector.is_some()
+                || !rule.labels.is_empty()
+                || !rule.names.is_empty()
+                || rule.policy.is_some()
+        };
+        self.rules.iter().all(selects)
+    }
+
+    /// Whether the spec limits the target to namespaces, so that objects in no namespace are never selected.
+    pub fn excludes_cluster_scoped(&self) -> bool {
+        self.cluster_scoped == ClusterScoped::Never
     }
 
     /// Whether several queries may return one object of this kind.

@@ -7,6 +7,7 @@
 
 mod changes;
 mod kind_rows;
+mod nulls;
 mod read;
 mod sight;
 
@@ -19,11 +20,13 @@ use kollect_model::{
     crd::shapes::Gvk,
     row::{Row, RowKey, TargetId},
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
-pub use changes::{Change, Changes, RemovalCause};
+pub use changes::{Change, Changes, RemovalCause, Taken, WaitingChanges};
 use changes::{Dirty, Touched};
 pub use kind_rows::{Failed, KindRows};
+use nulls::NullCounts;
+pub use nulls::{NullAttribute, NullAttributes, NullCause, NullCount};
 pub use read::{Sights, Snapshot, StoreReader};
 pub use sight::Sight;
 use sight::is_replaced;
@@ -49,6 +52,7 @@ impl Origin {
 struct Held {
     row: Arc<Row>,
     origin: Origin,
+    nulls: Option<NullAttributes>,
 }
 
 /// An object that is selected and has no row because it cannot be read.
@@ -65,7 +69,13 @@ struct Kind {
     /// By UID, like the rows. An object has a row or a failure, never both, and whatever removes rows
     /// removes failures.
     failures: BTreeMap<Arc<str>, Failure>,
+    /// Attributes of the rows that have no value.
+    nulls: NullCounts,
     sight: Sight,
+    /// The definition of the target that has seen so much.
+    seen_by: Option<u32>,
+    /// The last definition of the target that has read everything it selects, and the revision of the target then.
+    completed: Option<(u32, u64)>,
     /// The target does not want the kind any more. Its rows stay until [`is_replaced`] says that they are gone.
     left: bool,
     /// Readers may know rows of it.
@@ -115,11 +125,11 @@ struct Target {
     kinds: BTreeMap<KindName, Kind>,
     /// No task collects the target, and its rows stay.
     frozen: bool,
-    /// Number of the last change of a row.
+    /// Number of the last change of a row, or of which rows readers are shown.
     revision: u64,
-    /// Sum of the digests of all rows.
-    digest: u128,
     readers: Vec<Weak<Dirty>>,
+    /// It is among [`Shared::changed`].
+    is_reported: bool,
     /// How many [`KindRows`] and [`Changes`] refer to it.
     users: usize,
 }
@@ -127,10 +137,13 @@ struct Target {
 #[derive(Default)]
 struct Shared {
     targets: RwLock<BTreeMap<TargetId, Arc<Mutex<Target>>>>,
-    /// Counts changes of rows.
+    /// Counts changes of rows, and of which rows readers are shown.
     revision: Mutex<u64>,
     /// Changes whenever a sight does.
     sights: watch::Sender<()>,
+    /// Targets in which something has changed since [`StoreReader::take_changed_targets`] was last called.
+    changed: Mutex<BTreeSet<TargetId>>,
+    news: watch::Sender<()>,
 }
 
 // A panic while holding a lock cannot leave a half-made row behind.
@@ -179,6 +192,22 @@ impl Shared {
         *revision += 1;
         *revision
     }
+
+    /// Something has changed in a target: its rows, what cannot be read, or how much has been seen.
+    fn report(&self, id: &TargetId, target: &mut Target) {
+        if !std::mem::replace(&mut target.is_reported, true) {
+            lock(&self.changed).insert(id.clone());
+            self.news.send_replace(());
+        }
+    }
+
+    /// How much of a kind of the target has been seen has changed.
+    fn report_sight(&self, id: &TargetId, target: &mut Target) {
+        target.revision = self.next_revision();
+        target.wake_readers(id);
+        self.report(id, target);
+        self.sights.send_replace(());
+    }
 }
 
 /// Writes rows.
@@ -200,7 +229,7 @@ impl StoreWriter {
         let rows = self.0.with(target, |entry, locked| {
             if std::mem::take(&mut locked.frozen) {
                 for kind in locked.kinds.values_mut() {
-                    kind.sight = Sight::Pending;
+                    (kind.sight, kind.seen_by, kind.completed) = (Sight::Pending, None, None);
                     // What happened to the objects meanwhile was not seen: rows that no list makes again, because
                     // their namespace is gone, too, are removed.
                     kind.outdate(None);
@@ -210,7 +239,10 @@ impl StoreWriter {
                 number: shared.next_revision(),
                 rows: BTreeMap::new(),
                 failures: BTreeMap::new(),
+                nulls: NullCounts::default(),
                 sight: Sight::Pending,
+                seen_by: None,
+                completed: None,
                 left: false,
                 shown: false,
                 replaces: false,
@@ -220,6 +252,7 @@ impl StoreWriter {
             }
             let number = own.number;
             locked.users += 1;
+            self.0.report(target, locked);
             KindRows { id: target.clone(), target: entry.clone(), shared, kind, number, definition: None }
         });
         self.0.sights.send_replace(());
@@ -232,9 +265,8 @@ impl StoreWriter {
             target.frozen = true;
             target.kinds.values_mut().for_each(|kind| kind.sight = Sight::Partial);
             target.show_kinds();
-            target.wake_readers();
+            self.0.report_sight(id, target);
         });
-        self.0.sights.send_replace(());
     }
 
     /// The target wants no kinds but these. Rows of the others go when these have been listed.
@@ -244,15 +276,15 @@ impl StoreWriter {
                 kind.left = !kinds.iter().any(|gvk| (&*gvk.group, &*gvk.kind) == (&**group, &**name));
             }
             target.replace_left_kinds(&self.0);
-            target.wake_readers();
+            self.0.report_sight(id, target);
         });
-        self.0.sights.send_replace(());
     }
 
     /// Everything that the target owned is removed, and the target itself as soon as nothing refers to it.
     pub fn remove_target(&self, id: &TargetId) {
         let Some(target) = self.0.get(id) else { return };
         let mut target = lock(&target);
+        self.0.report(id, &mut target);
         target.frozen = false;
         let kinds = std::mem::take(&mut target.kinds);
         for held in kinds.into_values().flat_map(|kind| kind.rows.into_values()) {
@@ -272,6 +304,21 @@ impl Kind {
         let here = |(key, _): &(&RowKey, &mut Origin)| namespace.is_none_or(|name| *name == *key.namespace);
         rows.chain(failures).filter(here).for_each(|(_, origin)| origin.outdated = true);
     }
+
+    fn remove_row(&mut self, uid: &str) -> Option<Held> {
+        let held = self.rows.remove(uid)?;
+        self.nulls.replace(&held.row.key.uid, held.nulls.as_ref(), None);
+        Some(held)
+    }
+
+    fn remove_rows(&mut self, condition: impl Fn(&Held) -> bool) -> Vec<Held> {
+        let gone: Vec<Held> =
+            self.rows.extract_if(.., |_, held| condition(held)).map(|(_, held)| held).collect();
+        for held in &gone {
+            self.nulls.replace(&held.row.key.uid, held.nulls.as_ref(), None);
+        }
+        gone
+    }
 }
 
 impl Target {
@@ -290,16 +337,16 @@ impl Target {
         let name = (key.group.clone(), key.kind.clone());
         let shown = self.shown_rows(&name).contain(key);
         self.revision = shared.next_revision();
-        let digest = |row: Option<&Arc<Row>>| row.map_or(0, |row| row.digest.0);
-        self.digest = self.digest.wrapping_sub(digest(before)).wrapping_add(digest(after.ok()));
+        shared.report(&key.target, self);
         self.readers.retain(|reader| {
             let Some(reader) = reader.upgrade() else { return false };
-            let mut rows = lock(&reader.rows);
-            let rows = rows.entry(key.target.clone()).or_default().entry(name.clone()).or_default();
+            let mut dirty = lock(&reader.rows);
+            let rows = dirty.targets.entry(key.target.clone()).or_default().entry(name.clone()).or_default();
             let touched = rows.entry(key.clone());
             touched.or_insert_with(|| Touched { before: before.cloned(), removal: None }).removal =
                 after.err();
             if shown {
+                dirty.since.get_or_insert_with(Instant::now);
                 reader.wake.notify_one();
             }
             true
@@ -323,7 +370,7 @@ impl Target {
             let shown = kind.shown;
             let is_gone = |key: &RowKey| !shown || is_replaced(key, wanted.iter());
             kind.failures.retain(|_, failure| !is_gone(&failure.key));
-            gone.extend(kind.rows.extract_if(.., |_, held| is_gone(&held.row.key)).map(|(_, held)| held));
+            gone.extend(kind.remove_rows(|held| is_gone(&held.row.key)));
         }
         self.kinds.retain(|_, kind| !kind.left || !kind.rows.is_empty() || !kind.failures.is_empty());
         for Held { row, .. } in &gone {
@@ -347,8 +394,15 @@ impl Target {
     }
 
     /// Rows may have waited for what has just been seen.
-    fn wake_readers(&self) {
-        self.readers.iter().filter_map(Weak::upgrade).for_each(|reader| reader.wake.notify_one());
+    fn wake_readers(&self, id: &TargetId) {
+        for reader in self.readers.iter().filter_map(Weak::upgrade) {
+            let mut dirty = lock(&reader.rows);
+            if dirty.targets.contains_key(id) {
+                dirty.since.get_or_insert_with(Instant::now);
+            }
+            drop(dirty);
+            reader.wake.notify_one();
+        }
     }
 }
 

@@ -477,7 +477,7 @@ async fn a_reader_hears_of_the_successor_of_a_removed_target() {
         uid: text("u"),
     };
     let attributes = Arc::from(to_raw_value(&json!({})).unwrap());
-    rows.upsert(Row::new(key, text("v1"), text("one"), attributes), Origin::default());
+    rows.upsert(Row::new(key, text("v1"), text("one"), attributes), Origin::default(), None);
     rows.set_sight(Sight::Everything);
     assert_eq!(changes.take().len(), 1);
 }

@@ -6,6 +6,7 @@ mod input;
 mod manifests;
 mod print;
 mod progress;
+pub(crate) mod reconcile;
 pub(crate) mod watch;
 
 use std::{

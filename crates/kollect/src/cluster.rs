@@ -207,6 +207,12 @@ impl ClusterSource {
 }
 
 /// The cluster of a context, and how to call it in messages.
+/// A client for single requests, with a kubeconfig.
+pub(crate) async fn client(kubeconfig: Option<&Path>, context: Option<&str>) -> anyhow::Result<Client> {
+    let (config, who) = find_config(kubeconfig, context).await?;
+    Client::try_from(config).with_context(|| format!("make a client for {who}"))
+}
+
 async fn find_config(kubeconfig: Option<&Path>, context: Option<&str>) -> anyhow::Result<(Config, String)> {
     let kubeconfig = match kubeconfig {
         Some(file) => Kubeconfig::read_from(file).with_context(|| format!("read {}", file.display()))?,

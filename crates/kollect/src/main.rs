@@ -34,6 +34,8 @@ enum Command {
     Collect(Box<cli::collect::Args>),
     /// Follow objects and print every row that changes: nothing is installed anywhere.
     Watch(Box<cli::watch::Args>),
+    /// Ask the operator to look at an inventory, a target or a sink now, and wait for what comes of it.
+    Reconcile(cli::reconcile::Args),
     /// Keep the inventories of a cluster up to date: what runs in the cluster.
     Operator(Box<operator::Args>),
     /// Print the custom resource definitions of the eleven kinds.
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
     match args.command {
         Command::Collect(args) => cli::collect::run(*args),
         Command::Watch(args) => cli::watch::run(&args),
+        Command::Reconcile(args) => cli::reconcile::run(&args),
         Command::Operator(args) => operator::run(*args),
         Command::Crds(args) => cli::crds(&args),
     }

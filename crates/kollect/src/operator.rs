@@ -25,7 +25,6 @@ mod progress;
 mod reconcile;
 mod secrets;
 mod serve;
-mod shards;
 mod shutdown;
 #[cfg(test)]
 mod simulate;
@@ -35,6 +34,8 @@ mod webhooks;
 mod write;
 
 pub(crate) use args::Args;
+pub(crate) use leader::LEASE;
+pub(crate) use write::api;
 
 use std::{process::ExitCode, sync::Arc, time::Duration};
 

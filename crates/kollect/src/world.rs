@@ -53,6 +53,9 @@ pub(crate) use targets::ResolvedTarget;
 /// Namespace (empty for cluster kinds) and name.
 pub(crate) type Name = (String, String);
 
+/// Annotation of inventories, targets and sinks: whenever its value changes the object is reconciled at once.
+pub(crate) const REQUESTED_AT: &str = "kollect.dev/requestedAt";
+
 /// All objects that decisions depend on.
 #[derive(Clone, Default)]
 pub(crate) struct World {
@@ -62,6 +65,8 @@ pub(crate) struct World {
     pub(crate) inventories: BTreeMap<Name, Arc<KollectInventory>>,
     pub(crate) cluster_inventories: BTreeMap<Name, Arc<KollectClusterInventory>>,
     pub(crate) sinks: BTreeMap<(Family, Name), Arc<SinkSpec>>,
+    /// Values of [`REQUESTED_AT`] of sinks.
+    pub(crate) sink_requests: BTreeMap<(Family, Name), String>,
     pub(crate) scopes: BTreeMap<Name, Arc<KollectScope>>,
     pub(crate) cluster_scopes: BTreeMap<Name, Arc<KollectClusterScope>>,
     pub(crate) secrets: BTreeMap<Name, Secret>,
@@ -216,6 +221,7 @@ struct CachedProfile {
 
 struct CachedTarget {
     asked: AskedSpec,
+    requested: Option<String>,
     bounds: Bounds,
     profile: Arc<CompiledProfile>,
     target: Result<Arc<Target>, Vec<SpecError>>,

@@ -98,11 +98,17 @@ impl Row {
         }
     }
 
+    /// `namespace/name` of the object; its name alone if it is in no namespace.
+    pub fn path(&self) -> String {
+        let namespace = &self.key.namespace;
+        let slash = if namespace.is_empty() { "" } else { "/" };
+        format!("{namespace}{slash}{}", self.name)
+    }
+
     /// The row for people: kind, object and target.
     pub fn described(&self) -> String {
-        let RowKey { target, kind, namespace, uid, .. } = &self.key;
-        let slash = if namespace.is_empty() { "" } else { "/" };
-        format!("{kind} {namespace}{slash}{} of target {target} (uid {uid})", self.name)
+        let RowKey { target, kind, uid, .. } = &self.key;
+        format!("{kind} {} of target {target} (uid {uid})", self.path())
     }
 
     /// The namespace that an exported row names as its target's: rows of cluster targets carry the

@@ -6,6 +6,7 @@
 use std::{
     collections::HashSet,
     fs,
+    os::unix::fs::MetadataExt as _,
     path::Path,
     sync::{
         Arc, LazyLock, Mutex, PoisonError,
@@ -139,6 +140,8 @@ impl Backend for Config {
 /// An open file.
 pub struct SqliteSink {
     path: Arc<Path>,
+    /// What the path led to when it was opened.
+    file: FileId,
     connection: Arc<Mutex<Connection>>,
     claims: ClaimTable,
     /// Whether warnings about tables of older versions have been given.
@@ -149,7 +152,7 @@ impl SqliteSink {
     /// Opens the file, and creates what is missing unless the plan says that it must exist.
     pub(crate) async fn open(config: Config, files: &Files) -> Result<Self, SinkError> {
         let files = files.clone();
-        let (path, connection, claims) = blocking(move || {
+        let (path, file, connection, claims) = blocking(move || {
             let forbidden = |why| {
                 SinkError::new(
                     SinkReason::Forbidden,
@@ -168,11 +171,12 @@ impl SqliteSink {
             let connection = connect(&path, config.create)?;
             let claims = claim_table(&connection)
                 .map_err(|error| sqlite_error(format!("open {}", path.display()), error))?;
-            Ok((path, connection, claims))
+            let file = FileId::of(&path).ok_or_else(|| gone("open", &path))?;
+            Ok((path, file, connection, claims))
         })
         .await?;
         let connection = Arc::new(Mutex::new(connection));
-        Ok(Self { path: path.into(), connection, claims, warned: AtomicBool::new(false) })
+        Ok(Self { path: path.into(), file, connection, claims, warned: AtomicBool::new(false) })
     }
 
     /// What is said about tables of older versions, with the first write.
@@ -199,17 +203,38 @@ impl SqliteSink {
         attempt: &'static str,
         work: impl FnOnce(&mut Connection) -> Result<T, WriteError> + Send + 'static,
     ) -> Result<T, SinkError> {
-        let connection = self.connection.clone();
-        let path = self.path.clone();
+        let (path, file, connection) = (self.path.clone(), self.file, self.connection.clone());
         blocking(move || {
             let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
-            work(&mut connection).map_err(|error| match error {
+            let done = work(&mut connection).map_err(|error| match error {
                 WriteError::Sqlite(error) => sqlite_error(format!("{attempt} {}", path.display()), error),
                 WriteError::Sink(error) => error,
-            })
+            });
+            // SQLite goes on with a file that others have removed or replaced, and no reader would see it.
+            if FileId::of(&path) == Some(file) { done } else { Err(gone(attempt, &path)) }
         })
         .await
     }
+}
+
+/// Tells a file from another one that has its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileId {
+    device: u64,
+    number: u64,
+}
+
+impl FileId {
+    /// The file that a path leads to; `None`: there is none.
+    fn of(path: &Path) -> Option<Self> {
+        let metadata = fs::metadata(path).ok()?;
+        Some(Self { device: metadata.dev(), number: metadata.ino() })
+    }
+}
+
+fn gone(attempt: &str, path: &Path) -> SinkError {
+    let why = format!("{attempt} {}: the file was removed or replaced", path.display());
+    SinkError::new(SinkReason::Missing, why)
 }
 
 enum WriteError {

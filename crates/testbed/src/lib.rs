@@ -33,6 +33,6 @@ pub use git::{GitHttp, GitSsh};
 pub use guard::{Scratch, Server, Stop};
 pub use nats::Nats;
 pub use ports::free_port;
-pub use postgres::Postgres;
-pub use programs::Programs;
+pub use postgres::{Frozen, Postgres};
+pub use programs::{Programs, promtool};
 pub use proxy::{Moment, Past, Proxy};

@@ -65,6 +65,16 @@ impl Postgres {
         Ok(())
     }
 
+    /// Stops all processes of the server where they are, until the answer is dropped: connections stay, and nothing comes.
+    pub fn freeze(&self) -> Result<Frozen, Error> {
+        let file = self.scratch.path().join("data/postmaster.pid");
+        let text = std::fs::read_to_string(&file).map_err(Error::io("read the process id of postgres"))?;
+        let id = text.lines().next().unwrap_or_default().to_owned();
+        let frozen = Frozen(id);
+        frozen.signal("STOP").map_err(Error::io("freeze postgres"))?;
+        Ok(frozen)
+    }
+
     /// The certificate that the server shows, PEM; `None` without TLS.
     pub fn certificate(&self) -> Option<&str> {
         self.certificate.as_deref()
@@ -168,6 +178,25 @@ impl Postgres {
             self.psql("show data_directory").is_ok_and(|answer| Path::new(answer.trim_end()) == file("data"))
         })?;
         Ok(server)
+    }
+}
+
+/// A server that does nothing. Dropping it lets the server go on.
+#[derive(Debug)]
+pub struct Frozen(String);
+
+impl Frozen {
+    /// Sends a signal to the server and to the processes of its sessions.
+    fn signal(&self, name: &str) -> std::io::Result<()> {
+        let script = r#"kill -"$1" "$2"; for child in $(pgrep -P "$2"); do kill -"$1" "$child"; done"#;
+        Command::new("sh").args(["-c", script, "freeze", name, &self.0]).status().map(drop)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        // A server that has ended needs no signal.
+        self.signal("CONT").ok();
     }
 }
 

@@ -1,4 +1,4 @@
-//! Where the Go programs are: the control plane and the NATS server.
+//! Where the Go programs are: the control plane, the NATS server, and promtool.
 //!
 //! [`Programs::find_or_build`] and [`nats_server`] are called when a server is started, [`all`] by
 //! `kollect-testbed build`. Programs live in a cache directory whose layout names their versions:
@@ -34,6 +34,11 @@ const STREAMS: Pins = Pins {
     directory: concat!(env!("CARGO_MANIFEST_DIR"), "/servers/nats"),
 };
 
+const RULE_TESTS: Pins = Pins {
+    go_mod: include_str!("../servers/promtool/go.mod"),
+    directory: concat!(env!("CARGO_MANIFEST_DIR"), "/servers/promtool"),
+};
+
 /// Paths of the programs, all present.
 #[derive(Debug, Clone)]
 pub struct Programs {
@@ -55,6 +60,8 @@ struct Bundle {
     module: &'static str,
     /// File name and Go package of each program.
     programs: &'static [(&'static str, &'static str)],
+    /// Build tags.
+    tags: &'static str,
     /// Cold, on two cores.
     minutes: u32,
 }
@@ -68,6 +75,7 @@ const KUBERNETES: Bundle = Bundle {
         ("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
         ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
     ],
+    tags: "",
     minutes: 6,
 };
 
@@ -76,6 +84,7 @@ const ETCD: Bundle = Bundle {
     pins: CONTROL_PLANE,
     module: "go.etcd.io/etcd/server/v3",
     programs: &[("etcd", "go.etcd.io/etcd/server/v3")],
+    tags: "",
     minutes: 1,
 };
 
@@ -84,12 +93,23 @@ const NATS: Bundle = Bundle {
     pins: STREAMS,
     module: "github.com/nats-io/nats-server/v2",
     programs: &[("nats-server", "github.com/nats-io/nats-server/v2")],
+    tags: "",
     minutes: 1,
+};
+
+const PROMTOOL: Bundle = Bundle {
+    name: "promtool",
+    pins: RULE_TESTS,
+    module: "github.com/prometheus/prometheus",
+    programs: &[("promtool", "github.com/prometheus/prometheus/cmd/promtool")],
+    // Service discovery of all clouds is most of it, and of no use for rules.
+    tags: "remove_all_sd",
+    minutes: 2,
 };
 
 /// All programs from the cache, those of the control plane first; those that are missing are built first.
 pub fn all() -> Result<Vec<PathBuf>, Error> {
-    let (cache, bundles) = (cache()?, [KUBERNETES, ETCD, NATS]);
+    let (cache, bundles) = (cache()?, [KUBERNETES, ETCD, NATS, PROMTOOL]);
     build::build_missing(&bundles, &cache)?;
     let files = |bundle: Bundle| {
         let directory = bundle.directory(&cache);
@@ -103,6 +123,13 @@ pub fn nats_server() -> Result<PathBuf, Error> {
     let cache = cache()?;
     build::build_missing(&[NATS], &cache)?;
     Ok(NATS.directory(&cache).join("nats-server"))
+}
+
+/// promtool from the cache; built first if it is missing.
+pub fn promtool() -> Result<PathBuf, Error> {
+    let cache = cache()?;
+    build::build_missing(&[PROMTOOL], &cache)?;
+    Ok(PROMTOOL.directory(&cache).join("promtool"))
 }
 
 impl Programs {
@@ -175,7 +202,7 @@ mod tests {
 
     #[test]
     fn versions_come_from_go_mod() {
-        for bundle in [KUBERNETES, ETCD, NATS] {
+        for bundle in [KUBERNETES, ETCD, NATS, PROMTOOL] {
             assert!(bundle.version().starts_with('v'), "{bundle:?}");
             assert!(bundle.pins.value("go").is_some());
         }

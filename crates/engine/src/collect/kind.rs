@@ -110,6 +110,8 @@ struct KindTask {
     feeds: Feeds,
     renewals: Renewals,
     comparisons: Comparisons,
+    /// When it was last looked whether feeds have ended, or the kind is served.
+    tried: Instant,
 }
 
 impl KindTask {
@@ -123,6 +125,7 @@ impl KindTask {
             feeds: Feeds::new(events),
             renewals: Renewals::default(),
             comparisons: Comparisons::new(),
+            tried: Instant::now(),
         }
     }
 
@@ -134,6 +137,7 @@ impl KindTask {
             known.unwrap_or_else(|| KindTarget::new(&self.context, &self.kind, target))
         });
         self.targets.extend(now);
+        self.plan.permissions.review_soon();
         self.feeds.set_split(self.targets.iter().any(KindTarget::is_split));
         self.plan.outdate();
     }
@@ -149,7 +153,9 @@ impl KindTask {
         }
         let everywhere = Place { gvk: self.kind.gvk.clone(), namespace: None, field_selector: None };
         match &resolution {
-            Resolution::Served(resource) => self.context.coverage.name(&self.kind.gvk, &resource.name),
+            Resolution::Served(resource) => {
+                self.context.coverage.name(&self.kind.gvk, &resource.name, resource.namespaced);
+            }
             Resolution::Absent => {
                 self.context.coverage.set(&everywhere, State::Absent);
                 self.targets.iter_mut().for_each(KindTarget::remove_all);
@@ -167,15 +173,22 @@ impl KindTask {
             return;
         }
         if self.plan.permissions.is_review_due(now, settings.review) {
-            if !self.kind.is_served() || self.feeds.iter().any(Feed::is_ended) {
-                self.resolve().await;
-            }
             // What was refused is tried again, after asking whether it is permitted.
-            if !self.plan.permissions.denied().is_empty() || self.feeds.iter().any(Feed::is_ended) {
+            if !self.plan.permissions.denied().is_empty() {
                 self.plan.outdate();
             }
             self.plan.permissions.doubt_denials(&self.namespaces);
-            self.feeds.drop_ended(|_| false);
+        }
+        if now.duration_since(self.tried) >= settings.review {
+            self.tried = now;
+            let has_ended = self.feeds.iter().any(Feed::is_ended);
+            if !self.kind.is_served() || has_ended {
+                self.resolve().await;
+            }
+            if has_ended {
+                self.feeds.drop_ended(|_| false);
+                self.plan.outdate();
+            }
         }
         let stalled = |index: &usize| self.feeds.at(*index).is_stalled(now, settings.patience);
         let stalled: Vec<usize> = (0..self.feeds.iter().len()).filter(stalled).collect();

@@ -59,7 +59,7 @@ impl World {
     }
 
     fn put(&self, uid: usize, value: usize) {
-        self.pods.upsert(row("Pod", uid, value), Origin::default());
+        self.pods.upsert(row("Pod", uid, value), Origin::default(), None);
     }
 
     /// Wants a binding to a destination.

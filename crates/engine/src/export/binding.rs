@@ -17,7 +17,10 @@ use kollect_model::{
     sink::{Sink, SinkError},
 };
 
-use super::{ClaimChecks, Cleaned, CurrentClaim, HeldRemovals, Outcome, RemovalGuard, Selection, Siblings};
+use super::{
+    BindingProgress, ClaimChecks, Cleaned, CurrentClaim, HeldRemovals, Outcome, RemovalGuard, Selection,
+    Siblings,
+};
 use crate::{
     schedule::{Breaker, Cadence},
     store::{Sight, Snapshot},
@@ -86,6 +89,12 @@ pub struct Binding {
     pub destination: Destination,
     /// Generation of the inventory's spec; 0 if there is none.
     pub generation: i64,
+    /// Tells versions of a binding apart: what was acknowledged under another one says nothing about this one.
+    pub version: u64,
+    /// How far it has come; the same for all versions of a binding that lead to one destination.
+    pub progress: BindingProgress,
+    /// Whether rows are counted by namespace.
+    pub counts_namespaces: bool,
     /// Who writes them.
     pub claimant: Claimant,
     /// The claim that it holds; the same for all versions of a binding.
@@ -125,6 +134,11 @@ pub struct Binding {
 }
 
 impl Binding {
+    /// Version and generation.
+    pub(super) fn id(&self) -> (u64, i64) {
+        (self.version, self.generation)
+    }
+
     /// All rows of no targets: what is said about an inventory without more.
     pub fn new(
         inventory: InventoryId,
@@ -136,6 +150,9 @@ impl Binding {
             inventory,
             destination,
             generation: 0,
+            version: 0,
+            progress: BindingProgress::default(),
+            counts_namespaces: false,
             claimant,
             current: CurrentClaim::default(),
             siblings: Siblings::default(),
@@ -173,8 +190,14 @@ pub enum Told<'a> {
     Compared(&'a Outcome),
     /// What has changed was written.
     Written(&'a Delta, &'a Receipt),
-    /// The sink is not as this binding left it; it is claimed again and compared at once.
+    /// The sink is not as this binding left it, or is gone; it is opened and claimed again and compared at once.
     ClaimLost(&'a SinkError),
+    /// What has changed left nothing to write.
+    Passed,
+    /// There is something to write, which waits for the cadence.
+    Waits,
+    /// Something takes longer than it should; see [`BindingProgress`].
+    Late,
     /// Something failed; it is tried again after a pause, or when something has changed.
     Failed {
         /// What.
@@ -183,7 +206,7 @@ pub enum Told<'a> {
         pause: Option<Duration>,
     },
     /// The sink keeps failing for all of its bindings; none tries before.
-    Waiting {
+    Paused {
         /// How long.
         pause: Duration,
     },

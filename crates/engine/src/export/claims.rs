@@ -17,8 +17,8 @@ use kollect_model::{
 };
 use tokio::time::Instant;
 
-use super::{Binding, Open, TERMINAL_PAUSE};
-use crate::clock;
+use super::{Binding, Open};
+use crate::{clock, schedule::TerminalPauses};
 
 /// The claim that a binding holds now, for other bindings of its inventory to see. Empty while it holds none, or does
 /// not know whether it does.
@@ -226,7 +226,7 @@ impl Drop for Checking {
 
 /// Pauses of a binding that another process of its cluster has fenced. Two operators that take turns would never
 /// agree, so they do it more and more rarely.
-const FENCED: Backoff = Backoff::new(Duration::from_secs(5), TERMINAL_PAUSE);
+const FENCED: Backoff = Backoff::new(Duration::from_secs(5), TerminalPauses::LONG);
 
 /// A claim that has stood for so long ends the dispute with another operator.
 const UNDISPUTED: Duration = Duration::from_mins(15);

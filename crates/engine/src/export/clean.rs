@@ -15,6 +15,7 @@ use kollect_model::{
 use super::{
     Binding, CurrentClaim, KeptRows, MayWrite, Sibling, Stopped,
     claims::{self, Granted},
+    deadline,
 };
 use crate::store::{Sight, StoreReader};
 
@@ -61,7 +62,7 @@ pub(crate) async fn clean(
         current: CurrentClaim::default(),
         ..Binding::clone(binding)
     };
-    let sink = own.sink.open().await?;
+    let sink = deadline::open(&*own.sink).await?;
     if sink.delivery() == Delivery::Snapshots {
         let granted = claim(&own, &*sink, 0, may_write).await?;
         sink.forget(&own.inventory, &granted.claim).await?;
@@ -135,7 +136,7 @@ async fn claim(
 
 /// Whether a claim that was just written somewhere is read in the destination of another binding.
 async fn is_same(other: &Sibling, own: &Binding, written: &Claim) -> Result<bool, SinkError> {
-    let sink = other.sink.open().await?;
+    let sink = deadline::open(&*other.sink).await?;
     if sink.delivery() == Delivery::Snapshots {
         return Ok(false);
     }

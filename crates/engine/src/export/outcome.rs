@@ -18,6 +18,7 @@ use super::{
     Binding,
     claims::{Checking, Granted},
     coverage::{coverage, is_complete},
+    progress::HeldRows,
 };
 use crate::{
     delta::difference,
@@ -99,6 +100,10 @@ pub(super) struct ClaimedSink {
 /// What differs between a sink and a snapshot.
 pub(super) struct Difference {
     pub(super) delta: Delta,
+    /// What the sink holds.
+    pub(super) held: HeldRows,
+    /// Digests of the rows in the sink that differ.
+    pub(super) before: Baseline,
     unchanged: usize,
     /// Rows of the sink whose objects cannot be seen.
     left_alone: BTreeSet<RowKey>,
@@ -161,7 +166,12 @@ impl ClaimedSink {
         let is_complete =
             !snapshot.has_frozen() && seen.values().all(|sight| is_complete(sight, &binding.scope));
         let kept = KeptRows::among(&baseline, snapshot, seen);
-        Ok(Difference { delta, unchanged, left_alone, is_complete, kept })
+        let mut held = HeldRows::new(binding.counts_namespaces);
+        baseline.iter().for_each(|(key, digest)| held.change(key, None, Some(*digest)));
+        let differing = delta.changed.iter().map(|changed| &changed.after.key);
+        let differing = differing.chain(delta.removed.iter().map(|removed| &removed.key));
+        let before = differing.filter_map(|key| Some((key.clone(), *baseline.get(key)?))).collect();
+        Ok(Difference { delta, held, before, unchanged, left_alone, is_complete, kept })
     }
 
     /// Writes a delta. An empty one is written too: the sink notes when that was and what could be seen.
@@ -196,7 +206,7 @@ impl Difference {
 
     /// What came of it, and the rows that were left alone.
     pub(super) fn written(self, receipt: Receipt, drifted: usize) -> (Outcome, BTreeSet<RowKey>) {
-        let Self { delta, unchanged, left_alone: keys, is_complete, kept } = self;
+        let Self { delta, unchanged, left_alone: keys, is_complete, kept, .. } = self;
         let left_alone = keys.len();
         (Outcome { delta, receipt, unchanged, left_alone, drifted, is_complete, kept }, keys)
     }

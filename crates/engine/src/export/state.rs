@@ -9,8 +9,8 @@ use std::{
 
 use kollect_model::{
     backoff::Backoff,
-    batch::{Changed, Delta, Refusal, Removed},
-    row::{RowKey, TargetId},
+    batch::{Changed, Delta, Receipt, Refusal, Removed},
+    row::{Row, RowDigest, RowKey, TargetId},
     sink::{Delivery, ErrorClass, SinkError, SinkReason},
 };
 use tokio::{
@@ -19,13 +19,18 @@ use tokio::{
 };
 
 use super::{
-    Binding, MayWrite, Outcome, TERMINAL_PAUSE, Told,
+    Binding, BindingProgress, Doing, MayWrite, Outcome, Told,
     claims::{self, Disputes},
     coverage::{self, is_complete},
+    deadline,
     guard::Causes,
     outcome::ClaimedSink,
+    progress::HeldRows,
 };
-use crate::store::{Change, Changes, Sight, Sights, StoreReader};
+use crate::{
+    schedule::TerminalPauses,
+    store::{Change, Changes, Sight, Sights, StoreReader, Taken},
+};
 
 /// How a wait ended.
 pub(super) enum Woken {
@@ -73,6 +78,16 @@ enum Contents {
 /// Removals that are held are looked at again no more often than this.
 const HELD_AGAIN: Duration = Duration::from_secs(10);
 
+/// That something waits for the cadence is told only if it waits for longer than this.
+const WAITS: Duration = Duration::from_secs(1);
+
+/// A row that the sink cannot hold as it is.
+struct RefusedRow {
+    refusal: Refusal,
+    /// What the sink holds of it: an older version, or nothing.
+    held: Option<RowDigest>,
+}
+
 pub(super) struct State<'a> {
     binding: Arc<Binding>,
     rows: &'a StoreReader,
@@ -83,8 +98,7 @@ pub(super) struct State<'a> {
     seen: Sights,
     /// Rows that the sink held at the last comparison, and whose objects could not be seen.
     left_alone: BTreeSet<RowKey>,
-    /// Rows that the sink cannot hold.
-    refused: BTreeMap<RowKey, Refusal>,
+    refused: BTreeMap<RowKey, RefusedRow>,
     /// Places that have been seen as a whole at some time.
     once_complete: BTreeSet<(TargetId, Arc<str>, Arc<str>)>,
     last_write: Option<Instant>,
@@ -92,14 +106,20 @@ pub(super) struct State<'a> {
     last_comparison: Option<Instant>,
     disputes: Disputes,
     backoff: Backoff,
+    terminal: TerminalPauses,
+    /// The last attempt began with a sink that was open.
+    was_open: bool,
 }
 
 impl<'a> State<'a> {
     pub(super) fn new(binding: Arc<Binding>, rows: &'a StoreReader, may_write: &'a MayWrite) -> Self {
         binding.selection.observe(&binding.selected);
+        let changes = rows.changes(&binding.targets);
+        binding.progress.follow(changes.waiting());
+        binding.progress.doubt();
         Self {
             phase: Phase::Closed,
-            changes: rows.changes(&binding.targets),
+            changes,
             seen: Sights::new(),
             left_alone: BTreeSet::new(),
             refused: BTreeMap::new(),
@@ -108,9 +128,29 @@ impl<'a> State<'a> {
             last_comparison: None,
             disputes: Disputes::default(),
             backoff: Backoff::default(),
+            terminal: TerminalPauses::default(),
+            was_open: false,
             binding,
             rows,
             may_write,
+        }
+    }
+
+    /// How far the binding has come, and the least time between two writes.
+    pub(super) fn progress(&self) -> (BindingProgress, Duration) {
+        (self.binding.progress.clone(), self.binding.cadence.min_change)
+    }
+
+    /// Does what it was woken for.
+    pub(super) async fn act(&mut self, woken: &Woken, tell: &impl Fn(Told<'_>)) -> Result<(), Stopped> {
+        self.was_open = matches!(self.phase, Phase::Claimed(..));
+        match woken {
+            Woken::ClaimCheck => self.check_claim().await,
+            Woken::Audit => {
+                self.doubt();
+                self.attempt(tell).await
+            }
+            Woken::Changed | Woken::Wanted => self.attempt(tell).await,
         }
     }
 
@@ -124,6 +164,7 @@ impl<'a> State<'a> {
         }
         if binding.targets != known.targets || binding.choice != known.choice {
             self.changes = self.rows.changes(&binding.targets);
+            binding.progress.follow(self.changes.waiting());
             if let Phase::Claimed(_, contents) = &mut self.phase {
                 *contents = Contents::Unknown;
             }
@@ -131,6 +172,7 @@ impl<'a> State<'a> {
         self.doubt();
         self.disputes = Disputes::default();
         self.backoff.reset();
+        self.terminal.reset();
     }
 
     /// The sink is read again.
@@ -152,24 +194,28 @@ impl<'a> State<'a> {
             Stopped::Sink(error) => error,
             Stopped::Breaker(until) => {
                 let pause = until.saturating_duration_since(Instant::now());
-                tell(Told::Waiting { pause });
+                tell(Told::Paused { pause });
                 return Some(pause);
             }
             Stopped::MayNotWrite => return None,
         };
         // What arrived is not known: the sink itself knows.
         self.phase = Phase::Closed;
+        self.binding.progress.doubt();
+        // What has vanished from under an open sink may be made again when the sink is opened.
+        let is_lost =
+            error.reason == SinkReason::ClaimLost || error.reason == SinkReason::Missing && self.was_open;
         let pause = match error.reason {
             SinkReason::Fenced => self.disputes.fenced(),
-            SinkReason::ClaimLost if self.disputes.may_claim_at_once() => {
+            _ if is_lost && self.disputes.may_claim_at_once() => {
                 tell(Told::ClaimLost(&error));
                 return Some(Duration::ZERO);
             }
-            _ if error.class() == ErrorClass::Transient => {
+            _ if is_lost || error.class() == ErrorClass::Transient => {
                 self.binding.breaker.count_failure(Instant::now());
                 self.backoff.next(fastrand::f64())
             }
-            _ => TERMINAL_PAUSE,
+            _ => self.terminal.next_pause(),
         };
         tell(Told::Failed { error: &error, pause: Some(pause) });
         Some(pause)
@@ -194,10 +240,12 @@ impl<'a> State<'a> {
     }
 
     /// Waits until there is something to write and it may be written, or something to look at.
-    pub(super) async fn wait(&self, wanted: &mut watch::Receiver<Option<Arc<Binding>>>) -> Woken {
+    pub(super) async fn wait(
+        &self,
+        wanted: &mut watch::Receiver<Option<Arc<Binding>>>,
+        tell: &impl Fn(Told<'_>),
+    ) -> Woken {
         let Binding { cadence, targets, .. } = &*self.binding;
-        let mut sights = self.rows.sight_changes();
-        sights.mark_unchanged();
         let claim_check = match &self.phase {
             Phase::Claimed(sink, _) => sink.next_claim_check(&self.binding, self.last_write),
             Phase::Closed => None,
@@ -210,14 +258,19 @@ impl<'a> State<'a> {
                     return Woken::Wanted;
                 }
                 () = at(self.last_comparison.and_then(|last| cadence.next_audit(last))) => return Woken::Audit,
+                // Also when it has changed how much was seen.
                 () = self.changes.ready() => {}
-                Ok(()) = sights.changed() => {}
                 () = at(claim_check) => return Woken::ClaimCheck,
             }
         }
-        let mut due = cadence.next_write(self.last_write, Instant::now());
+        let now = Instant::now();
+        let mut due = cadence.next_write(self.last_write, now);
         if let Some(compared) = self.last_comparison.filter(|_| self.is_held()) {
             due = due.max(compared + HELD_AGAIN);
+        }
+        if due > now + WAITS && !self.changes.is_empty() {
+            self.binding.progress.wait_until(due);
+            tell(Told::Waits);
         }
         tokio::select! {
             biased;
@@ -246,9 +299,11 @@ impl<'a> State<'a> {
         let compare =
             !matches!(self.phase, Phase::Claimed(_, Contents::Known)) || seen != self.seen || doubled;
         if !compare && self.changes.is_empty() {
+            self.pass(tell);
             return Ok(());
         }
         binding.breaker.admit(Instant::now()).map_err(Stopped::Breaker)?;
+        binding.progress.begin(Doing::Comparing, None);
         let (mut sink, contents) = match mem::replace(&mut self.phase, Phase::Closed) {
             Phase::Claimed(sink, contents) => (sink, contents),
             Phase::Closed => (Box::new(self.claim(tell).await?), Contents::Unknown),
@@ -256,9 +311,11 @@ impl<'a> State<'a> {
         let contents = match sink.delivery() {
             Delivery::Snapshots => self.send_snapshot(&mut sink, tell).await?,
             Delivery::Changes => {
-                // Not newer than the changes.
-                let revision = self.rows.revision(&binding.targets);
-                let changes = self.changes.take();
+                let Taken { changes, revision, since } = self.changes.take_all();
+                // What has just been seen may prove rows gone that only the sink knows.
+                let compare = compare || self.rows.sights(&binding.targets) != self.seen;
+                let doing = if compare { Doing::Comparing } else { Doing::Writing };
+                binding.progress.begin(doing, since.map(|since| (changes.len(), since)).filter(has_rows));
                 let causes = Causes::of(&changes);
                 let guarded = binding.removal_guard.is_some() && causes.has_spec_changes();
                 // What the sink holds already is not new, although it is new to the store.
@@ -273,13 +330,24 @@ impl<'a> State<'a> {
         self.phase = Phase::Claimed(sink, contents);
         binding.breaker.close();
         self.backoff.reset();
+        self.terminal.reset();
         Ok(())
+    }
+
+    /// What has changed leaves nothing to write: the sink has reached a newer revision all the same.
+    fn pass(&mut self, tell: &impl Fn(Told<'_>)) {
+        let Some(revision) = self.changes.revision_if_empty() else { return };
+        // If more has just been seen that is looked at next.
+        let is_same = self.rows.sights(&self.binding.targets) == self.seen;
+        if is_same && self.binding.progress.advance(revision) {
+            tell(Told::Passed);
+        }
     }
 
     /// Opens the sink and claims the inventory in it: what is read afterwards changes only through this claim, and a
     /// sink that refuses the claim is not read.
     async fn claim(&mut self, tell: &impl Fn(Told<'_>)) -> Result<ClaimedSink, Stopped> {
-        let sink = self.binding.sink.open().await?;
+        let sink = deadline::open(&*self.binding.sink).await?;
         claims::check_free(&self.binding, &*sink, self.disputes.is_fenced()).await?;
         self.check_may_write()?;
         let granted = claims::claim(&self.binding, &*sink, 0).await?;
@@ -313,12 +381,16 @@ impl<'a> State<'a> {
         });
         if let Some(held) = held {
             (self.seen, self.last_comparison) = (seen, Some(Instant::now()));
+            binding.progress.doubt();
             tell(Told::RemovalsHeld(&held));
             return Ok(Contents::Held);
         }
         self.check_may_write()?;
-        let receipt = sink.write(&binding, &difference.delta, snapshot.revision, &seen).await?;
         let delta = &difference.delta;
+        if !delta.is_empty() {
+            binding.progress.begin(Doing::Writing, None);
+        }
+        let receipt = sink.write(&binding, delta, snapshot.revision, &seen).await?;
         if !delta.is_empty() {
             self.last_write = Some(Instant::now());
         }
@@ -328,7 +400,16 @@ impl<'a> State<'a> {
             Contents::Known | Contents::Doubted if seen != self.seen => 0,
             Contents::Known | Contents::Doubted => keys(delta).filter(is_drift).count(),
         };
-        self.refused = receipt.refused.iter().map(|refused| (refused.key.clone(), refused.clone())).collect();
+        let before = |key: &RowKey| difference.before.get(key).copied();
+        let refused = receipt.refused.iter().map(|refusal| {
+            let refused = RefusedRow { refusal: refusal.clone(), held: before(&refusal.key) };
+            (refusal.key.clone(), refused)
+        });
+        self.refused = refused.collect();
+        binding.progress.hold(difference.held.clone());
+        binding.progress.change(written(delta, &self.refused, before));
+        let (revision, checksum) = (snapshot.revision, receipt.checksum.clone());
+        binding.progress.acknowledge(binding.id(), revision, checksum, !delta.is_empty());
         binding.selection.acknowledge(self.last_comparison.is_none());
         (self.seen, self.last_comparison) = (seen, Some(Instant::now()));
         let (outcome, left_alone) = difference.written(receipt, drifted);
@@ -346,20 +427,52 @@ impl<'a> State<'a> {
         tell: &impl Fn(Told<'_>),
     ) -> Result<Contents, Stopped> {
         let binding = self.binding.clone();
-        let delta = delta_of(changes.into_iter().filter(|change| binding.choice.takes(&change.key)));
+        let mut refused_before = Vec::new();
+        let wanted = changes.into_iter().filter(|change| binding.choice.takes(&change.key));
+        // Of a row that was refused the sink holds something else than the store knew.
+        let delta = delta_of(wanted.map(|change| {
+            let refused = self.refused.get(&change.key);
+            refused_before.extend(refused.map(|_| change.key.clone()));
+            (refused.map(|refused| refused.held), change)
+        }));
         if delta.is_empty() {
+            // What has changed is not for this inventory, or has changed back.
+            let is_newer = binding.progress.advance(revision);
+            if is_newer && refused_before.is_empty() {
+                tell(Told::Passed);
+            }
+            if !refused_before.is_empty() {
+                refused_before.iter().for_each(|key| drop(self.refused.remove(key)));
+                tell(Told::Written(&delta, &Receipt { refused: self.refusals(), ..Receipt::default() }));
+            }
             return Ok(Contents::Known);
         }
         self.check_may_write()?;
         let mut receipt = sink.write(&binding, &delta, revision, &self.seen).await?;
         self.last_write = Some(Instant::now());
-        keys(&delta).for_each(|key| drop(self.refused.remove(key)));
-        self.refused.extend(receipt.refused.iter().map(|refused| (refused.key.clone(), refused.clone())));
+        // What the sink held of each row before.
+        let mut held: BTreeMap<RowKey, Option<RowDigest>> = BTreeMap::new();
+        for (key, known) in changed_rows(&delta) {
+            let refused = self.refused.get(key);
+            held.insert(key.clone(), refused.map_or(known, |refused| refused.held));
+        }
+        refused_before.iter().for_each(|key| drop(self.refused.remove(key)));
+        let before = |key: &RowKey| held.get(key).copied().flatten();
+        for refusal in &receipt.refused {
+            let refused = RefusedRow { refusal: refusal.clone(), held: before(&refusal.key) };
+            self.refused.insert(refusal.key.clone(), refused);
+        }
+        binding.progress.change(written(&delta, &self.refused, before));
+        binding.progress.acknowledge(binding.id(), revision, receipt.checksum.clone(), true);
         // Those of earlier writes are still missing.
-        receipt.refused = self.refused.values().cloned().collect();
+        receipt.refused = self.refusals();
         binding.selection.acknowledge(false);
         tell(Told::Written(&delta, &receipt));
         Ok(Contents::Known)
+    }
+
+    fn refusals(&self) -> Vec<Refusal> {
+        self.refused.values().map(|refused| refused.refusal.clone()).collect()
     }
 
     /// Sends all rows to a sink that keeps none of them.
@@ -369,7 +482,9 @@ impl<'a> State<'a> {
         tell: &impl Fn(Told<'_>),
     ) -> Result<Contents, Stopped> {
         let binding = self.binding.clone();
-        self.changes.take();
+        let Taken { changes, since, .. } = self.changes.take_all();
+        let taken = since.map(|since| (changes.len(), since)).filter(has_rows);
+        binding.progress.begin(Doing::Writing, taken);
         let mut snapshot = self.rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
         let seen = snapshot.sights().clone();
         self.changes.rebase(&snapshot);
@@ -395,12 +510,22 @@ impl<'a> State<'a> {
             self.last_write = Some(Instant::now());
         }
         binding.last_checksum.set(receipt.checksum.as_ref());
+        let mut held = HeldRows::new(binding.counts_namespaces);
+        delta.rows().for_each(|row| held.change(&row.key, None, Some(row.digest)));
+        binding.progress.hold(held);
+        let (revision, checksum) = (snapshot.revision, receipt.checksum.clone());
+        binding.progress.acknowledge(binding.id(), revision, checksum, true);
         let kept = BTreeMap::new();
         let is_complete = !blind;
         let outcome = Outcome { delta, receipt, unchanged: 0, left_alone: 0, drifted: 0, is_complete, kept };
         tell(Told::Compared(&outcome));
         Ok(Contents::Known)
     }
+}
+
+/// Whether there is a row among what was taken to be written.
+fn has_rows((rows, _): &(usize, Instant)) -> bool {
+    *rows > 0
 }
 
 /// Returns at a time; never, if there is none.
@@ -416,13 +541,39 @@ fn keys(delta: &Delta) -> impl Iterator<Item = &RowKey> {
     delta.rows().map(|row| &row.key).chain(delta.removed.iter().map(|gone| &gone.key))
 }
 
-fn delta_of(changes: impl Iterator<Item = Change>) -> Delta {
+/// All rows of a delta, with the digest of what the sink holds, as far as the delta knows.
+fn changed_rows(delta: &Delta) -> impl Iterator<Item = (&RowKey, Option<RowDigest>)> {
+    let digest = |row: &Option<Arc<Row>>| row.as_ref().map(|row| row.digest);
+    let added = delta.added.iter().map(|row| (&row.key, None));
+    let changed = delta.changed.iter().map(move |changed| (&changed.after.key, digest(&changed.before)));
+    let removed = delta.removed.iter().map(move |removed| (&removed.key, digest(&removed.before)));
+    added.chain(changed).chain(removed)
+}
+
+/// The rows that a delta has changed in a sink, but for those that it refused: what they were, and what they are.
+fn written<'a>(
+    delta: &'a Delta,
+    refused: &'a BTreeMap<RowKey, RefusedRow>,
+    before: impl Fn(&RowKey) -> Option<RowDigest> + Copy + 'a,
+) -> impl Iterator<Item = (&'a RowKey, Option<RowDigest>, Option<RowDigest>)> {
+    let rows = delta.rows().filter(|row| !refused.contains_key(&row.key));
+    let rows = rows.map(move |row| (&row.key, before(&row.key), Some(row.digest)));
+    rows.chain(delta.removed.iter().map(move |removed| (&removed.key, before(&removed.key), None)))
+}
+
+/// What to write for changes, each with the digest that the sink holds if that is not what the store knew.
+fn delta_of(changes: impl Iterator<Item = (Option<Option<RowDigest>>, Change)>) -> Delta {
     let mut delta = Delta::default();
-    for Change { key, before, after, .. } in changes {
-        match (before, after) {
+    for (held, Change { key, before, after, .. }) in changes {
+        let known = before.as_ref().map(|row| row.digest);
+        let held = held.unwrap_or(known);
+        let before = before.filter(|_| held == known);
+        match (held, after) {
+            (None, None) => {}
+            (Some(held), Some(after)) if held == after.digest => {}
             (None, Some(row)) => delta.added.push(row),
-            (before @ Some(_), Some(after)) => delta.changed.push(Changed { before, after }),
-            (before, None) => delta.removed.push(Removed { key, before }),
+            (Some(_), Some(after)) => delta.changed.push(Changed { before, after }),
+            (Some(_), None) => delta.removed.push(Removed { key, before }),
         }
     }
     delta

@@ -7,6 +7,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -20,6 +21,8 @@ use kollect_model::{
 };
 use serde_json::{json, value::to_raw_value};
 use tokio::time::{self, Instant};
+
+mod acknowledged;
 
 use super::*;
 use crate::{
@@ -154,8 +157,8 @@ impl Sink for Memory {
             Some(Fault::Crash) => unreachable!("this is what a crash looks like"),
             _ => {}
         }
-        if matches!(fault, Some(Fault::Before | Fault::Terminal)) {
-            return Err(failure(Fault::Before));
+        if let Some(fault @ (Fault::Before | Fault::Terminal)) = fault {
+            return Err(failure(fault));
         }
         time::sleep(Duration::from_millis(20)).await;
         let mut receipt = Receipt::default();
@@ -246,7 +249,10 @@ fn in_short(told: &Told<'_>) -> String {
         }
         Told::Written(delta, receipt) => format!("written {} refused {}", delta.len(), receipt.refused.len()),
         Told::Failed { error, .. } => format!("failed {:?}", error.reason),
-        Told::Waiting { .. } => "waiting".into(),
+        Told::Paused { .. } => "paused".into(),
+        Told::Waits => "waits".into(),
+        Told::Passed => "passed".into(),
+        Told::Late => "late".into(),
         Told::HeldBack { coverage } => format!("held back, {coverage}"),
         Told::RemovalsHeld(held) => format!("{} of {} removals held", held.rows, held.held),
         Told::Cleaned { .. } | Told::NotCleaned { .. } => unreachable!("nobody cleans here"),
@@ -280,7 +286,7 @@ impl World {
         let (rows, wanted, told) = (self.rows.clone(), self.wanted.subscribe(), self.told.clone());
         self.running = Some(tokio::spawn(async move {
             let tell = |event: Told<'_>| match event {
-                Told::Claimed(_) => {}
+                Told::Claimed(_) | Told::Passed => {}
                 event => told.lock().unwrap().push(in_short(&event)),
             };
             follow(wanted, &rows, &|| true, tell).await;
@@ -308,7 +314,7 @@ impl World {
     }
 
     fn put(&self, kind: &str, uid: usize, value: usize) {
-        self.kinds[kind].upsert(row(kind, uid, value), Origin::default());
+        self.kinds[kind].upsert(row(kind, uid, value), Origin::default(), None);
     }
 
     fn expected(&self) -> Baseline {
@@ -842,7 +848,7 @@ async fn w59_the_bindings_of_a_sink_share_its_breaker() {
     other.start();
     let before = world.memory.with(|held| held.opened);
     time::sleep(Duration::from_secs(20)).await;
-    assert!(other.told().iter().all(|told| told == "waiting"));
+    assert!(other.told().iter().all(|told| told == "paused"));
     assert!(world.memory.with(|held| held.opened) <= before + 1, "one attempt per pause");
     // When it works for one, it works for all.
     other.halt(false).await;
@@ -863,8 +869,13 @@ async fn w24_a_changed_secret_is_used_at_once_even_after_a_terminal_error() {
     time::sleep(Duration::from_secs(1)).await;
     assert_eq!(world.told().last().unwrap(), "failed Missing");
     world.put("Pod", 1, 9);
-    time::sleep(Duration::from_mins(4)).await;
+    time::sleep(Duration::from_secs(50)).await;
     assert!(world.told().is_empty(), "somebody must change something first");
+    // Every minute for the first ten, then every five.
+    time::sleep(Duration::from_secs(590)).await;
+    assert_eq!(world.told(), ["failed Missing"; 10]);
+    time::sleep(Duration::from_mins(10)).await;
+    assert_eq!(world.told(), ["failed Missing"; 2]);
     world.memory.with(|held| held.faults.clear());
     let opened = world.memory.with(|held| held.opened);
     world.binding.sink = Arc::new(world.memory.clone());
@@ -888,7 +899,7 @@ async fn a_target_that_joins_or_leaves_takes_its_rows_along() {
     let mut key = row("Secret", 1, 1);
     key.key.target = late.clone();
     let joined = Row::new(key.key, "v1".into(), "n".into(), key.attributes);
-    rows.upsert(joined.clone(), Origin::default());
+    rows.upsert(joined.clone(), Origin::default(), None);
     world.binding.targets.push(late);
     world.wanted.send_replace(Some(Arc::new(world.binding.clone())));
     world.put("Pod", 1, 5);
@@ -985,7 +996,7 @@ async fn w16_of_several_rows_of_an_object_the_first_target_counts() {
     let targets = ["another", "zebra"].map(|name| twin(name, 1).key.target);
     let rows = targets.each_ref().map(|target| world.writer.rows(target, &gvk("Pod")));
     rows.iter().for_each(|rows| rows.set_sight(Sight::Everything));
-    rows[1].upsert(twin("zebra", 1), Origin::default());
+    rows[1].upsert(twin("zebra", 1), Origin::default(), None);
     world.binding.targets.extend(targets.clone());
     world.wanted.send_replace(Some(Arc::new(world.binding.clone())));
     time::sleep(Duration::from_secs(1)).await;
@@ -995,7 +1006,7 @@ async fn w16_of_several_rows_of_an_object_the_first_target_counts() {
     };
     assert_eq!(pods(&world), ["pods"]);
     // Whoever comes first in the order of names wins, whenever it came; the next one steps in.
-    rows[0].upsert(twin("another", 1), Origin::default());
+    rows[0].upsert(twin("another", 1), Origin::default(), None);
     time::sleep(Duration::from_secs(1)).await;
     assert_eq!(pods(&world), ["another"]);
     rows[0].remove("Pod1");
@@ -1013,22 +1024,35 @@ async fn w16_of_several_rows_of_an_object_the_first_target_counts() {
     world.halt(true).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn w49_one_digest_whatever_the_order() {
-    let (one, other) = (World::new(Duration::ZERO), World::new(Duration::ZERO));
+    let (mut one, mut other) = (World::new(Duration::ZERO), World::new(Duration::ZERO));
     for uid in 0..20 {
         one.put("Pod", uid, uid);
         other.put("Pod", 19 - uid, 7);
         other.put("Pod", 19 - uid, 19 - uid);
     }
-    let digest = |world: &World| world.rows.digest(&[target()]);
-    assert_eq!(digest(&one), digest(&other));
+    for world in [&mut one, &mut other] {
+        ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
+        world.start();
+    }
+    let digest = async |world: &World| {
+        time::sleep(Duration::from_secs(1)).await;
+        let held = world.holds();
+        let Acknowledged { rows, digest, .. } = world.binding.progress.read().acknowledged.unwrap();
+        assert_eq!(rows, held.len());
+        assert_eq!(digest, held.values().fold(0, |sum, row| row.0.wrapping_add(sum)), "what the sink holds");
+        digest
+    };
+    assert_eq!(digest(&one).await, digest(&other).await);
     one.kinds["Pod"].remove("Pod3");
-    assert_ne!(digest(&one), digest(&other));
+    assert_ne!(digest(&one).await, digest(&other).await);
     one.put("Pod", 3, 3);
-    assert_eq!(digest(&one), digest(&other));
-    one.writer.remove_target(&target());
-    assert_eq!(digest(&one), 0);
+    assert_eq!(digest(&one).await, digest(&other).await);
+    one.kinds["Pod"].clear();
+    assert_eq!(digest(&one).await, 0);
+    one.halt(true).await;
+    other.halt(true).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -1061,7 +1085,7 @@ async fn guarded(percent: Option<u32>, rows: Option<usize>) -> World {
     ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
     let pods = world.writer.rows(&target(), &gvk("Pod")).for_definition(1);
     for uid in 0..10 {
-        pods.upsert(row("Pod", uid, 1), Origin { definition: 1, ..Origin::default() });
+        pods.upsert(row("Pod", uid, 1), Origin { definition: 1, ..Origin::default() }, None);
     }
     world.kinds.insert("Pod", pods);
     world.start();
@@ -1076,7 +1100,7 @@ impl World {
         let rows = self.writer.rows(&target(), &gvk("Pod")).for_definition(definition);
         for uid in 0..10 {
             if pods.contains(&uid) {
-                rows.upsert(row("Pod", uid, 1), Origin { definition, ..Origin::default() });
+                rows.upsert(row("Pod", uid, 1), Origin { definition, ..Origin::default() }, None);
             } else {
                 rows.remove(&format!("Pod{uid}"));
             }

@@ -60,7 +60,8 @@ fn w30_a_wildcard_is_a_list_whatever_it_finds() {
     let raw = to_raw_value(&containers(&["a", "b"])).unwrap();
     let extracted = profile.extract(&profile.gvk, &raw, None).unwrap();
     assert_eq!(extracted.attributes.get(), r#"{"images":["a","b"],"one":null}"#);
-    assert_eq!(extracted.mismatches, ["one"], "two images are not one string");
+    let nulls: Vec<_> = extracted.nulls.iter().map(|null| (&*null.name, null.cause, null.found)).collect();
+    assert_eq!(nulls, [("one", NullCause::TypeMismatch, "a list")], "two images are not one string");
 }
 
 #[test]

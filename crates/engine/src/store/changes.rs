@@ -2,11 +2,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Weak},
 };
 
 use kollect_model::row::{Row, RowKey, TargetId};
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 use super::{KindName, Shared, ShownRows, Snapshot, Target, lock};
 
@@ -30,11 +30,18 @@ pub enum RemovalCause {
     SpecChanged,
 }
 
-/// The rows that have changed since a reader last asked.
+/// What has changed since a reader last asked.
 #[derive(Default)]
 pub(super) struct Dirty {
-    pub(super) rows: Mutex<BTreeMap<TargetId, BTreeMap<KindName, TouchedRows>>>,
+    pub(super) rows: Mutex<DirtyRows>,
     pub(super) wake: Notify,
+}
+
+#[derive(Default)]
+pub(super) struct DirtyRows {
+    pub(super) targets: BTreeMap<TargetId, BTreeMap<KindName, TouchedRows>>,
+    /// Since when there may have been something for the reader.
+    pub(super) since: Option<Instant>,
 }
 
 /// One row, then and now.
@@ -50,17 +57,51 @@ pub struct Change {
     pub removal: Option<RemovalCause>,
 }
 
+/// What has changed since a reader last asked.
+pub struct Taken {
+    /// The changes.
+    pub changes: Vec<Change>,
+    /// Every change of the targets up to this number has been taken, now or before.
+    pub revision: u64,
+    /// Since when there was one, if there was.
+    pub since: Option<Instant>,
+}
+
 /// What changes in the rows of some targets. Changes of one row are told as one, nothing is lost
 /// while the reader is busy, and the first change is told at once.
-pub struct Changes {
+pub struct Changes(pub(super) Arc<Reader>);
+
+pub(super) struct Reader {
     pub(super) shared: Arc<Shared>,
     pub(super) dirty: Arc<Dirty>,
     pub(super) targets: BTreeMap<TargetId, Arc<Mutex<Target>>>,
 }
 
-impl Drop for Changes {
+impl Drop for Reader {
     fn drop(&mut self) {
         self.targets.iter().for_each(|(id, target)| self.shared.release(id, target));
+    }
+}
+
+/// Looks at changes that nothing has taken yet, for as long as there is a [`Changes`].
+#[derive(Clone, Default)]
+pub struct WaitingChanges(Weak<Reader>);
+
+impl WaitingChanges {
+    /// How many rows wait, and since when there has been one; `None`: none waits.
+    pub fn count(&self) -> Option<(usize, Instant)> {
+        let reader = self.0.upgrade()?;
+        let since = lock(&reader.dirty.rows).since;
+        let mut count = 0;
+        reader.of_targets(|target, dirty| {
+            for (name, rows) in dirty.iter() {
+                count += match target.shown_rows(name) {
+                    ShownRows::All => rows.len(),
+                    shown => rows.keys().filter(|key| shown.contain(key)).count(),
+                };
+            }
+        });
+        (count > 0).then(|| (count, since.unwrap_or_else(Instant::now)))
     }
 }
 
@@ -68,8 +109,17 @@ impl Changes {
     /// Everything that has changed since the last call. Rows of a kind that has not been seen yet wait
     /// until it has.
     pub fn take(&mut self) -> Vec<Change> {
+        self.take_all().changes
+    }
+
+    /// The same, with the revision that has been reached.
+    pub fn take_all(&mut self) -> Taken {
         let mut changes = Vec::new();
-        self.of_targets(|target, dirty| {
+        let since = lock(&self.0.dirty.rows).since.take();
+        // A change gets its number and is noted while its target is locked. So what has a number now has been noted
+        // when its target can be locked afterwards.
+        let last = *lock(&self.0.shared.revision);
+        let revision = self.0.of_targets(|target, dirty| {
             dirty.retain(|name, rows| {
                 let shown = target.shown_rows(name);
                 let taken = match shown {
@@ -82,47 +132,47 @@ impl Changes {
                 !rows.is_empty()
             });
         });
-        changes
+        let mut dirty = lock(&self.0.dirty.rows);
+        if dirty.targets.is_empty() {
+            dirty.since = None;
+        }
+        Taken { changes, revision: revision.min(last), since }
+    }
+
+    /// To look at what nothing has taken yet.
+    pub fn waiting(&self) -> WaitingChanges {
+        WaitingChanges(Arc::downgrade(&self.0))
     }
 
     /// Whether [`Self::take`] would find nothing.
     pub fn is_empty(&self) -> bool {
+        lock(&self.0.dirty.rows).targets.is_empty() || self.revision_if_empty().is_some()
+    }
+
+    /// If [`Self::take`] would find nothing: the revision that it would reach.
+    pub fn revision_if_empty(&self) -> Option<u64> {
+        let last = *lock(&self.0.shared.revision);
         let mut empty = true;
-        self.of_targets(|target, dirty| {
+        let revision = self.0.of_targets(|target, dirty| {
             empty &= !dirty.iter().any(|(name, rows)| match target.shown_rows(name) {
                 ShownRows::None => false,
                 shown => rows.keys().any(|key| shown.contain(key)),
             });
         });
-        empty
-    }
-
-    /// Looks at what has changed, target by target. Each is locked meanwhile, so that what was changed at once is
-    /// seen at once. Writers lock in the same order: the target, then the changes of a reader.
-    fn of_targets(&self, mut look: impl FnMut(&Target, &mut BTreeMap<KindName, TouchedRows>)) {
-        let touched: Vec<TargetId> = lock(&self.dirty.rows).keys().cloned().collect();
-        for (id, target) in touched.iter().filter_map(|id| self.targets.get_key_value(id)) {
-            let target = lock(target);
-            let mut rows = lock(&self.dirty.rows);
-            if let Some(dirty) = rows.get_mut(id) {
-                look(&target, dirty);
-                if dirty.is_empty() {
-                    rows.remove(id);
-                }
-            }
-        }
+        empty.then_some(revision.min(last))
     }
 
     /// The reader knows this snapshot: what it contains is no change.
     pub fn rebase(&mut self, snapshot: &Snapshot) {
-        for (key, row) in lock(&self.dirty.rows).values_mut().flat_map(BTreeMap::values_mut).flatten() {
+        let mut dirty = lock(&self.0.dirty.rows);
+        for (key, row) in dirty.targets.values_mut().flat_map(BTreeMap::values_mut).flatten() {
             row.before = snapshot.rows.get(key).cloned();
         }
     }
 
-    /// Returns when something may have changed.
+    /// Returns when something may have changed: rows, or how much has been seen.
     pub async fn ready(&self) {
-        self.dirty.wake.notified().await;
+        self.0.dirty.wake.notified().await;
     }
 
     /// Everything that has changed since the last call; waits until there is something.
@@ -134,6 +184,27 @@ impl Changes {
             }
             self.ready().await;
         }
+    }
+}
+
+impl Reader {
+    /// Looks at what has changed, target by target. Each is locked meanwhile, so that what was changed at once is
+    /// seen at once. Writers lock in the same order: the target, then the changes of a reader. Answers the newest
+    /// revision of a target.
+    fn of_targets(&self, mut look: impl FnMut(&Target, &mut BTreeMap<KindName, TouchedRows>)) -> u64 {
+        let mut revision = 0;
+        for (id, target) in &self.targets {
+            let target = lock(target);
+            revision = revision.max(target.revision);
+            let mut rows = lock(&self.dirty.rows);
+            if let Some(dirty) = rows.targets.get_mut(id) {
+                look(&target, dirty);
+                if dirty.is_empty() {
+                    rows.targets.remove(id);
+                }
+            }
+        }
+        revision
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use kollect_model::row::{Row, RowKey, TargetId};
 
-use super::{Failure, Held, KindName, Origin, RemovalCause, Shared, Sight, Target, lock};
+use super::{Failure, Held, KindName, NullAttributes, Origin, RemovalCause, Shared, Sight, Target, lock};
 
 /// The rows of one kind of one target, and the objects of the kind that cannot be read.
 pub struct KindRows {
@@ -60,43 +60,50 @@ impl KindRows {
         row.or_else(|| kind.failures.get(uid).map(|failure| failure.origin))
     }
 
-    /// Stores a row, and says whether it differs from what was there. A target that is frozen or has
-    /// left the kind takes no rows.
-    pub fn upsert(&self, row: Row, origin: Origin) -> bool {
+    /// Stores a row with the attributes that have no value, and says whether the row differs from what was there. A target
+    /// that is frozen or has left the kind takes no rows.
+    pub fn upsert(&self, row: Row, origin: Origin, nulls: Option<NullAttributes>) -> bool {
         let row = Arc::new(row);
         let mut target = lock(&self.target);
         let Some(kind) = target.open(self) else { return false };
-        if kind.failures.remove(&row.key.uid).is_some() {
-            self.shared.sights.send_replace(());
-        }
-        let before = match kind.rows.entry(row.key.uid.clone()) {
+        let uid = &row.key.uid;
+        let mut is_news = kind.failures.remove(uid).is_some();
+        let (before, changed) = match kind.rows.entry(uid.clone()) {
             Entry::Occupied(mut held) => {
                 let held = held.get_mut();
                 held.origin = origin;
+                is_news |= kind.nulls.replace(uid, held.nulls.as_ref(), nulls.as_ref());
+                held.nulls = nulls;
                 if held.row.digest == row.digest {
-                    return false;
+                    (None, false)
+                } else {
+                    (Some(std::mem::replace(&mut held.row, row.clone())), true)
                 }
-                Some(std::mem::replace(&mut held.row, row.clone()))
             }
             Entry::Vacant(place) => {
-                place.insert(Held { row: row.clone(), origin });
-                None
+                kind.nulls.replace(uid, None, nulls.as_ref());
+                place.insert(Held { row: row.clone(), origin, nulls });
+                (None, true)
             }
         };
-        target.changed(&self.shared, &row.key, before.as_ref(), Ok(&row));
-        true
+        if changed {
+            target.changed(&self.shared, &row.key, before.as_ref(), Ok(&row));
+        } else if is_news {
+            self.shared.report(&self.id, &mut target);
+        }
+        changed
     }
 
     /// Drops the row or the failure of an object, and says whether there was a row.
     pub fn remove(&self, uid: &str) -> bool {
         let mut target = lock(&self.target);
         let Some(kind) = target.open(self) else { return false };
-        if kind.failures.remove(uid).is_some() {
-            self.shared.sights.send_replace(());
-        }
-        let held = kind.rows.remove(uid);
-        if let Some(Held { row, origin }) = &held {
+        let had_failed = kind.failures.remove(uid).is_some();
+        let held = kind.remove_row(uid);
+        if let Some(Held { row, origin, .. }) = &held {
             target.changed(&self.shared, &row.key, Some(row), Err(self.cause(*origin)));
+        } else if had_failed {
+            self.shared.report(&self.id, &mut target);
         }
         held.is_some()
     }
@@ -106,16 +113,15 @@ impl KindRows {
     pub fn fail(&self, key: RowKey, origin: Origin, why: String) -> Failed {
         let mut target = lock(&self.target);
         let Some(kind) = target.open(self) else { return Failed::default() };
-        let held = kind.rows.remove(&key.uid);
+        let held = kind.remove_row(&key.uid);
         let before = kind.failures.get(&key.uid);
         let is_new =
             !before.is_some_and(|before| before.origin.is_of(origin.definition) && before.why == why);
         kind.failures.insert(key.uid.clone(), Failure { key, origin, why });
-        if let Some(Held { row, origin }) = &held {
+        if let Some(Held { row, origin, .. }) = &held {
             target.changed(&self.shared, &row.key, Some(row), Err(self.cause(*origin)));
-        }
-        if is_new {
-            self.shared.sights.send_replace(());
+        } else if is_new {
+            self.shared.report(&self.id, &mut target);
         }
         Failed { removed_row: held.is_some(), is_new }
     }
@@ -139,13 +145,13 @@ impl KindRows {
         let Some(kind) = target.open(self) else { return };
         let failures = kind.failures.len();
         kind.failures.retain(|_, failure| !condition(&failure.key, failure.origin));
-        if kind.failures.len() < failures {
-            self.shared.sights.send_replace(());
-        }
-        let gone = kind.rows.extract_if(.., |_, held| condition(&held.row.key, held.origin));
-        let gone: Vec<Held> = gone.map(|(_, held)| held).collect();
-        for Held { row, origin } in &gone {
+        let is_news = kind.failures.len() < failures;
+        let gone = kind.remove_rows(|held| condition(&held.row.key, held.origin));
+        for Held { row, origin, .. } in &gone {
             target.changed(&self.shared, &row.key, Some(row), Err(cause(*origin)));
+        }
+        if is_news {
+            self.shared.report(&self.id, &mut target);
         }
     }
 
@@ -171,11 +177,25 @@ impl KindRows {
     pub fn set_sight(&self, sight: Sight) {
         let mut target = lock(&self.target);
         let Some(kind) = target.open(self) else { return };
+        let is_news = std::mem::replace(&mut kind.seen_by, self.definition) != self.definition;
         if kind.sight != sight {
             kind.sight = sight;
             target.replace_left_kinds(&self.shared);
-            target.wake_readers();
-            self.shared.sights.send_replace(());
+            self.shared.report_sight(&self.id, &mut target);
+        } else if is_news {
+            self.shared.report(&self.id, &mut target);
+        }
+    }
+
+    /// The definition of the target has read everything that it selects of the kind. What counts is the first time.
+    pub fn complete(&self) {
+        let Some(definition) = self.definition else { return };
+        let mut target = lock(&self.target);
+        let revision = target.revision;
+        let Some(kind) = target.open(self) else { return };
+        if kind.completed.is_none_or(|(by, _)| by != definition) {
+            kind.completed = Some((definition, revision));
+            self.shared.report(&self.id, &mut target);
         }
     }
 }

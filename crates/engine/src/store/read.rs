@@ -11,7 +11,10 @@ use kollect_model::{
 };
 use tokio::sync::watch;
 
-use super::{Changes, Dirty, Place, Shared, ShownRows, Sight, Target, is_replaced, lock};
+use super::{
+    Changes, Dirty, Held, Kind, NullAttribute, NullCause, NullCount, Place, Shared, ShownRows, Sight, Target,
+    changes::Reader, is_replaced, lock,
+};
 
 /// Reads rows.
 #[derive(Clone)]
@@ -25,7 +28,7 @@ pub type Sights = BTreeMap<Place, Sight>;
 pub struct Snapshot {
     /// The rows, in a stable order.
     pub rows: BTreeMap<RowKey, Arc<Row>>,
-    /// Number of the last change that it contains.
+    /// Every change of the targets up to this number is in it.
     pub revision: u64,
     sights: Sights,
     /// Targets of which nothing is known: no task collects them now.
@@ -95,6 +98,7 @@ impl StoreReader {
             frozen: BTreeSet::new(),
             rest,
         };
+        let last = *lock(&self.0.revision);
         for id in targets {
             let Some(target) = self.0.get(id) else {
                 snapshot.frozen.insert(id.clone());
@@ -116,6 +120,8 @@ impl StoreReader {
                 }
             }
         }
+        // What changed in a target while another one was read may have a smaller number, and is not here.
+        snapshot.revision = snapshot.revision.min(last);
         snapshot
     }
 
@@ -136,16 +142,57 @@ impl StoreReader {
         sights
     }
 
+    /// Number of the last change of any row.
+    pub fn last_revision(&self) -> u64 {
+        *lock(&self.0.revision)
+    }
+
     /// Number of the last change of these targets' rows.
     pub fn revision(&self, targets: &[TargetId]) -> u64 {
         let targets = targets.iter().filter_map(|id| self.0.get(id));
         targets.map(|target| lock(&target).revision).max().unwrap_or(0)
     }
 
-    /// Sum of the digests of these targets' rows: the same for the same rows, in whatever order they came.
-    pub fn digest(&self, targets: &[TargetId]) -> u128 {
-        let targets = targets.iter().filter_map(|id| self.0.get(id));
-        targets.fold(0, |sum, target| lock(&target).digest.wrapping_add(sum))
+    /// The revision of a target when one of its definitions had read everything that it selects: what has reached
+    /// this revision holds the rows of that definition, and no others. `None`: it has not read everything yet.
+    pub fn completed(&self, target: &TargetId, definition: u32) -> Option<u64> {
+        let target = self.0.get(target)?;
+        let target = lock(&target);
+        let mut kinds = target.kinds.values().filter(|kind| !kind.left).peekable();
+        kinds.peek().filter(|_| !target.frozen)?;
+        let own = |kind: &Kind| kind.completed.filter(|(by, _)| *by == definition).map(|(_, at)| at);
+        kinds.try_fold(0, |newest, kind| Some(own(kind)?.max(newest)))
+    }
+
+    /// Whether a definition of a target has read what it can see: no list of it is running.
+    pub fn has_read(&self, target: &TargetId, definition: u32) -> bool {
+        let Some(target) = self.0.get(target) else { return false };
+        let target = lock(&target);
+        let has_read = |kind: &Kind| kind.seen_by == Some(definition) && kind.sight != Sight::Pending;
+        !target.frozen && target.kinds.values().filter(|kind| !kind.left).all(has_read)
+    }
+
+    /// Whether a kind of the target has never been read as a whole, and its first list is running.
+    pub fn is_listing(&self, target: &TargetId) -> bool {
+        let Some(target) = self.0.get(target) else { return false };
+        let target = lock(&target);
+        let first = |kind: &Kind| !kind.left && kind.sight == Sight::Pending && kind.completed.is_none();
+        target.kinds.values().any(first)
+    }
+
+    /// The targets in which something has changed since the last call: rows, what cannot be read, or how much has been
+    /// seen. At first all of them.
+    pub fn take_changed_targets(&self) -> BTreeSet<TargetId> {
+        let changed = std::mem::take(&mut *lock(&self.0.changed));
+        for target in changed.iter().filter_map(|id| self.0.get(id)) {
+            lock(&target).is_reported = false;
+        }
+        changed
+    }
+
+    /// Changes whenever [`Self::take_changed_targets`] would find something new.
+    pub fn news(&self) -> watch::Receiver<()> {
+        self.0.news.subscribe()
     }
 
     /// How many objects of a target cannot be read now, and why one of them cannot.
@@ -155,6 +202,36 @@ impl StoreReader {
         let mut failures = target.kinds.values().flat_map(|kind| kind.failures.values());
         let first = failures.next().map(|failure| failure.why.clone());
         (target.kinds.values().map(|kind| kind.failures.len()).sum(), first)
+    }
+
+    /// How many rows of a target have an attribute that is not of the declared type.
+    pub fn mismatched(&self, target: &TargetId) -> usize {
+        let Some(target) = self.0.get(target) else { return 0 };
+        lock(&target).kinds.values().map(|kind| kind.nulls.mismatched()).sum()
+    }
+
+    /// Attributes of a target's rows that have no value, by name and cause.
+    pub fn nulls(&self, target: &TargetId) -> Vec<NullCount> {
+        let Some(target) = self.0.get(target) else { return Vec::new() };
+        let target = lock(&target);
+        let mut counts: BTreeMap<(Arc<str>, NullCause), NullCount> = BTreeMap::new();
+        for kind in target.kinds.values() {
+            for (name, cause, rows, example) in kind.nulls.iter() {
+                let is_so = |null: &&NullAttribute| null.name == *name && null.cause == cause;
+                let found =
+                    |held: &Held| held.nulls.iter().flat_map(|nulls| nulls.iter()).find(is_so).cloned();
+                let shown = |held: &Held| Some((held.row.path(), found(held)?.found));
+                let known = example.and_then(|uid| shown(kind.rows.get(uid)?));
+                let count = counts.entry((name.clone(), cause)).or_insert_with(|| NullCount {
+                    attribute: name.clone(),
+                    cause,
+                    rows: 0,
+                    example: known.or_else(|| kind.rows.values().find_map(shown)).unwrap_or_default(),
+                });
+                count.rows += rows;
+            }
+        }
+        counts.into_values().collect()
     }
 
     /// The UIDs of the objects of a target that cannot be read.
@@ -234,6 +311,6 @@ impl StoreReader {
             });
             held.insert(id.clone(), target);
         }
-        Changes { shared: self.0.clone(), dirty, targets: held }
+        Changes(Arc::new(Reader { shared: self.0.clone(), dirty, targets: held }))
     }
 }

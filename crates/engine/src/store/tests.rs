@@ -67,12 +67,12 @@ fn rows_of_the_old_and_of_the_new_kind_change_at_once_for_a_reader_in_another_th
     for _ in 0..300 {
         let (writer, reader) = store();
         let pods = writer.rows(&target(), &gvk("Pod"));
-        pods.upsert(row("Pod", "a", "p"), Origin::default());
+        pods.upsert(row("Pod", "a", "p"), Origin::default(), None);
         pods.set_sight(Sight::Everything);
         let mut changes = reader.changes(&[target()]);
         let jobs = writer.rows(&target(), &gvk("Job"));
         writer.keep_kinds(&target(), &[&gvk("Job")].into());
-        jobs.upsert(row("Job", "a", "j"), Origin::default());
+        jobs.upsert(row("Job", "a", "j"), Origin::default(), None);
         assert!(changes.is_empty());
         let first = thread::scope(|threads| {
             threads.spawn(|| jobs.set_sight(Sight::Everything));
@@ -90,7 +90,7 @@ fn rows_of_the_old_and_of_the_new_kind_change_at_once_for_a_reader_in_another_th
 /// A row that this definition makes, in a kind that has been listed.
 fn listed(writer: &StoreWriter, kind: &str, definition: u32) -> KindRows {
     let rows = writer.rows(&target(), &gvk(kind)).for_definition(definition);
-    rows.upsert(row(kind, "a", "u"), Origin { definition, ..Origin::default() });
+    rows.upsert(row(kind, "a", "u"), Origin { definition, ..Origin::default() }, None);
     rows.set_sight(Sight::Everything);
     rows
 }
@@ -168,13 +168,13 @@ fn the_last_removal_of_a_row_counts_and_a_row_that_came_back_has_none() {
     let rows = writer.rows(&target(), &gvk("Pod")).for_definition(2);
     let origin = Origin { definition: 2, ..Origin::default() };
     assert!(rows.remove("u"));
-    rows.upsert(row("Pod", "a", "u"), origin);
+    rows.upsert(row("Pod", "a", "u"), origin, None);
     assert!(changes.take().is_empty(), "it is as it was");
     assert!(rows.remove("u"));
-    rows.upsert(row("Pod", "a", "u"), Origin { definition: 1, ..origin });
+    rows.upsert(row("Pod", "a", "u"), Origin { definition: 1, ..origin }, None);
     assert!(rows.remove("u"));
     assert_eq!(cause(&mut changes), Some(RemovalCause::SpecChanged));
-    rows.upsert(row("Pod", "a", "u"), origin);
+    rows.upsert(row("Pod", "a", "u"), origin, None);
     let back = changes.take();
     assert!(back[0].after.is_some() && back[0].removal.is_none());
 }

@@ -87,11 +87,7 @@ impl Teams {
     async fn create_one(self, client: &Client, dsn: &str, team: usize) -> Result<()> {
         let namespace = Self::namespace(team);
         create_namespace(client, &namespace).await?;
-        let profile = json!({
-            "targetGVK": { "version": "v1", "kind": "ConfigMap" },
-            "attributes": [{ "name": "owner", "path": "$.metadata.annotations.owner" }],
-        });
-        create(client, &namespace, "KollectProfile", "maps", &profile).await?;
+        create(client, &namespace, "KollectProfile", "maps", &profile()).await?;
         for target in 0..self.targets_of(team) {
             let label = format!("part-{target}");
             let spec = json!({
@@ -107,6 +103,52 @@ impl Teams {
         }
         export(client, &namespace, dsn).await
     }
+}
+
+/// Teams whose targets collect the same objects: many rows of few objects.
+#[derive(Clone, Copy)]
+pub(crate) struct SharedTeams {
+    pub(crate) count: usize,
+    /// Of each team.
+    pub(crate) targets: usize,
+    /// Of each team.
+    pub(crate) maps: usize,
+}
+
+impl SharedTeams {
+    pub(crate) fn rows(self) -> usize {
+        self.count * self.targets * self.maps
+    }
+
+    /// Creates everything. `told` hears how many teams are there.
+    pub(crate) async fn create(self, client: &Client, dsn: &str, told: impl Fn(usize)) -> Result<()> {
+        for team in 0..self.count {
+            let namespace = Teams::namespace(team);
+            create_namespace(client, &namespace).await?;
+            create(client, &namespace, "KollectProfile", "maps", &profile()).await?;
+            for target in 0..self.targets {
+                let spec = json!({ "profileRef": "maps", "includedNamespaces": [namespace] });
+                create(client, &namespace, "KollectTarget", &format!("part-{target}"), &spec).await?;
+            }
+            let path = format!("/api/v1/namespaces/{namespace}/configmaps");
+            let maps = stream::iter(0..self.maps).map(|map| {
+                let path = &path;
+                let map = json!({ "metadata": { "name": format!("map-{map}") }, "data": { "value": "1" } });
+                async move { post(client, path, &map).await }
+            });
+            maps.buffer_unordered(WRITERS).try_collect::<()>().await?;
+            export(client, &namespace, dsn).await?;
+            told(team + 1);
+        }
+        Ok(())
+    }
+}
+
+fn profile() -> Value {
+    json!({
+        "targetGVK": { "version": "v1", "kind": "ConfigMap" },
+        "attributes": [{ "name": "owner", "path": "$.metadata.annotations.owner" }],
+    })
 }
 
 /// Waits until so many inventories are ready; `meanwhile` is called now and then.

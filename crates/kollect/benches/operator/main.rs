@@ -21,13 +21,14 @@ mod reader;
 mod table;
 
 use std::{
+    collections::BTreeMap,
     env,
     fmt::Display,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
-use definitions::Teams;
+use definitions::{SharedTeams, Teams};
 use kollect_testbed::{ControlPlane, Postgres, Proxy};
 use kube::Client;
 use manifests::Manifests;
@@ -45,6 +46,8 @@ const HOME: &str = "home";
 const SETTLE: Duration = Duration::from_secs(12);
 /// How long the operator is watched doing nothing.
 const IDLE: Duration = Duration::from_secs(20);
+/// How long many inventories are watched doing nothing: longer than anything that happens regularly.
+const LONG_IDLE: Duration = Duration::from_mins(11);
 /// Requests are counted for so long.
 const MINUTE: Duration = Duration::from_mins(1);
 
@@ -58,11 +61,27 @@ fn main() -> Result<()> {
         Some(text) => text.parse().with_context(|| format!("N={text}"))?,
     };
     let mut table = Table::default();
+    // PART=rows, teams, idle or recovery: one of them only.
+    let only = env::var("PART").ok().filter(|text| !text.is_empty());
+    let runs = |part: &str| only.as_deref().is_none_or(|only| only == part);
+    let is_full = count >= FULL;
     Runtime::new()?.block_on(async {
-        many_rows(&mut table, count).await?;
-        let full = Teams { count: 200, targets: 500 };
-        let teams = if count >= FULL { full } else { Teams { count: 20, targets: 50 } };
-        many_teams(&mut table, teams).await
+        if runs("rows") {
+            many_rows(&mut table, count).await?;
+        }
+        if runs("teams") {
+            let full = Teams { count: 200, targets: 500 };
+            many_teams(&mut table, if is_full { full } else { Teams { count: 20, targets: 50 } }).await?;
+        }
+        if runs("idle") {
+            let full = SharedTeams { count: 100, targets: 3, maps: 1000 };
+            let few = SharedTeams { count: 20, targets: 3, maps: 50 };
+            doing_nothing(&mut table, if is_full { full } else { few }).await?;
+        }
+        if runs("recovery") {
+            recovery(&mut table, 10_000).await?;
+        }
+        anyhow::Ok(())
     })?;
     println!("\n{table}");
     Ok(())
@@ -251,4 +270,100 @@ async fn many_teams(table: &mut Table, teams: Teams) -> Result<()> {
     table.tell(&format!("{what}: idle CPU, % of a core"), operator.idle(IDLE)?);
     table.tell(&format!("{what}: memory, MiB"), mebibytes(operator.memory()?.now));
     operator.stop()
+}
+
+/// From the end of a leader, which nobody announces, until the first row is written.
+async fn recovery(table: &mut Table, count: usize) -> Result<()> {
+    let mut bench = Bench::start().await?;
+    objects::create_namespaces(&bench.client).await?;
+    objects::create(&bench.client, count, |_, _| {}).await?;
+    definitions::create_namespace(&bench.client, HOME).await?;
+    definitions::allow_all_namespaces(&bench.client, HOME).await?;
+    let manifests = Manifests::deployments(&[])?;
+    let path = manifests.path().to_str().context("a strange directory")?;
+    bench.plane.kubectl(&["apply", "-n", HOME, "-f", path])?;
+    definitions::export(&bench.client, HOME, &bench.postgres.dsn()).await?;
+    let kubeconfig = bench.plane.kubeconfig().to_owned();
+    let mut leader = Operating::start_in_pod(&kubeconfig, "1")?;
+    definitions::ready(&bench.client, 1, async || Ok(())).await?;
+    bench.reader.listen().await?;
+    let what = format!("{count} rows, kill -9 until the first write, s");
+    for (round, case) in ["container", "container", "container", "new Pod", "standby"].into_iter().enumerate()
+    {
+        tell(format_args!("kill -9: {case}"));
+        // Whatever was renewed last lasts as long as it can.
+        sleep(Duration::from_secs(3)).await;
+        let standby = (case == "standby").then(|| Operating::start_in_pod(&kubeconfig, "3")).transpose()?;
+        if standby.is_some() {
+            sleep(SETTLE).await;
+        }
+        drop(leader);
+        let killed = Instant::now();
+        leader = match (case, standby) {
+            (_, Some(standby)) => standby,
+            ("container", None) => Operating::start_in_pod(&kubeconfig, "1")?,
+            (_, None) => Operating::start_in_pod(&kubeconfig, "2")?,
+        };
+        let value = format!("recovered-{round}");
+        bench.change(&objects::path(round), HOME, "scale", &value).await?;
+        let limit = if case == "container" { 15.0 } else { 25.0 };
+        table.check(&format!("{what}: {case}"), killed.elapsed().as_secs_f64(), limit);
+    }
+    leader.stop()
+}
+
+/// What many targets and inventories cost while nothing happens, by kind of request.
+async fn doing_nothing(table: &mut Table, teams: SharedTeams) -> Result<()> {
+    let bench = Bench::start().await?;
+    let told = |done: usize| {
+        if done.is_multiple_of(10) {
+            tell(format_args!("{done} teams are there"));
+        }
+    };
+    teams.create(&bench.client, &bench.postgres.dsn(), told).await?;
+    let proxy = Proxy::start(&bench.plane)?;
+    let kubeconfig = proxy.kubeconfig(bench.plane.kubeconfig())?;
+    let operator = Operating::start(&kubeconfig)?;
+    definitions::ready(&bench.client, teams.count, async || Ok(())).await?;
+    let took = operator.began.elapsed().as_secs_f64();
+    let rows = bench.reader.rows().await?;
+    ensure!(rows == teams.rows(), "the table has {rows} rows instead of {}", teams.rows());
+    let SharedTeams { count, targets, .. } = teams;
+    let what = format!("{} targets, {count} inventories, {rows} rows", count * targets);
+    table.tell(&format!("{what}: start until Ready, s"), took);
+    sleep(MINUTE).await;
+    table.tell(&format!("{what}: memory, MiB"), mebibytes(operator.memory()?.now));
+    let before = proxy.requests().len();
+    tell(format_args!("idling for {} s", LONG_IDLE.as_secs()));
+    table.check(&format!("{what}: idle CPU, % of a core"), operator.idle(LONG_IDLE)?, 0.5);
+    let requests = proxy.requests();
+    let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+    for request in requests.get(before..).unwrap_or_default() {
+        *kinds.entry(kind_of(request)).or_default() += 1;
+    }
+    kinds.iter().for_each(|(kind, count)| tell(format_args!("{count:5}  {kind}")));
+    let counted = kinds.iter().filter(|(kind, _)| !is_free(kind)).map(|(_, count)| count).sum::<usize>();
+    let per_second = float(counted) / LONG_IDLE.as_secs_f64();
+    table.check(&format!("{what}: idle, API requests per second"), per_second, 0.2);
+    operator.stop()
+}
+
+/// A request without the names in it.
+fn kind_of(request: &str) -> String {
+    let (path, query) = request.split_once('?').unwrap_or((request, ""));
+    let mut parts: Vec<&str> = path.split('/').collect();
+    for index in 1..parts.len() {
+        if matches!(parts[index - 1], "namespaces" | "secrets" | "leases")
+            || parts[index - 1].starts_with("kollect") && parts[index - 1] != "kollect.dev"
+        {
+            parts[index] = "…";
+        }
+    }
+    let watch = if query.contains("watch=") { " watch" } else { "" };
+    format!("{}{watch}", parts.join("/"))
+}
+
+/// Leases, watches and Secrets cost what they cost.
+fn is_free(kind: &str) -> bool {
+    kind.ends_with(" watch") || kind.contains("/leases") || kind.contains("/secrets")
 }

@@ -21,6 +21,16 @@ pub(crate) struct Operating {
 
 impl Operating {
     pub(crate) fn start(kubeconfig: &Path) -> Result<Self> {
+        Self::start_with(kubeconfig, &[], &[])
+    }
+
+    /// The same as the container of a Pod, which competes for a lease.
+    pub(crate) fn start_in_pod(kubeconfig: &Path, uid: &str) -> Result<Self> {
+        let elect = ["--leader-elect", "--leader-election-namespace=default"];
+        Self::start_with(kubeconfig, &elect, &[("POD_NAME", "kollect"), ("POD_UID", uid)])
+    }
+
+    fn start_with(kubeconfig: &Path, more: &[&str], variables: &[(&str, &str)]) -> Result<Self> {
         let flags = [
             "--allow-sink-cidrs=127.0.0.0/8,::1/128",
             "--health-probe-bind-address=127.0.0.1:0",
@@ -29,9 +39,9 @@ impl Operating {
             "--validating-webhooks-enabled=false",
         ];
         let mut arguments = vec!["operator".as_ref(), "--kubeconfig".as_ref(), kubeconfig];
-        arguments.extend(flags.iter().map(Path::new));
+        arguments.extend(flags.iter().chain(more).map(Path::new));
         let began = Instant::now();
-        Ok(Self { process: Watching::spawn(&arguments)?, began })
+        Ok(Self { process: Watching::spawn_with(&arguments, variables)?, began })
     }
 
     pub(crate) fn memory(&self) -> Result<Memory> {

@@ -46,9 +46,16 @@ impl Watching {
 
     /// Starts the program with arguments.
     pub(crate) fn spawn(arguments: &[&Path]) -> Result<Self> {
+        Self::spawn_with(arguments, &[])
+    }
+
+    /// The same with variables of the environment. `KOLLECT` may name another build of the program to compare with.
+    pub(crate) fn spawn_with(arguments: &[&Path], variables: &[(&str, &str)]) -> Result<Self> {
         let began = Instant::now();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_kollect"))
+        let program = std::env::var_os("KOLLECT").unwrap_or_else(|| env!("CARGO_BIN_EXE_kollect").into());
+        let mut child = Command::new(program)
             .args(arguments)
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

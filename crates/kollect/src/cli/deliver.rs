@@ -201,7 +201,8 @@ impl Open for Planned {
 
 fn line(told: &Told<'_>) -> Option<String> {
     match told {
-        Told::Claimed(_) => None,
+        Told::Claimed(_) | Told::Passed | Told::Waits => None,
+        Told::Late => Some("the sink takes longer than 10 s".to_owned()),
         Told::ClaimLost(error) => Some(format!("{}; all is compared", told_once(*error))),
         Told::Compared(outcome) if outcome.delta.is_empty() => None,
         Told::Compared(outcome) => {
@@ -221,7 +222,7 @@ fn line(told: &Told<'_>) -> Option<String> {
         Told::Failed { error, pause: Some(pause) } => {
             Some(format!("{}; tried again in {} s", told_once(*error), pause.as_secs().max(1)))
         }
-        Told::Waiting { pause } => {
+        Told::Paused { pause } => {
             Some(format!("the sink keeps failing; tried again in {} s", pause.as_secs().max(1)))
         }
         Told::HeldBack { coverage } => Some(format!("nothing is sent while rows may be missing: {coverage}")),

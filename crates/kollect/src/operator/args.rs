@@ -11,7 +11,7 @@ use kube::Client;
 use tracing::warn;
 
 use super::{
-    leader::{Leader, LeaderHandle, Timings},
+    leader::{self, Leader, LeaderHandle, Timings},
     logs,
     serve::{Endpoint, Limits, Tls},
 };
@@ -72,13 +72,13 @@ pub(crate) struct Args {
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = clap::ArgAction::Set)]
     leader_elect: bool,
     /// How long a leader that is not heard of counts as alive.
-    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
     leader_elect_lease_duration: Duration,
     /// How long a leader that cannot renew its lease goes on writing.
-    #[arg(long, value_name = "DURATION", default_value = "40s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
     leader_elect_renew_deadline: Duration,
     /// How often the lease is looked at.
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = duration)]
     leader_elect_retry_period: Duration,
     /// Namespace of the lease; default: the operator's own.
     #[arg(long, value_name = "NAMESPACE", value_parser = namespace_name)]
@@ -335,8 +335,8 @@ impl Args {
         };
         let namespace =
             self.leader_election_namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
-        let identity = std::env::var("HOSTNAME").unwrap_or_else(|_| "kollect".into());
-        Leader::start(client, &namespace, &identity, timings, tasks)
+        let identity = leader::identity(|name| std::env::var(name).ok());
+        Leader::start(client, &namespace, identity, timings, tasks)
     }
 
     /// Says what replaced flags that were given and do nothing.

@@ -11,8 +11,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kollect_engine::{
     deliver::{Deliveries, Wanted},
     export::{
-        Binding, ClaimChecks, CurrentClaim, LastChecksum, Leftover, Open, RemovalGuard, Selection, Sibling,
-        Siblings,
+        Binding, BindingProgress, ClaimChecks, CurrentClaim, LastChecksum, Leftover, Open, RemovalGuard,
+        Selection, Sibling, Siblings,
     },
     schedule::Breaker,
     select::Namespaces,
@@ -25,18 +25,21 @@ use kollect_model::{
     sink::{Sink, SinkError},
 };
 use kollect_sinks::{Plan, Policy, Sinks};
+use tokio::time::Instant;
 
 use super::{
-    destinations::Destinations, finalize::is_protected, metrics::Meter, objects::Known, progress::Board,
+    destinations::Destinations,
+    finalize::is_protected,
+    metrics::Meter,
+    objects::Known,
+    progress::{Board, WantedVersion},
     take_over::Requests,
 };
 use crate::{
     reason::Reason,
-    world::{BoundSink, InventoryName, Resolved, ResolvedInventory, Rules, SinkKey, World},
+    world::{BoundSink, InventoryName, REQUESTED_AT, Resolved, ResolvedInventory, Rules, SinkKey, World},
 };
 
-/// Annotation: the sinks of the inventory are compared when it changes.
-pub(crate) const REQUESTED_AT: &str = "kollect.dev/requestedAt";
 /// Annotation: removals that the guard holds are released, by their token.
 pub(crate) const RELEASE_REMOVALS: &str = "kollect.dev/release-removals";
 
@@ -61,6 +64,8 @@ pub(crate) struct Bindings {
     shared: BTreeMap<SinkKey, Shared>,
     /// What the bindings of an inventory share.
     siblings: BTreeMap<InventoryName, Siblings>,
+    /// Number of the last version of a binding.
+    versions: u64,
 }
 
 struct Good {
@@ -179,6 +184,7 @@ impl Bindings {
             openers: BTreeMap::new(),
             shared: BTreeMap::new(),
             siblings: BTreeMap::new(),
+            versions: 0,
         }
     }
 
@@ -189,7 +195,7 @@ impl Bindings {
 
     /// What the specs of an inventory selected when a sink last got all rows.
     pub(crate) fn acknowledged_selection(&self, binding: &BindingName) -> Option<String> {
-        self.good.get(binding)?.binding.selection.acknowledged()
+        self.good.get(binding)?.binding.selection.acknowledged().filter(|digest| !digest.is_empty())
     }
 
     /// Forgets everything: another process may have led meanwhile.
@@ -279,20 +285,23 @@ impl Bindings {
         if known.is_none() && !findable {
             return;
         }
-        let (last_checksum, current, selection) = match known.map(|known| &*known.binding) {
-            Some(Binding { last_checksum, current, selection, .. }) => {
-                (last_checksum.clone(), current.clone(), selection.clone())
+        let (last_checksum, current, selection, progress) = match known.map(|known| &*known.binding) {
+            Some(Binding { last_checksum, current, selection, progress, .. }) => {
+                (last_checksum.clone(), current.clone(), selection.clone(), progress.clone())
             }
             None => {
                 let checksum = line.export.and_then(|export| export.last_checksum.clone());
                 let selection = line.export.and_then(|export| export.selection.clone());
-                (LastChecksum::new(checksum), CurrentClaim::default(), Selection::new(selection))
+                let progress = BindingProgress::default();
+                (LastChecksum::new(checksum), CurrentClaim::default(), Selection::new(selection), progress)
             }
         };
         let take_over = inventory.take_overs.for_sink(&sink.name, &inventory.status.take_overs);
         let opener = self.opener(name, sink, place, plan);
         let candidate = Binding {
             generation: metadata.generation.unwrap_or(0),
+            progress,
+            counts_namespaces: name.namespace.is_none(),
             current,
             siblings: self.siblings.entry((*name).clone()).or_default().clone(),
             targets: resolved.targets.clone(),
@@ -307,15 +316,31 @@ impl Bindings {
             selection,
             part_bytes: sink.part_bytes,
             last_checksum,
-            requested: annotation(metadata, REQUESTED_AT),
+            requested: requested(annotation(metadata, REQUESTED_AT), sink.requested.as_ref()),
             ..self.binding(name, sink, place, opener, take_over)
         };
         let known = self.good.get(&line.binding).filter(|known| known.place.is_at(place));
-        if !known.is_some_and(|known| same(&known.binding, &candidate)) {
-            self.board.begin(&line.binding, place);
-            let good = Good { place: place.clone(), binding: Arc::new(candidate) };
-            self.good.insert(line.binding.clone(), good);
+        if known.is_some_and(|known| same(&known.binding, &candidate)) {
+            return;
         }
+        let is_other = |known: &Good| {
+            known.binding.requested != candidate.requested
+                || !Arc::ptr_eq(&known.binding.sink, &candidate.sink)
+        };
+        if known.is_some_and(is_other) {
+            // What kept failing may work now.
+            candidate.breaker.close();
+        }
+        self.versions += 1;
+        let wanted = WantedVersion {
+            number: self.versions,
+            since: Instant::now(),
+            cadence: candidate.cadence.min_change,
+            requested: annotation(metadata, REQUESTED_AT),
+        };
+        self.board.begin(&line.binding, place, &candidate.progress, wanted);
+        let binding = Arc::new(Binding { version: self.versions, ..candidate });
+        self.good.insert(line.binding.clone(), Good { place: place.clone(), binding });
     }
 
     /// A binding without targets.
@@ -537,6 +562,14 @@ fn may_be(other: &ExportPlace, held: Option<&ExportPlace>, place: &ExportPlace) 
     other.cluster == place.cluster
         && other.destination.scheme() == place.destination.scheme()
         && (id.is_none() || place.id.is_none() || id == place.id.as_ref())
+}
+
+/// What an inventory and a sink ask for together.
+fn requested(inventory: Option<String>, sink: Option<&String>) -> Option<String> {
+    match (inventory, sink) {
+        (inventory, None) => inventory,
+        (inventory, Some(sink)) => Some(format!("{} {sink}", inventory.unwrap_or_default())),
+    }
 }
 
 fn annotation(metadata: &ObjectMeta, key: &str) -> Option<String> {

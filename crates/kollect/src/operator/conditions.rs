@@ -16,6 +16,9 @@ pub(crate) struct Conditions<'a> {
 /// Longer messages help nobody, and the API server refuses much longer ones.
 const LONGEST_MESSAGE: usize = 1024;
 
+/// The message of conditions that hold for the reason that Ready names.
+pub(crate) const SEE_READY: &str = "see condition Ready";
+
 impl<'a> Conditions<'a> {
     /// Begins with what the object says now.
     pub(crate) fn after(before: &'a [Condition], generation: Option<i64>, now: Timestamp) -> Self {
@@ -25,17 +28,44 @@ impl<'a> Conditions<'a> {
     /// Sets a condition.
     pub(crate) fn set(&mut self, type_: &str, holds: bool, reason: Reason, message: impl Into<String>) {
         let status = if holds { ConditionStatus::True } else { ConditionStatus::False };
+        self.put(type_, status, reason, message.into(), self.generation);
+    }
+
+    /// Sets a condition of which nothing is known yet.
+    pub(crate) fn unknown(&mut self, type_: &str, reason: Reason, message: impl Into<String>) {
+        self.put(type_, ConditionStatus::Unknown, reason, message.into(), self.generation);
+    }
+
+    /// Sets a condition that is about another generation than the newest one.
+    pub(crate) fn set_of(
+        &mut self,
+        generation: Option<i64>,
+        (type_, holds): (&str, bool),
+        reason: Reason,
+        message: impl Into<String>,
+    ) {
+        let status = if holds { ConditionStatus::True } else { ConditionStatus::False };
+        self.put(type_, status, reason, message.into(), generation);
+    }
+
+    fn put(
+        &mut self,
+        type_: &str,
+        status: ConditionStatus,
+        reason: Reason,
+        message: String,
+        observed_generation: Option<i64>,
+    ) {
         let before = self.before.iter().find(|before| before.type_ == type_ && before.status == status);
         let last_transition_time =
             before.map_or_else(|| Time(self.now), |before| before.last_transition_time.clone());
-        let message: String = message.into();
         self.set.push(Condition {
             type_: type_.to_owned(),
             status,
             reason: reason.as_str().to_owned(),
             message: shortened(message),
             last_transition_time,
-            observed_generation: self.generation,
+            observed_generation,
         });
     }
 
@@ -51,11 +81,11 @@ impl<'a> Conditions<'a> {
         self.set("Reconciling", true, reason, message);
     }
 
-    /// Something is wrong, and Ready says so too. Stalled: nothing will happen until somebody does something.
+    /// Something is wrong, and Ready says what. Stalled: nothing will happen until somebody does something.
     pub(crate) fn degraded(&mut self, reason: Reason, message: impl Into<String>, stalled: bool) {
         let message = message.into();
         self.set("Ready", false, reason, message.clone());
-        self.set("Degraded", true, reason, message.clone());
+        self.set("Degraded", true, reason, SEE_READY);
         if stalled {
             self.set("Stalled", true, reason, message);
         }
@@ -76,7 +106,24 @@ fn shortened(message: String) -> String {
     message.chars().take(LONGEST_MESSAGE - 1).chain(['…']).collect()
 }
 
-/// Whether two lists of conditions say the same, whenever they began to.
+/// Conditions that hold while something is wrong, and are gone when it is not.
+const PROBLEMS: [&str; 6] =
+    ["AttributesNull", "Blind", "LeftBehind", "RemovalsHeld", "TargetsMissing", "Unmatched"];
+
+/// Whether a condition holds while something is wrong.
+pub(crate) fn is_problem(type_: &str) -> bool {
+    PROBLEMS.contains(&type_)
+}
+
+/// The conditions about problems that are over.
+pub(crate) fn recoveries<'a>(before: &'a [Condition], after: &'a [Condition]) -> Vec<&'a Condition> {
+    let is_over = |condition: &&Condition| {
+        is_problem(&condition.type_) && !after.iter().any(|now| now.type_ == condition.type_)
+    };
+    before.iter().filter(is_over).collect()
+}
+
+/// The conditions that have changed, other than in their message.
 pub(crate) fn transitions<'a>(before: &'a [Condition], after: &'a [Condition]) -> Vec<&'a Condition> {
     let known = |condition: &&Condition| {
         !before.iter().any(|b| {

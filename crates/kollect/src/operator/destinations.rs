@@ -38,7 +38,7 @@ pub(crate) struct Destinations {
 }
 
 /// What this process knows about the destinations of a binding.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct KnownDestinations {
     /// The destination that it writes or wants to write.
     current: Option<ExportPlace>,

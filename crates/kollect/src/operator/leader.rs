@@ -37,9 +37,9 @@ pub(crate) struct Timings {
 impl Default for Timings {
     fn default() -> Self {
         Self {
-            lease: Duration::from_mins(1),
-            renew_deadline: Duration::from_secs(40),
-            retry: Duration::from_secs(5),
+            lease: Duration::from_secs(15),
+            renew_deadline: Duration::from_secs(10),
+            retry: Duration::from_secs(2),
         }
     }
 }
@@ -160,23 +160,36 @@ async fn at(deadline: Option<Instant>) {
     }
 }
 
+/// What a candidate calls itself. In a Pod, whose name and UID the manifests hand over, a container that was started again
+/// is the same candidate and takes its lease back at once: kubelets start a container when the one before it has ended, and
+/// what that one has sent too late is refused by the sinks. Elsewhere every process is another one.
+pub(crate) fn identity(variable: impl Fn(&str) -> Option<String>) -> String {
+    let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
+    match (variable("POD_NAME"), variable("POD_UID")) {
+        (Some(name), Some(uid)) => format!("{name}_{uid}"),
+        (name, _) => {
+            let name = name.or_else(|| variable("HOSTNAME")).unwrap_or_else(|| "kollect".into());
+            format!("{name}_{:032x}", fastrand::u128(..))
+        }
+    }
+}
+
 /// Starts candidates.
 pub(crate) struct Leader;
 
 impl Leader {
-    /// Becomes a candidate for the lease in `namespace`. Others see `identity`, the name of the Pod, with
-    /// a suffix that no other process has.
+    /// Becomes a candidate for the lease in `namespace`. A lease that `identity` holds already is taken at once: see
+    /// [`identity`].
     pub(crate) fn start(
         client: Client,
         namespace: &str,
-        identity: &str,
+        identity: String,
         timings: Timings,
         tasks: &Tasks,
     ) -> anyhow::Result<LeaderHandle> {
         timings.check()?;
         let (leadership, receiver) = watch::channel(Leadership::Standby { holder: None, problem: None });
         let (stop, stopped) = oneshot::channel();
-        let identity = format!("{identity}_{:032x}", fastrand::u128(..));
         let campaign = Campaign::new(client, namespace, identity, timings, leadership);
         let task = tasks.core(TaskKind::Lease.into(), campaign.run(stopped));
         Ok(LeaderHandle { receiver, stop: Stop::Campaign(stop, task) })

@@ -9,10 +9,7 @@ mod picture;
 mod sample;
 mod scrape;
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -37,7 +34,7 @@ use super::{
 
 /// The format of the library: OpenMetrics, which Prometheus has read since version 2.5.
 const FORMAT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// How often it is looked whether something can be sampled again.
+/// The least time between two looks whether something can be sampled again.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// What numbers are computed from.
@@ -53,13 +50,13 @@ pub(crate) struct Sources {
 
 struct Shared {
     sources: Sources,
-    picture: Mutex<Arc<Picture>>,
+    picture: watch::Sender<Arc<Picture>>,
     samples: Samples,
 }
 
 impl Shared {
     fn picture(&self) -> Arc<Picture> {
-        self.picture.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.picture.borrow().clone()
     }
 }
 
@@ -74,7 +71,8 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     pub(crate) fn new(sources: Sources, meter: Meter) -> Self {
-        let shared = Arc::new(Shared { sources, picture: Mutex::default(), samples: Samples::default() });
+        let picture = watch::Sender::default();
+        let shared = Arc::new(Shared { sources, picture, samples: Samples::default() });
         let mut registry = Registry::default();
         meter.register(&mut registry);
         shared.samples.register(&mut registry);
@@ -84,7 +82,7 @@ impl Metrics {
 
     /// What the loop sees now.
     pub(crate) fn show(&self, picture: Picture) {
-        *self.shared.picture.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(picture);
+        self.shared.picture.send_replace(Arc::new(picture));
     }
 
     /// Everything, as Prometheus reads it.
@@ -94,16 +92,26 @@ impl Metrics {
         Ok(text)
     }
 
-    /// Keeps the series of profiles fresh, each at most once per interval, for ever.
+    /// Keeps the series of profiles fresh, each at most once per interval, for ever. While rows do not change there is
+    /// nothing to do.
     pub(crate) async fn sample(self, interval: Duration) {
+        let pause = LOOK_AGAIN.min(interval).max(Duration::from_millis(10));
+        let mut picture = self.shared.picture.subscribe();
+        let mut sampled = None;
         loop {
-            let shared = self.shared.clone();
-            // Sums take as long as there are rows; nothing else waits for them.
-            let work = move || shared.samples.refresh(&shared.picture(), &shared.sources.rows, interval);
-            if tokio::task::spawn_blocking(work).await.is_err() {
-                warn!("summing up the series of profiles crashed; this is a bug");
+            let revision = self.shared.sources.rows.last_revision();
+            if picture.has_changed().unwrap_or(false) || sampled != Some(revision) {
+                picture.mark_unchanged();
+                let shared = self.shared.clone();
+                // Sums take as long as there are rows; nothing else waits for them.
+                let work = move || shared.samples.refresh(&shared.picture(), &shared.sources.rows, interval);
+                let is_done = tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
+                    warn!("summing up the series of profiles crashed; this is a bug");
+                    true
+                });
+                sampled = is_done.then_some(revision);
             }
-            time::sleep(LOOK_AGAIN.min(interval).max(Duration::from_millis(10))).await;
+            time::sleep(pause).await;
         }
     }
 

@@ -30,7 +30,7 @@ use serde::de::DeserializeOwned;
 use tokio::{sync::watch, time};
 use tracing::{info, warn};
 
-use crate::world::{Family, InventoryName, Name, World};
+use crate::world::{Family, InventoryName, Name, REQUESTED_AT, World};
 
 /// How often a question that was answered with no is asked again.
 const REVIEW: Duration = Duration::from_secs(30);
@@ -45,6 +45,9 @@ pub(crate) struct SinkObject {
 
 /// The objects of one kind.
 type Kind<T> = BTreeMap<Name, Arc<T>>;
+
+/// Kind and name of an object.
+pub(crate) type ObjectKey = (&'static str, Name);
 
 /// Everything that is known now.
 #[derive(Clone, Default)]
@@ -65,6 +68,27 @@ pub(crate) struct Known {
     pending: BTreeSet<Query>,
     /// Why kinds cannot be seen.
     blind: BTreeMap<Query, Blindness>,
+    /// How often something has changed, other than a status.
+    definitions: u64,
+    /// Kind and name of objects whose status has changed since [`Objects::take_changed_statuses`] was last called, and
+    /// nothing else of them.
+    changed_statuses: BTreeSet<ObjectKey>,
+}
+
+/// The value of the annotation that asks for a reconciliation.
+pub(crate) fn request(metadata: &ObjectMeta) -> Option<String> {
+    metadata.annotations.as_ref()?.get(REQUESTED_AT).cloned()
+}
+
+/// Whether two versions of an object differ in nothing but the status.
+fn is_same_definition(a: &ObjectMeta, b: &ObjectMeta) -> bool {
+    a.uid == b.uid
+        && a.generation == b.generation
+        && a.labels == b.labels
+        && a.annotations == b.annotations
+        && a.finalizers == b.finalizers
+        && a.deletion_timestamp == b.deletion_timestamp
+        && a.owner_references == b.owner_references
 }
 
 /// What an inventory says that has no status yet.
@@ -74,11 +98,42 @@ static NO_STATUS: InventoryStatus = InventoryStatus {
     observed_revision: None,
     item_count: None,
     last_export_time: None,
+    last_handled_requested_at: None,
     sink_exports: Vec::new(),
     take_overs: Vec::new(),
 };
 
 impl Known {
+    /// Tells what was known at one time from what was known before or later, but for statuses.
+    pub(crate) fn definitions(&self) -> u64 {
+        self.definitions
+    }
+
+    /// Kind and name of all objects that have statuses, but for connection tests.
+    pub(crate) fn names(&self) -> BTreeSet<ObjectKey> {
+        fn of<T>(kind: &'static str, all: &Kind<T>) -> impl Iterator<Item = ObjectKey> {
+            all.keys().map(move |name| (kind, name.clone()))
+        }
+        of("KollectProfile", &self.profiles)
+            .chain(of("KollectTarget", &self.targets))
+            .chain(of("KollectClusterTarget", &self.cluster_targets))
+            .chain(of("KollectInventory", &self.inventories))
+            .chain(of("KollectClusterInventory", &self.cluster_inventories))
+            .chain(of(Family::Snapshot.kind(), &self.snapshot_sinks))
+            .chain(of(Family::Database.kind(), &self.database_sinks))
+            .chain(of(Family::Event.kind(), &self.event_sinks))
+            .collect()
+    }
+
+    /// A sink.
+    pub(crate) fn sink(&self, (family, name): &(Family, Name)) -> Option<&Arc<SinkObject>> {
+        match family {
+            Family::Snapshot => self.snapshot_sinks.get(name),
+            Family::Database => self.database_sinks.get(name),
+            Family::Event => self.event_sinks.get(name),
+        }
+    }
+
     pub(crate) fn profiles(&self) -> &BTreeMap<Name, Arc<KollectProfile>> {
         &self.profiles
     }
@@ -152,6 +207,10 @@ impl Known {
             inventories: self.inventories.clone(),
             cluster_inventories: self.cluster_inventories.clone(),
             sinks: self.sinks().map(|(key, sink)| (key, sink.spec.clone())).collect(),
+            sink_requests: self
+                .sinks()
+                .filter_map(|(key, sink)| Some((key, request(&sink.metadata)?)))
+                .collect(),
             scopes: self.scopes.clone(),
             cluster_scopes: self.cluster_scopes.clone(),
             secrets: BTreeMap::new(),
@@ -184,6 +243,7 @@ pub(crate) struct Objects {
     namespaces: Option<BTreeSet<Arc<str>>>,
     known: Arc<Mutex<Known>>,
     changed: watch::Sender<()>,
+    statuses: watch::Sender<()>,
     tasks: Tasks,
     followers: Mutex<Vec<Task<Option<()>>>>,
 }
@@ -195,8 +255,9 @@ impl Objects {
         namespaces: Option<BTreeSet<Arc<str>>>,
         tasks: Tasks,
     ) -> Self {
-        let (known, changed) = (Arc::default(), watch::Sender::default());
-        let objects = Self { source, namespaces, known, changed, tasks, followers: Mutex::default() };
+        let (known, changed, statuses) = (Arc::default(), watch::Sender::default(), watch::Sender::default());
+        let objects =
+            Self { source, namespaces, known, changed, statuses, tasks, followers: Mutex::default() };
         objects.start();
         objects
     }
@@ -264,9 +325,19 @@ impl Objects {
         lock(&self.known).clone()
     }
 
-    /// Changes whenever an object does.
+    /// Changes whenever an object does, other than in its status.
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
+    }
+
+    /// Changes whenever the status of an object does.
+    pub(crate) fn status_changes(&self) -> watch::Receiver<()> {
+        self.statuses.subscribe()
+    }
+
+    /// Kind and name of objects whose status has changed since the last call, and nothing else of them.
+    pub(crate) fn take_changed_statuses(&self) -> BTreeSet<ObjectKey> {
+        std::mem::take(&mut lock(&self.known).changed_statuses)
     }
 
     /// Returns when every kind has been listed, or is certainly not there. Half of the objects would mean
@@ -299,7 +370,7 @@ impl Objects {
         make: fn(K) -> T,
     ) where
         K: DeserializeOwned + Send + 'static,
-        T: Send + Sync + 'static,
+        T: HasMetadata + Send + Sync + 'static,
     {
         let gvk = Gvk { group: GROUP.into(), version: VERSION.into(), kind: kind.into() };
         let query = Query { namespace: place.cloned(), ..Query::all(gvk) };
@@ -307,8 +378,10 @@ impl Objects {
         let name = TaskName::of_kind(TaskKind::Objects, &query.gvk, place);
         let follower = Follower {
             query,
+            kind,
             known: self.known.clone(),
             changed: self.changed.clone(),
+            statuses: self.statuses.clone(),
             part,
             make,
             listing: None,
@@ -325,15 +398,44 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
 /// Follows one kind in one place.
 struct Follower<K, T> {
     query: Query,
+    kind: &'static str,
     known: Arc<Mutex<Known>>,
     changed: watch::Sender<()>,
+    statuses: watch::Sender<()>,
     part: fn(&mut Known) -> &mut Kind<T>,
     make: fn(K) -> T,
     /// Objects that a running list has shown.
     listing: Option<BTreeSet<Name>>,
 }
 
-impl<K: DeserializeOwned, T> Follower<K, T> {
+/// An object of Kollect.
+trait HasMetadata {
+    fn metadata(&self) -> &ObjectMeta;
+}
+
+macro_rules! has_metadata {
+    ($($kind:ident),*) => {
+        $(impl HasMetadata for $kind {
+            fn metadata(&self) -> &ObjectMeta {
+                &self.metadata
+            }
+        })*
+    };
+}
+
+has_metadata!(
+    KollectProfile,
+    KollectTarget,
+    KollectClusterTarget,
+    KollectInventory,
+    KollectClusterInventory,
+    KollectScope,
+    KollectClusterScope,
+    KollectConnectionTest,
+    SinkObject
+);
+
+impl<K: DeserializeOwned, T: HasMetadata> Follower<K, T> {
     async fn follow(mut self, source: Arc<dyn WatchSource>) {
         let mut kinds = source.kinds();
         loop {
@@ -396,7 +498,17 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
     }
 
     fn apply(&self, name: Name, raw: &str) {
-        let parsed = parse::<K>(raw).map(self.make);
+        let parsed = match parse::<K>(raw).map(self.make) {
+            Ok(object) if self.has_definition_of(&name, &object) => {
+                let mut known = lock(&self.known);
+                (self.part)(&mut known).insert(name.clone(), Arc::new(object));
+                known.changed_statuses.insert((self.kind, name));
+                drop(known);
+                self.statuses.send_replace(());
+                return;
+            }
+            parsed => parsed,
+        };
         let kind = self.query.gvk.kind.clone();
         let wrong = self.change(|known, part| {
             match parsed {
@@ -418,15 +530,32 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
         }
     }
 
+    /// Whether an object is known, could be read, and differs in nothing but the status.
+    fn has_definition_of(&self, name: &Name, object: &T) -> bool {
+        let mut known = lock(&self.known);
+        let is_refused = known.refused.contains(&(self.query.gvk.kind.clone(), name.clone()));
+        let before = (self.part)(&mut known).get(name);
+        !is_refused && before.is_some_and(|before| is_same_definition(before.metadata(), object.metadata()))
+    }
+
     /// Objects that a complete list did not show are gone.
     fn retain(&self, shown: &BTreeSet<Name>) {
         let namespace = self.query.namespace.clone();
         let here = move |name: &Name| namespace.as_ref().is_none_or(|own| *name.0 == **own);
         let gvk = self.query.gvk.kind.clone();
-        self.change(|known, part| {
-            known.refused.retain(|(kind, name)| *kind != gvk || shown.contains(name) || !here(name));
-            part(known).retain(|name, _| shown.contains(name) || !here(name));
-        });
+        let mut known = lock(&self.known);
+        let refused = known.refused.len();
+        known.refused.retain(|(kind, name)| *kind != gvk || shown.contains(name) || !here(name));
+        let is_other = known.refused.len() < refused;
+        let part = (self.part)(&mut known);
+        let count = part.len();
+        part.retain(|name, _| shown.contains(name) || !here(name));
+        let is_other = is_other || part.len() < count;
+        known.definitions += u64::from(is_other);
+        drop(known);
+        if is_other {
+            self.changed.send_replace(());
+        }
     }
 
     /// The kind certainly does not exist: it has no objects.
@@ -444,10 +573,15 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
     }
 
     fn seen(&self) {
-        let query = self.query.clone();
+        let query = &self.query;
+        let known = lock(&self.known);
+        if !known.pending.contains(query) && !known.blind.contains_key(query) {
+            return;
+        }
+        drop(known);
         let again = self.change(|known, _| {
-            known.pending.remove(&query);
-            known.blind.remove(&query).is_some()
+            known.pending.remove(query);
+            known.blind.remove(query).is_some()
         });
         if again {
             info!(kind = self.query.gvk.kind, "objects can be seen again");
@@ -455,7 +589,10 @@ impl<K: DeserializeOwned, T> Follower<K, T> {
     }
 
     fn change<R>(&self, change: impl FnOnce(&mut Known, fn(&mut Known) -> &mut Kind<T>) -> R) -> R {
-        let result = change(&mut lock(&self.known), self.part);
+        let mut known = lock(&self.known);
+        let result = change(&mut known, self.part);
+        known.definitions += 1;
+        drop(known);
         self.changed.send_replace(());
         result
     }

@@ -11,7 +11,7 @@ use kollect_engine::{
     export::Open,
     tasks::{Task, TaskKind, TaskName, Tasks},
 };
-use kollect_model::{backoff::Backoff, sink::ErrorClass};
+use kollect_model::backoff::Backoff;
 use tokio::{
     sync::watch,
     time::{self, Instant},
@@ -34,12 +34,6 @@ const PANICKED: &str = "the probe panicked and is tried again; this is a bug: se
 /// How a probe ended: how long it took, or why it failed.
 pub(crate) type Verdict = Result<Duration, String>;
 
-/// A probe that failed, and whether the sink refused us for who we are.
-struct Failed {
-    message: String,
-    is_refusal: bool,
-}
-
 /// What is probed: a sink, or a connection test in one of its generations.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Probed {
@@ -60,8 +54,21 @@ impl fmt::Display for Probed {
 pub(crate) struct Probes {
     tasks: Tasks,
     verdicts: Verdicts,
-    running: BTreeMap<Probed, (Arc<Planned>, Task)>,
+    running: BTreeMap<Probed, Running>,
 }
+
+/// A probe that goes on.
+struct Running {
+    planned: Arc<Planned>,
+    /// Value of the annotation that asked for it.
+    requested: Option<String>,
+    /// Dropped, it ends.
+    #[expect(dead_code, reason = "it is kept so that it goes on")]
+    task: Task,
+}
+
+/// What is probed, and the value of the annotation that asks for it.
+pub(crate) type Wanted = BTreeMap<Probed, (Planned, Option<String>)>;
 
 impl Probes {
     pub(crate) fn new(tasks: Tasks) -> Self {
@@ -78,21 +85,30 @@ impl Probes {
         self.verdicts.lock().get(probed).cloned()
     }
 
-    /// How many probes of each sink it has refused for who we are.
-    pub(crate) fn refused_attempts(&self) -> BTreeMap<Probed, u64> {
-        self.verdicts.lock_refusals().clone()
+    /// The value of the annotation that asked for the last probe of a sink, if it has ended.
+    pub(crate) fn handled(&self, probed: &Probed) -> Option<String> {
+        let running = self.running.get(probed)?;
+        running.requested.clone().filter(|_| self.verdicts.lock().contains_key(probed))
+    }
+
+    /// What was probed since the last call, and which of that has failed.
+    pub(crate) fn take_ended(&self) -> BTreeMap<Probed, bool> {
+        std::mem::take(&mut *self.verdicts.ended.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Probes exactly these from now on: sinks again and again, tests once.
-    pub(crate) fn set(&mut self, wanted: BTreeMap<Probed, Planned>) {
+    pub(crate) fn set(&mut self, wanted: Wanted) {
         for (probed, _) in self.running.extract_if(.., |probed, _| !wanted.contains_key(probed)) {
             self.verdicts.lock().remove(&probed);
-            self.verdicts.lock_refusals().remove(&probed);
         }
-        for (probed, planned) in wanted {
-            let same = |known: &Arc<Planned>| known.plan == planned.plan && known.policy == planned.policy;
+        for (probed, (planned, requested)) in wanted {
+            let same = |known: &Running| {
+                known.planned.plan == planned.plan
+                    && known.planned.policy == planned.policy
+                    && known.requested == requested
+            };
             let is_test = matches!(probed, Probed::Test(..));
-            if self.running.get(&probed).is_some_and(|(known, _)| is_test || same(known)) {
+            if self.running.get(&probed).is_some_and(|known| is_test || same(known)) {
                 continue;
             }
             if self.running.remove(&probed).is_some() {
@@ -105,7 +121,7 @@ impl Probes {
                 let planned = own.clone();
                 async move { once(&planned).await }
             });
-            self.running.insert(probed, (planned, task));
+            self.running.insert(probed, Running { planned, requested, task });
         }
     }
 }
@@ -114,8 +130,8 @@ impl Probes {
 #[derive(Clone, Default)]
 struct Verdicts {
     known: Arc<Mutex<BTreeMap<Probed, Verdict>>>,
-    /// How many attempts were refused.
-    refusals: Arc<Mutex<BTreeMap<Probed, u64>>>,
+    /// Probes that have ended since that was last asked for, and whether they failed.
+    ended: Arc<Mutex<BTreeMap<Probed, bool>>>,
     changed: watch::Sender<()>,
 }
 
@@ -124,12 +140,8 @@ impl Verdicts {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_refusals(&self) -> MutexGuard<'_, BTreeMap<Probed, u64>> {
-        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Starts to probe. A panic is a failed probe, and the next one comes after a pause.
-    fn probe<F: Future<Output = Result<Duration, Failed>> + Send>(
+    fn probe<F: Future<Output = Verdict> + Send>(
         &self,
         tasks: &Tasks,
         probed: &Probed,
@@ -144,19 +156,10 @@ impl Verdicts {
         })
     }
 
-    async fn follow<F: Future<Output = Result<Duration, Failed>>>(
-        self,
-        probed: Probed,
-        attempt: impl Fn() -> F,
-    ) {
+    async fn follow<F: Future<Output = Verdict>>(self, probed: Probed, attempt: impl Fn() -> F) {
         let mut backoff = Backoff::default();
         loop {
-            let verdict = attempt().await.map_err(|failed| {
-                if failed.is_refusal {
-                    *self.lock_refusals().entry(probed.clone()).or_default() += 1;
-                }
-                failed.message
-            });
+            let verdict = attempt().await;
             let pause = match &verdict {
                 Ok(_) => {
                     backoff.reset();
@@ -174,30 +177,23 @@ impl Verdicts {
 
     fn put(&self, probed: &Probed, verdict: Verdict) {
         let before = self.lock().insert(probed.clone(), verdict.clone());
-        let news = match (&before, &verdict) {
-            (Some(Ok(_)), Ok(_)) => false,
-            (Some(Err(before)), Err(now)) => before != now,
-            _ => true,
-        };
-        if news {
+        let is_news = !matches!((&before, &verdict), (Some(Ok(_)), Ok(_)));
+        if is_news {
+            let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+            ended.insert(probed.clone(), verdict.is_err());
+            drop(ended);
             self.changed.send_replace(());
         }
     }
 }
 
-async fn once(planned: &Planned) -> Result<Duration, Failed> {
+async fn once(planned: &Planned) -> Verdict {
     let began = Instant::now();
     let work = async { planned.open().await?.check().await };
     let verdict = match time::timeout(LIMIT, work).await {
         Ok(Ok(())) => Ok(began.elapsed()),
-        Ok(Err(error)) => {
-            let is_refusal = error.class() == ErrorClass::Forbidden;
-            Err(Failed { message: told_once(&error), is_refusal })
-        }
-        Err(_) => {
-            let message = format!("no answer within {} s", LIMIT.as_secs());
-            Err(Failed { message, is_refusal: false })
-        }
+        Ok(Err(error)) => Err(told_once(&error)),
+        Err(_) => Err(format!("no answer within {} s", LIMIT.as_secs())),
     };
     planned.meter.tested(planned.plan.type_name(), verdict.is_ok());
     verdict

@@ -3,12 +3,12 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use kollect_engine::{
     deliver::Place,
-    export::{Cleaned, HeldRemovals, KeptRows, Outcome, Told},
+    export::{BindingProgress, Cleaned, HeldRemovals, KeptRows, Outcome, ProgressNow, Told},
 };
 use kollect_model::{
     batch::{Delta, Receipt},
@@ -17,32 +17,28 @@ use kollect_model::{
     row::{RowKey, TargetId},
     sink::ErrorClass,
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 use tracing::{info, warn};
 
 use super::destinations::{Destinations, KnownDestinations, described, export_place};
 
 /// What is known about one binding.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Progress {
-    /// When the sink last confirmed that it holds the rows.
-    pub(crate) last_export: Option<SystemTime>,
-    /// Whether this process has seen that the sink holds the rows.
-    pub(crate) confirmed: bool,
-    /// Rows that the sink holds.
-    pub(crate) rows: Option<i64>,
-    /// Of the document or event that was written last.
-    pub(crate) checksum: Option<String>,
+    /// How far it has come in its destination.
+    engine: BindingProgress,
+    /// The version of the binding that is wanted.
+    wanted: Option<WantedVersion>,
+    /// Something has come of the version that is wanted: it was acknowledged, held back, or failed.
+    pub(crate) was_tried: bool,
+    /// What was told last.
+    news: News,
     /// Rows that the sink refuses, by name.
     pub(crate) refused: Vec<String>,
-    /// Those of them that it does not hold in an older version either.
-    missing: BTreeSet<RowKey>,
     /// The latest failure, until something works.
     failure: Option<Failure>,
     /// Another binding of the inventory writes the same place, so this one writes nothing.
     duplicate: Option<Failure>,
-    /// How many attempts the sink has refused for who we are.
-    pub(crate) refused_attempts: u64,
     /// Rows that others had changed.
     pub(crate) drifted: u64,
     /// Rows that the sink keeps although their objects are not collected, by target.
@@ -60,6 +56,20 @@ pub(crate) struct Progress {
     pub(crate) line: Option<Destinations>,
     /// Destinations that hold rows, and where the sink does not lead any more.
     pub(crate) lost: BTreeSet<ExportPlace>,
+    /// Why a destination that it has left could not be cleaned.
+    pub(crate) clean_error: Option<String>,
+}
+
+/// A version of a binding that is wanted.
+#[derive(Clone, Debug)]
+pub(crate) struct WantedVersion {
+    pub(crate) number: u64,
+    /// Since when.
+    pub(crate) since: Instant,
+    /// The least time between two writes.
+    pub(crate) cadence: Duration,
+    /// The value of the annotation that asks for a comparison.
+    pub(crate) requested: Option<String>,
 }
 
 /// A failure.
@@ -71,12 +81,23 @@ pub(crate) struct Failure {
     pub(crate) next_attempt: Option<SystemTime>,
 }
 
+/// Bindings of which something was heard.
+#[derive(Default)]
+pub(crate) struct Heard {
+    pub(crate) bindings: BTreeSet<BindingName>,
+    /// Those of them that have failed.
+    pub(crate) failed: BTreeSet<BindingName>,
+    /// Something else is known about destinations.
+    pub(crate) destinations: bool,
+}
+
 /// All bindings.
 #[derive(Clone, Default)]
 pub(crate) struct Board {
     bindings: Arc<Mutex<BTreeMap<BindingName, Progress>>>,
     /// Destinations that turned out to be others under another name, until that has been told.
     adopted: Arc<Mutex<Vec<(BindingName, ExportPlace)>>>,
+    heard: Arc<Mutex<Heard>>,
     changed: watch::Sender<()>,
     counted: watch::Sender<()>,
 }
@@ -106,16 +127,19 @@ impl Board {
         self.lock().get(name).map(read)
     }
 
-    /// Rows that sinks keep although their objects are not collected, by target, in the sink that has most of them.
-    pub(crate) fn kept_rows(&self) -> BTreeMap<TargetId, KeptRows> {
-        let mut most: BTreeMap<TargetId, KeptRows> = BTreeMap::new();
-        for (target, kept) in self.lock().values().flat_map(|progress| &progress.kept) {
-            let known = most.entry(target.clone()).or_default();
-            if known.beyond + known.waiting < kept.beyond + kept.waiting {
-                known.clone_from(kept);
-            }
-        }
-        most
+    /// Bindings of which something was heard since the last call.
+    pub(crate) fn take_heard(&self) -> Heard {
+        std::mem::take(&mut *self.heard())
+    }
+
+    fn heard(&self) -> MutexGuard<'_, Heard> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, name: &BindingName, destinations: bool) {
+        let mut heard = self.heard();
+        heard.bindings.insert(name.clone());
+        heard.destinations |= destinations;
     }
 
     /// Forgets bindings that nobody asks for any more.
@@ -126,23 +150,30 @@ impl Board {
     /// Takes over what a status knows of a binding that has not done anything yet.
     pub(crate) fn remember(&self, name: &BindingName, export: &SinkExport) {
         self.lock().entry(name.clone()).or_insert_with(|| Progress {
-            last_export: export.last_export_time.as_ref().map(|time| time.0.into()),
-            rows: export.rows,
-            checksum: export.last_checksum.clone(),
             destinations: KnownDestinations::told(export),
             ..Progress::default()
         });
     }
 
     /// A binding wants something else now, or begins: it has not been seen that its destination holds that.
-    pub(crate) fn begin(&self, name: &BindingName, place: &ExportPlace) {
+    pub(crate) fn begin(
+        &self,
+        name: &BindingName,
+        place: &ExportPlace,
+        engine: &BindingProgress,
+        wanted: WantedVersion,
+    ) {
         let mut bindings = self.lock();
         let progress = bindings.entry(name.clone()).or_default();
         if !progress.destinations.is_current(place) {
             progress.begin_elsewhere();
         }
-        progress.confirmed = false;
+        (progress.engine, progress.wanted) = (engine.clone(), Some(wanted));
+        progress.news.is_acknowledged = false;
+        progress.was_tried = false;
         progress.destinations.begin(place);
+        drop(bindings);
+        self.note(name, false);
     }
 
     /// What the line of a binding shall say about its destinations, and whether those that it has left may be cleaned.
@@ -169,6 +200,7 @@ impl Board {
     /// Nothing more is done about a destination that a binding has left.
     pub(crate) fn give_up(&self, name: &BindingName, place: &ExportPlace) {
         self.lock().entry(name.clone()).or_default().destinations.give_up(place);
+        self.note(name, true);
         self.changed.send_replace(());
     }
 
@@ -203,7 +235,9 @@ impl Board {
         for (name, progress) in bindings.iter_mut().filter(|(_, progress)| progress.duplicate.is_some()) {
             if !duplicates.contains_key(name) {
                 // The other one has written meanwhile: what the sink holds is known after the next comparison.
-                (progress.duplicate, progress.confirmed, progress.rows) = (None, false, None);
+                progress.duplicate = None;
+                progress.engine.doubt();
+                self.note(name, false);
             }
         }
         for (name, other) in duplicates {
@@ -213,6 +247,8 @@ impl Board {
                 warn!(binding = %name, error = message, "cannot write");
                 let (class, since) = (ErrorClass::Terminal, kollect_engine::clock::now());
                 progress.duplicate = Some(Failure { class, message, since, next_attempt: None });
+                progress.engine.doubt();
+                self.note(name, false);
             }
         }
     }
@@ -223,7 +259,9 @@ impl Board {
         let mut bindings = self.lock();
         let progress = bindings.entry(name.clone()).or_default();
         let is_current = progress.destinations.is_current(&place);
+        let known = progress.destinations.clone();
         progress.destinations.hear(&place, told);
+        let moved = progress.destinations != known;
         if is_current && matches!(told, Told::Cleaned { .. }) {
             progress.begin_elsewhere();
         }
@@ -231,13 +269,39 @@ impl Board {
             // A write to a destination that it has left.
             return;
         }
-        if matches!(told, Told::Written(..)) && progress.rows.is_none() {
-            // A write that began before the sink led somewhere else and back: the comparison that follows counts.
-            return;
+        let before = progress.news.clone();
+        progress.hear(name, &place, told);
+        progress.news = progress.news_now();
+        if let Told::Cleaned { cleaned: Cleaned::SameAs(_), .. } = told {
+            self.adopted.lock().unwrap_or_else(PoisonError::into_inner).push((name.clone(), place));
         }
+        let is_news = matches!(told, Told::Late) || progress.news != before || moved;
+        drop(bindings);
+        self.note(name, moved);
+        if matches!(told, Told::Failed { .. }) {
+            self.heard().failed.insert(name.clone());
+        }
+        let heard = if is_news { &self.changed } else { &self.counted };
+        heard.send_replace(());
+    }
+}
+
+/// What of a binding is told at once when it changes; everything else is counts and times.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct News {
+    is_acknowledged: bool,
+    refused: usize,
+    failure: Option<(ErrorClass, String)>,
+    is_held_back: bool,
+    holds_removals: bool,
+    clean_error: Option<String>,
+    kept: usize,
+}
+
+impl Progress {
+    /// Takes down what was heard of the binding in its destination, or of one that it has left.
+    fn hear(&mut self, name: &BindingName, place: &ExportPlace, told: &Told<'_>) {
         let now = kollect_engine::clock::now();
-        let worked = progress.works();
-        let kept = progress.kept.clone();
         let warnings = match told {
             Told::Compared(outcome) => &*outcome.receipt.warnings,
             Told::Written(_, receipt) => &*receipt.warnings,
@@ -246,30 +310,37 @@ impl Board {
         for warning in warnings {
             warn!(binding = %name, warning, "written with a warning");
         }
+        self.was_tried |= !matches!(
+            told,
+            Told::Claimed(_)
+                | Told::ClaimLost(_)
+                | Told::Passed
+                | Told::Waits
+                | Told::Late
+                | Told::NotCleaned { .. }
+        );
         match told {
             Told::Claimed(claim) => {
                 info!(binding = %name, %place, epoch = claim.epoch, taken_from = claim.taken_from, "claimed");
             }
             Told::ClaimLost(error) => {
-                progress.confirmed = false;
                 warn!(binding = %name, reason = ?error.reason, error = crate::causes::told_once(*error), "claims again");
             }
-            Told::Compared(outcome) => progress.compared(outcome, now, name),
-            Told::Written(delta, receipt) => progress.written(delta, receipt, now, name),
+            Told::Passed | Told::Waits | Told::Late => {}
+            Told::Compared(outcome) => self.compared(outcome, name),
+            Told::Written(delta, receipt) => self.worked(delta, receipt, name),
             Told::Failed { error, pause } => {
-                let since = progress.failure.as_ref().map_or(now, |failure| failure.since);
+                let since = self.failure.as_ref().map_or(now, |failure| failure.since);
                 let message = crate::causes::told_once(*error);
                 // One line per change of state, not one per attempt.
-                if progress.failure.as_ref().is_none_or(|failure| failure.message != message) {
+                if self.failure.as_ref().is_none_or(|failure| failure.message != message) {
                     warn!(binding = %name, reason = ?error.reason, error = message, "cannot write");
                 }
                 let next_attempt = pause.map(|pause| now + pause);
-                let class = error.class();
-                progress.refused_attempts += u64::from(class == ErrorClass::Forbidden);
-                progress.failure = Some(Failure { class, message, since, next_attempt });
+                self.failure = Some(Failure { class: error.class(), message, since, next_attempt });
             }
-            Told::Waiting { pause } => {
-                let failure = progress.failure.get_or_insert_with(|| Failure {
+            Told::Paused { pause } => {
+                let failure = self.failure.get_or_insert_with(|| Failure {
                     class: ErrorClass::Transient,
                     message: "the sink keeps failing, for other inventories too".into(),
                     since: now,
@@ -278,48 +349,84 @@ impl Board {
                 failure.next_attempt = Some(now + *pause);
             }
             Told::HeldBack { coverage } => {
-                progress.failure = None;
-                progress.held_back = Some((*coverage).to_owned());
-                progress.held_back_since.get_or_insert(now);
+                self.failure = None;
+                self.held_back = Some((*coverage).to_owned());
+                self.held_back_since.get_or_insert(now);
             }
             Told::RemovalsHeld(held) => {
-                if progress.held_removals.as_ref() != Some(held) {
+                if self.held_removals.as_ref() != Some(held) {
                     warn!(binding = %name, rows = held.rows, of = held.held, token = held.token, "removals are held");
                 }
-                progress.failure = None;
-                progress.confirmed = false;
-                progress.held_removals = Some((*held).clone());
+                self.failure = None;
+                self.held_removals = Some((*held).clone());
             }
             Told::Cleaned { cleaned, moved } => {
                 info!(binding = %name, %place, moved, outcome = described(cleaned), "cleaned");
-                if matches!(cleaned, Cleaned::SameAs(_)) {
-                    let mut adopted = self.adopted.lock().unwrap_or_else(PoisonError::into_inner);
-                    adopted.push((name.clone(), place));
-                }
+                self.clean_error = None;
             }
             Told::NotCleaned { error, moved, .. } => {
-                warn!(binding = %name, moved, error = crate::causes::told_once(*error), "cannot clean");
+                let message = crate::causes::told_once(*error);
+                warn!(binding = %name, moved, error = message, "cannot clean");
+                self.clean_error = Some(message);
             }
         }
-        let as_before = worked
-            && progress.works()
-            && progress.kept == kept
-            && matches!(told, Told::Written(..) | Told::Compared(_));
-        drop(bindings);
-        let heard = if as_before { &self.counted } else { &self.changed };
-        heard.send_replace(());
     }
-}
 
-fn count(rows: usize) -> i64 {
-    i64::try_from(rows).unwrap_or(i64::MAX)
-}
+    fn news_now(&self) -> News {
+        News {
+            is_acknowledged: self.is_acknowledged(),
+            refused: self.refused.len(),
+            failure: self.failure().map(|failure| (failure.class, failure.message.clone())),
+            is_held_back: self.held_back.is_some(),
+            holds_removals: self.held_removals.is_some(),
+            clean_error: self.clean_error.clone(),
+            kept: self.kept.values().map(|kept| kept.beyond + kept.waiting).sum(),
+        }
+    }
 
-impl Progress {
+    /// How far the binding has come in its destination.
+    pub(crate) fn now(&self) -> ProgressNow {
+        self.engine.read()
+    }
+
+    /// The rows that the sink holds by namespace, if that is counted.
+    pub(crate) fn engine(&self) -> &BindingProgress {
+        &self.engine
+    }
+
+    /// The version of the binding that is wanted.
+    pub(crate) fn wanted(&self) -> Option<&WantedVersion> {
+        self.wanted.as_ref()
+    }
+
+    /// Rows of a target that the sink keeps although their objects are not collected.
+    pub(crate) fn kept(&self, target: &TargetId) -> Option<&KeptRows> {
+        self.kept.get(target)
+    }
+
+    /// Whether the sink has acknowledged the version that is wanted, and is known to hold that.
+    fn is_acknowledged(&self) -> bool {
+        self.wanted.as_ref().is_some_and(|wanted| self.engine.has_acknowledged(wanted.number))
+    }
+
+    /// Whether the sink holds the rows of the version that is wanted, in the destination that the status names.
+    pub(crate) fn is_synced(&self) -> bool {
+        self.is_held() && self.is_acknowledged() && self.duplicate.is_none()
+    }
+
+    /// Whether the destination that the status names is the one that is written, and no other is asked for.
+    pub(crate) fn is_held(&self) -> bool {
+        let holds = |line: &Destinations| {
+            let held = line.held.as_ref().filter(|_| line.claiming.is_none());
+            held.is_some_and(|held| self.destinations.is_current(held))
+        };
+        self.line.as_ref().is_some_and(holds)
+    }
+
     /// The destination is another one: what happened in the last one is not about it.
     fn begin_elsewhere(&mut self) {
-        let Self { refused_attempts, drifted, written, destinations, line, lost, .. } = std::mem::take(self);
-        *self = Self { refused_attempts, drifted, written, destinations, line, lost, ..Self::default() };
+        let Self { drifted, written, destinations, line, lost, clean_error, .. } = std::mem::take(self);
+        *self = Self { drifted, written, destinations, line, lost, clean_error, ..Self::default() };
     }
 
     /// Why nothing is written.
@@ -327,69 +434,25 @@ impl Progress {
         self.duplicate.as_ref().or(self.failure.as_ref())
     }
 
-    /// Whether the sink holds the rows, in the destination that the status names.
-    pub(crate) fn is_synced(&self) -> bool {
-        let holds = |line: &Destinations| {
-            let held = line.held.as_ref().filter(|_| line.claiming.is_none());
-            held.is_some_and(|held| self.destinations.is_current(held))
-        };
-        self.confirmed && self.duplicate.is_none() && self.line.as_ref().is_some_and(holds)
-    }
-
-    /// Whether there is nothing to tell but how much was written.
-    fn works(&self) -> bool {
-        let Self { confirmed, refused, held_back, .. } = self;
-        *confirmed && refused.is_empty() && self.failure().is_none() && held_back.is_none()
-    }
-
-    fn compared(&mut self, outcome: &Outcome, now: SystemTime, name: &BindingName) {
-        let Outcome { delta, receipt, unchanged, left_alone, drifted, kept, .. } = outcome;
+    fn compared(&mut self, outcome: &Outcome, name: &BindingName) {
+        let Outcome { delta, receipt, drifted, kept, .. } = outcome;
         self.kept.clone_from(kept);
-        let refused: BTreeSet<&RowKey> = receipt.refused.iter().map(|refusal| &refusal.key).collect();
-        let missing = delta.added.iter().map(|row| &row.key).filter(|key| refused.contains(key));
-        self.missing = missing.cloned().collect();
-        let held = unchanged + left_alone + delta.added.len() + delta.changed.len();
-        self.rows = Some(count(held - self.missing.len()));
         self.drifted += *drifted as u64;
         if *drifted > 0 {
             warn!(binding = %name, rows = drifted, "others had changed rows; they are repaired");
         }
-        self.worked(delta, receipt, now, name);
+        self.worked(delta, receipt, name);
     }
 
-    fn written(&mut self, delta: &Delta, receipt: &Receipt, now: SystemTime, name: &BindingName) {
-        let refused: BTreeSet<&RowKey> = receipt.refused.iter().map(|refusal| &refusal.key).collect();
-        let (mut came, mut went) = (0, 0);
-        for row in &delta.added {
-            if refused.contains(&row.key) {
-                self.missing.insert(row.key.clone());
-            } else {
-                self.missing.remove(&row.key);
-                came += 1;
-            }
-        }
-        for changed in delta.changed.iter().filter(|changed| !refused.contains(&changed.after.key)) {
-            came += i64::from(self.missing.remove(&changed.after.key));
-        }
-        for gone in &delta.removed {
-            went += i64::from(!self.missing.remove(&gone.key));
-        }
-        self.rows = Some(self.rows.unwrap_or(0) + came - went);
-        self.worked(delta, receipt, now, name);
-    }
-
-    fn worked(&mut self, delta: &Delta, receipt: &Receipt, now: SystemTime, name: &BindingName) {
+    fn worked(&mut self, delta: &Delta, receipt: &Receipt, name: &BindingName) {
         if self.failure.take().is_some() {
             info!(binding = %name, "writes again");
         }
-        self.last_export = Some(now);
-        self.confirmed = true;
         self.held_removals = None;
         (self.held_back, self.held_back_since) = (None, None);
         let now_refused: BTreeSet<&RowKey> = receipt.refused.iter().map(|refusal| &refusal.key).collect();
         let refused = delta.rows().filter(|row| now_refused.contains(&row.key)).count();
         self.written += delta.len().saturating_sub(refused) as u64;
-        self.checksum.clone_from(&receipt.checksum);
         self.refused = receipt.refused.iter().map(|refusal| refusal.why.clone()).collect();
     }
 }

@@ -1,8 +1,13 @@
-//! The loop: whenever something has changed, look at everything, hand over what is wanted, say what is true.
+//! The loop: whenever something has changed, look at what that concerns, hand over what is wanted, say what is true.
+//!
+//! What everything means is resolved anew when a spec, a Secret or the plan of a sink changes. Anything else is a look at
+//! the objects that it concerns; without a change there is nothing to do.
 
 mod connection;
+mod links;
+mod look;
+mod news;
 mod preview;
-mod refused;
 mod tell;
 
 use std::{
@@ -12,13 +17,18 @@ use std::{
 };
 
 use kollect_engine::{
+    clock,
     collect::{Collector, Target},
     deliver::Deliveries,
     store::{Sight, StoreReader},
     tasks::Tasks,
     watch::WatchSource,
 };
-use kollect_model::{binding::SinkName, row::TargetId};
+use kollect_model::{
+    binding::SinkName,
+    crd::inventory::{InventoryStatus, TakeOverRecord},
+    row::TargetId,
+};
 use kube::Client;
 use tokio::{
     sync::watch,
@@ -27,20 +37,22 @@ use tokio::{
 use tracing::{info, warn};
 
 use connection::{test_connection, tested_sink};
-use refused::Refusals;
+pub(crate) use links::Links;
+use look::Look;
+use news::{News, Signals};
 
 use super::{
     bindings::{Bindings, Left, OpenPlan, Planned, RELEASE_REMOVALS, binding_name},
+    destinations::Destinations,
     finalize::{self, Step},
     health::Health,
     leader::{self, Leadership},
     metrics::{Metrics, Picture},
-    objects::{Known, Objects},
+    objects::{Known, ObjectKey, Objects, request},
     plans::SinkPlanner,
     probe::{Probed, Probes},
     progress::{Board, Progress},
     secrets::Secrets,
-    shards::Shards,
     take_over::{self, Requests},
     write::StatusWriter,
 };
@@ -49,12 +61,17 @@ use crate::{
     world::{BoundSink, Compiled, Family, InventoryName, Name, Resolved, Rules, World},
 };
 
-/// Changes that come together are looked at together.
-const TOGETHER: Duration = Duration::from_millis(20);
-/// Counts and coverage are looked at so often even if nobody says anything.
-const LOOK_AGAIN: Duration = Duration::from_secs(10);
-/// Rows that were written change nothing but counts, which are looked at no more often.
-const COUNT_AGAIN: Duration = Duration::from_secs(1);
+/// How long a leader waits for objects that have not been listed before it looks at its term again.
+const OBJECTS: Duration = Duration::from_secs(10);
+
+/// What the objects mean, and which objects those were.
+struct Resolution {
+    /// [`Known::definitions`] of the objects.
+    definitions: u64,
+    world: World,
+    resolved: Resolved,
+    links: Links,
+}
 
 /// Everything that the operator runs.
 pub(crate) struct Operator {
@@ -76,23 +93,49 @@ pub(crate) struct Operator {
     /// Only whoever leads writes.
     deliveries: Option<Deliveries>,
     probes: Probes,
-    /// Attempts that sinks had refused when they were last looked at.
-    refusals: Refusals,
     writer: StatusWriter,
-    /// When something must be looked at although nothing changes.
-    due: Option<Instant>,
+    resolution: Option<Arc<Resolution>>,
+    /// The resolution with which all objects were last looked at.
+    told: Option<Arc<Resolution>>,
+    /// Where the rows of inventories are, as their statuses said when bindings were last handed over.
+    told_destinations: BTreeMap<InventoryName, ToldDestinations>,
+    /// Objects that must be looked at although nothing changes, and when.
+    later: BTreeMap<ObjectKey, Instant>,
+    /// When bindings must be handed over although nothing changes.
+    deliver_at: Option<Instant>,
+    /// When connection tests must be looked at although nothing changes.
+    tests_at: Option<Instant>,
+    /// Profiles and targets whose newest generation is not in all sinks.
+    unexported: BTreeSet<ObjectKey>,
     leadership: watch::Receiver<Leadership>,
-    /// The one that this process leads in.
+    /// The one that this process leads in, and since when.
     term: Option<u64>,
+    led_since: Instant,
     /// The term in which everything that is known was seen. In others it may be older than what another process has
     /// written.
     seen_in: Option<u64>,
     health: Health,
-    shards: Shards,
     metrics: Metrics,
     tasks: Tasks,
     /// How long deleted inventories wait for sinks that cannot be cleaned.
     cleanup_timeout: Duration,
+}
+
+/// What a status says about destinations and take-overs: bindings depend on it.
+#[derive(Clone, Default, PartialEq)]
+struct ToldDestinations {
+    lines: Vec<(SinkName, Destinations)>,
+    take_overs: Vec<TakeOverRecord>,
+}
+
+impl ToldDestinations {
+    fn of(status: &InventoryStatus) -> Self {
+        let lines = status.sink_exports.iter().map(|export| {
+            let (held, claiming) = (export.place.clone(), export.claiming.clone());
+            (export.name.clone(), Destinations { held, claiming, left: export.left.clone() })
+        });
+        Self { lines: lines.collect(), take_overs: status.take_overs.clone() }
+    }
 }
 
 /// What the operator is made from.
@@ -146,13 +189,18 @@ impl Operator {
             board,
             deliveries: None,
             probes: Probes::new(tasks.clone()),
-            refusals: Refusals::default(),
-            due: None,
+            resolution: None,
+            told: None,
+            told_destinations: BTreeMap::new(),
+            later: BTreeMap::new(),
+            deliver_at: None,
+            tests_at: None,
+            unexported: BTreeSet::new(),
             leadership,
             term: None,
+            led_since: Instant::now(),
             seen_in,
             health,
-            shards: Shards::default(),
             metrics,
             tasks,
             cleanup_timeout,
@@ -174,20 +222,19 @@ impl Operator {
         self.objects.settled().await;
         self.health.settled();
         let mut leadership = self.leadership.clone();
-        let mut objects = self.objects.changes();
-        let mut secrets = self.secrets.changes();
-        let mut plans = self.plans.clone();
-        let mut board = self.board.changes();
-        let mut counts = self.board.counts();
-        let mut probes = self.probes.changes();
-        let mut sights = self.rows.sight_changes();
-        let mut namespaces = self.collector.namespaces();
+        let mut signals = Signals::of(
+            (&self.objects, &self.secrets, &self.plans),
+            (&self.board, &self.probes),
+            (&self.collector, &self.rows),
+        );
+        let mut news = News::EVERYTHING;
         loop {
             self.health.turned();
             let term = self.leadership.borrow_and_update().term();
             if term != self.term {
-                self.strip();
-                self.term = term;
+                self.step_down();
+                (self.term, self.led_since) = (term, Instant::now());
+                news = News::EVERYTHING;
             }
             if term.is_some() && term != self.seen_in {
                 self.look_again().await;
@@ -195,15 +242,16 @@ impl Operator {
             }
             // A process that does not lead writes nothing.
             match term {
+                _ if news.is_nothing() && !self.is_due() => {}
                 Some(term) => {
                     tokio::select! {
                         // First of all it is made sure that the term is not over; it ends only once.
                         biased;
-                        () = leader::ended(&mut leadership, term) => self.strip(),
-                        () = self.leading_turn() => {}
+                        () = leader::ended(&mut leadership, term) => self.step_down(),
+                        () = self.leading_turn(news) => {}
                     }
                 }
-                None => self.timed_turn(false).await,
+                None => self.timed_turn(news, false).await,
             }
             let lost = async {
                 match term {
@@ -211,48 +259,41 @@ impl Operator {
                     None => std::future::pending().await,
                 }
             };
-            let turned = Instant::now();
-            let again = turned + LOOK_AGAIN;
-            let counted = async {
-                time::sleep_until(turned + COUNT_AGAIN).await;
-                counts.changed().await
-            };
-            let due = self.due.take().map_or(again, |due| due.min(again));
+            let due = self.next_due();
             tokio::select! {
-                // The end of the term comes first. All others lead to the next turn, which looks at everything.
+                // The end of the term comes first. The others lead to the next turn.
                 biased;
-                () = lost => self.strip(),
+                () = lost => self.step_down(),
                 Ok(()) = self.leadership.changed() => {}
-                Ok(()) = objects.changed() => {}
-                Ok(()) = secrets.changed() => {}
-                Ok(()) = plans.changed() => {}
-                Ok(()) = board.changed() => {}
-                Ok(()) = counted => {}
-                Ok(()) = probes.changed() => {}
-                Ok(()) = sights.changed() => {}
-                Ok(()) = namespaces.changed() => {}
-                () = time::sleep_until(due) => {}
+                () = signals.wait(due) => {}
             }
-            time::sleep(TOGETHER).await;
-            objects.mark_unchanged();
-            secrets.mark_unchanged();
-            plans.mark_unchanged();
-            board.mark_unchanged();
-            counts.mark_unchanged();
-            probes.mark_unchanged();
-            sights.mark_unchanged();
-            namespaces.mark_unchanged();
+            news = signals.take();
         }
     }
 
+    /// When something must be looked at although nothing changes.
+    fn next_due(&self) -> Option<Instant> {
+        let later = self.later.values().min().copied();
+        [later, self.deliver_at, self.tests_at].into_iter().flatten().min()
+    }
+
+    fn is_due(&self) -> bool {
+        self.next_due().is_some_and(|due| due <= Instant::now())
+    }
+
     /// Stops writing at once, and forgets what only a leader knows.
-    fn strip(&mut self) {
+    fn step_down(&mut self) {
         if self.deliveries.take().is_some() {
             warn!("no longer leading: nothing is written");
         }
         self.bindings.clear();
         self.board.forget_destinations();
         self.probes.set(BTreeMap::new());
+        (self.resolution, self.told) = (None, None);
+        self.told_destinations.clear();
+        self.later.clear();
+        self.unexported.clear();
+        (self.deliver_at, self.tests_at) = (None, None);
     }
 
     /// Lets running writes finish, for as long as this process leads.
@@ -266,7 +307,6 @@ impl Operator {
         }
     }
 
-    /// A turn that is cut short by the end of leadership does not count.
     /// Forgets what was seen before this term: another process may have led meanwhile, and written what is newer.
     async fn look_again(&mut self) {
         info!("looking at everything again before the first write as the leader");
@@ -274,36 +314,81 @@ impl Operator {
         self.secrets.begin_again().await;
         self.collector.begin_again().await;
         self.collected = (Vec::new(), BTreeSet::new());
+        self.resolution = None;
     }
 
     /// A turn as the leader, if all objects have been seen.
-    async fn leading_turn(&mut self) {
-        if time::timeout(LOOK_AGAIN, self.objects.settled()).await.is_ok() {
-            self.timed_turn(true).await;
+    async fn leading_turn(&mut self, news: News) {
+        if time::timeout(OBJECTS, self.objects.settled()).await.is_ok() {
+            self.timed_turn(news, true).await;
+        } else {
+            // What has changed is looked at later.
+            self.resolution = None;
+            self.deliver_at = Some(Instant::now());
         }
     }
 
-    async fn timed_turn(&mut self, leading: bool) {
+    async fn timed_turn(&mut self, news: News, leading: bool) {
         let (began, failures) = (Instant::now(), self.writer.failures());
-        Box::pin(self.turn(leading)).await;
+        Box::pin(self.turn(news, leading)).await;
         self.metrics.meter.turned(began.elapsed(), self.writer.failures() == failures);
     }
 
-    async fn turn(&mut self, leading: bool) {
+    /// Looks at what has changed. A turn that is cut short by the end of leadership does not count.
+    async fn turn(&mut self, news: News, leading: bool) {
         let known = self.objects.known();
+        let before = self.resolution.clone();
+        let is_same = |known_then: &Resolution| known_then.definitions == known.definitions();
+        let resolution = match before.filter(|before| is_same(before) && !news.definitions) {
+            Some(before) => before,
+            None => {
+                let resolution = Arc::new(self.resolve(&known));
+                self.collect(&resolution.resolved);
+                self.metrics.show(Picture::of(&resolution.world, &resolution.resolved));
+                self.resolution = Some(resolution.clone());
+                // What is known by name from before is looked at anyway.
+                resolution
+            }
+        };
+        if !leading {
+            return;
+        }
+        let is_new = !self.told_about(&resolution);
+        let mut look = self.look(&known, &resolution, is_new || news.namespaces);
+        if look.everything || look.destinations || self.deliver_at.is_some_and(|at| at <= Instant::now()) {
+            self.deliver(&known, &resolution.world, &resolution.resolved).await;
+            // What is wanted from now on shows in statuses.
+            look.add_bindings(self.board.take_heard().bindings);
+        }
+        if look.everything || look.tests {
+            self.probe(&known, &resolution.resolved);
+        }
+        self.read_failed_secrets(&resolution.world, &look);
+        self.tell(&known, &resolution, look).await;
+        self.told = Some(resolution);
+    }
+
+    /// Whether all objects have been looked at since the last resolution.
+    fn told_about(&self, resolution: &Arc<Resolution>) -> bool {
+        self.told.as_ref().is_some_and(|told| Arc::ptr_eq(told, resolution))
+    }
+
+    fn resolve(&mut self, known: &Known) -> Resolution {
         let mut world = known.world();
         self.secrets.set(&world.wanted_secrets(&self.rules));
         world.secrets = self.secrets.known();
         let resolved = world.resolve(&self.rules, &mut self.compiled);
-        self.collect(&resolved);
-        self.metrics.show(Picture::of(&world, &resolved));
-        if !leading {
-            return;
+        let links = Links::of(&resolved);
+        Resolution { definitions: known.definitions(), world, resolved, links }
+    }
+
+    /// Reads the Secrets of sinks that have failed since the last turn: they may have changed.
+    fn read_failed_secrets(&self, world: &World, look: &Look) {
+        for sink in &look.failed_sinks {
+            for secret in world.secrets_named_by(sink, &self.rules) {
+                self.secrets.read_again(&secret);
+            }
         }
-        self.deliver(&known, &world, &resolved).await;
-        self.probe(&known, &resolved);
-        self.read_refused_secrets(&known, &world, &resolved);
-        self.due = self.tell(&known, &resolved).await;
     }
 
     fn collect(&mut self, resolved: &Resolved) {
@@ -334,6 +419,13 @@ impl Operator {
         });
         self.bindings.namespaces.clone_from(&self.collector.namespaces().borrow());
         let left = self.bindings.deliver(known, world, resolved, deliveries);
+        self.told_destinations.clear();
+        for name in resolved.inventories.keys() {
+            if let Some((_, status)) = known.inventory(name) {
+                self.told_destinations.insert(name.clone(), ToldDestinations::of(status));
+            }
+        }
+        self.deliver_at = self.next_timeout(known, resolved);
         let mut steps = self.steps(known, resolved, left);
         let targets = known.targets().values().map(|target| ("KollectTarget", &target.metadata));
         let cluster_targets = known.cluster_targets().values();
@@ -343,6 +435,18 @@ impl Operator {
         steps.extend(deleted.filter_map(|(kind, metadata)| finalize::release(kind, metadata)));
         finalize::take(&self.client, steps).await;
         self.board.retain(|binding| resolved.inventories.contains_key(&binding.inventory));
+    }
+
+    /// When the first of the inventories that are being deleted goes, whatever becomes of its destinations.
+    fn next_timeout(&self, known: &Known, resolved: &Resolved) -> Option<Instant> {
+        let deleted = resolved.inventories.keys().filter_map(|name| {
+            let deleted = known.inventory(name)?.0.deletion_timestamp.as_ref()?.0;
+            let waited = clock::timestamp().as_second() - deleted.as_second();
+            let waited = Duration::from_secs(waited.try_into().unwrap_or(0));
+            // An object that does not go is looked at again and again.
+            Some(Instant::now() + self.cleanup_timeout.saturating_sub(waited).max(Duration::from_secs(1)))
+        });
+        deleted.min()
     }
 
     /// What changes in the metadata of inventories, and what there is to say about their destinations.
@@ -394,9 +498,13 @@ impl Operator {
             Some(Planned { sinks: self.sinks.clone(), plan, policy, meter, counted: None })
         };
         for (key, sink) in known.sinks() {
-            let asked = sink.spec.common().connection_test.unwrap_or(true) || test_connection(&sink.metadata);
+            let requested = request(&sink.metadata);
+            let is_new = requested.is_some() && requested != sink.status.last_handled_requested_at;
+            let asked = sink.spec.common().connection_test.unwrap_or(true)
+                || test_connection(&sink.metadata)
+                || is_new;
             if let Some(planned) = asked.then(|| planned(&key)).flatten() {
-                wanted.insert(Probed::Sink(key.0, key.1), planned);
+                wanted.insert(Probed::Sink(key.0, key.1), (planned, requested));
             }
         }
         for (name, test) in known.connection_tests() {
@@ -407,7 +515,7 @@ impl Operator {
                 .is_some_and(|status| status.completed && status.observed_generation == Some(generation));
             let Some((family, sink)) = tested_sink(test).filter(|_| !done) else { continue };
             if let Some(planned) = planned(&(family, (name.0.clone(), sink))) {
-                wanted.insert(Probed::Test(name.clone(), generation), planned);
+                wanted.insert(Probed::Test(name.clone(), generation), (planned, None));
             }
         }
         self.probes.set(wanted);

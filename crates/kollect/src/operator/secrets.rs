@@ -1,7 +1,7 @@
 //! The Secrets that sinks name, and no others: each is followed by its own name.
 //!
-//! Where watching one is not permitted, reading it may be: then it is read now and then, and after a sink has
-//! refused what it holds.
+//! Where watching one is not permitted, reading it may be: then it is read every few minutes, and every few seconds while
+//! a sink fails that names it: mending the Secret may be what mends the sink.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,13 +26,19 @@ use crate::world::{Contents, Name, Secret, check_secret_type};
 
 /// How often a Secret is read that may not be watched.
 const READ_AGAIN: Duration = Duration::from_mins(5);
+/// How often it is asked whether a Secret may be watched.
+const ASK_AGAIN: Duration = Duration::from_hours(1);
 /// The first pause after a read that found none; later ones are longer.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
-/// The least time between two reads that sinks ask for: a sink that keeps failing shall not poll the API server.
-const BETWEEN_REQUESTS: Duration = Duration::from_secs(10);
-/// The first pause after a read that found what a sink has refused; later ones are longer. A password is often changed at
-/// the server before it is changed in the Secret.
-const FIRST_PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(20);
+/// How often a Secret is read while a sink fails, at first and later on.
+const READ_FOR_FAILING: [Duration; 2] = [Duration::from_secs(10), Duration::from_mins(1)];
+/// From then on a failure is not a new one.
+const FAILS_FOR_LONG: Duration = Duration::from_mins(10);
+/// A sink that has not failed for so long does not fail any more: attempts come more often.
+const NO_FAILURE: Duration = Duration::from_mins(6);
+/// The least time between two reads for failing sinks, of all Secrets together: sinks that keep failing shall not flood
+/// the API server.
+const BETWEEN_READS: Duration = Duration::from_millis(100);
 
 /// Follows Secrets for as long as it lives.
 pub(crate) struct Secrets {
@@ -42,18 +48,34 @@ pub(crate) struct Secrets {
     changed: watch::Sender<()>,
     tasks: Tasks,
     followed: BTreeMap<Name, Followed>,
+    pace: Arc<Pace>,
 }
 
 struct Followed {
-    /// Notified when the Secret shall be read again.
-    refused: Arc<Notify>,
+    /// Notified when a sink fails that names the Secret.
+    failed: Arc<Notify>,
     task: Task,
+}
+
+/// Keeps reads for failing sinks apart.
+#[derive(Default)]
+struct Pace(tokio::sync::Mutex<Option<Instant>>);
+
+impl Pace {
+    /// Returns when it is this one's turn.
+    async fn turn(&self) {
+        let mut last = self.0.lock().await;
+        if let Some(last) = *last {
+            time::sleep_until(last + BETWEEN_READS).await;
+        }
+        *last = Some(Instant::now());
+    }
 }
 
 impl Secrets {
     pub(crate) fn new(client: Client, source: Arc<dyn WatchSource>, tasks: Tasks) -> Self {
         let (known, changed) = (Arc::default(), watch::Sender::default());
-        Self { client, source, known, changed, tasks, followed: BTreeMap::new() }
+        Self { client, source, known, changed, tasks, followed: BTreeMap::new(), pace: Arc::default() }
     }
 
     /// Changes whenever a Secret does.
@@ -87,19 +109,20 @@ impl Secrets {
                     client: self.client.clone(),
                     known: self.known.clone(),
                     changed: self.changed.clone(),
-                    refused: Arc::default(),
+                    failed: Arc::default(),
+                    pace: self.pace.clone(),
                 });
-                let refused = follower.refused.clone();
+                let failed = follower.failed.clone();
                 let task = follower.start(&self.tasks, self.source.clone());
-                self.followed.insert(name.clone(), Followed { refused, task });
+                self.followed.insert(name.clone(), Followed { failed, task });
             }
         }
     }
 
-    /// A sink has refused what a Secret holds: it may have changed since it was read.
+    /// A sink has failed that names a Secret: it may have changed since it was read, or soon change.
     pub(crate) fn read_again(&self, name: &Name) {
         if let Some(followed) = self.followed.get(name) {
-            followed.refused.notify_one();
+            followed.failed.notify_one();
         }
     }
 }
@@ -113,7 +136,27 @@ struct Follower {
     client: Client,
     known: Arc<Mutex<BTreeMap<Name, Secret>>>,
     changed: watch::Sender<()>,
-    refused: Arc<Notify>,
+    failed: Arc<Notify>,
+    pace: Arc<Pace>,
+}
+
+/// Since when a sink fails that names a Secret, and when it failed last.
+struct Failing {
+    since: Instant,
+    last: Instant,
+}
+
+impl Failing {
+    /// The time between two reads.
+    fn pause(&self, now: Instant) -> Duration {
+        let [soon, later] = READ_FOR_FAILING;
+        if now < self.since + FAILS_FOR_LONG { soon } else { later }
+    }
+
+    /// Whether it does not fail any more.
+    fn is_over(&self, now: Instant) -> bool {
+        now >= self.last + NO_FAILURE
+    }
 }
 
 /// How a read of a Secret ended.
@@ -158,30 +201,34 @@ impl Follower {
 
     /// Reads the Secret, again and again, until it is time to ask whether it may be watched.
     async fn read_for_a_while(&self) {
-        let until = Instant::now() + READ_AGAIN;
+        let until = Instant::now() + ASK_AGAIN;
         let mut missing = Backoff::new(FIRST_PAUSE, READ_AGAIN);
-        // There is one while a sink refuses what the Secret holds.
-        let mut refused: Option<Backoff> = None;
+        let mut failing: Option<Failing> = None;
         while Instant::now() < until {
             let read = self.read().await;
-            if matches!(read, Read::Changed) {
-                refused = None;
-            }
-            let pauses = match read {
-                Read::Nothing => Some(&mut missing),
-                Read::Same => refused.as_mut(),
-                Read::Changed | Read::Forbidden => None,
+            let at = Instant::now();
+            failing = failing.filter(|failing| !matches!(read, Read::Changed) && !failing.is_over(at));
+            let pause = match (read, &failing) {
+                (Read::Nothing, _) => missing.next(fastrand::f64()),
+                (Read::Same, Some(failing)) => failing.pause(at),
+                (Read::Same | Read::Changed | Read::Forbidden, _) => READ_AGAIN,
             };
-            let now = Instant::now();
-            let next = pauses.map_or(until, |pauses| until.min(now + pauses.next(fastrand::f64())));
-            tokio::select! {
-                // A refusal that comes with the end of the pause is kept for the next one.
-                biased;
-                () = time::sleep_until(next) => {}
-                () = self.refused.notified() => {
-                    refused.get_or_insert(Backoff::new(FIRST_PAUSE_AFTER_REFUSAL, READ_AGAIN));
-                    time::sleep_until(now + BETWEEN_REQUESTS).await;
+            let mut next = until.min(at + pause);
+            while Instant::now() < next {
+                tokio::select! {
+                    // A failure that comes with the end of the pause is kept for the next one.
+                    biased;
+                    () = time::sleep_until(next) => {}
+                    () = self.failed.notified() => {
+                        let now = Instant::now();
+                        let failing = failing.get_or_insert(Failing { since: now, last: now });
+                        failing.last = now;
+                        next = next.min((at + failing.pause(now)).max(now));
+                    }
                 }
+            }
+            if failing.is_some() {
+                self.pace.turn().await;
             }
         }
     }

@@ -1,13 +1,21 @@
 //! What the objects say about themselves: one pure function per kind.
 //!
-//! Ready is False whenever Degraded is True. A condition that is not set is gone. Counts are what is
-//! true now; times move with what they describe.
+//! Ready is False whenever Degraded is True. A condition that is not set is gone. What is said about sinks is what they
+//! have acknowledged; times move with what they describe.
 
 mod blind;
 mod destinations;
+mod exported;
+mod inventory;
+mod nulls;
 mod reach;
+mod selection;
 
-use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
+use std::{
+    cell::Cell,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
@@ -15,47 +23,49 @@ use k8s_openapi::{
 };
 use kollect_engine::{
     clock,
-    coverage::{Known, Place},
-    export::{HeldRemovals, KeptRows},
+    coverage::Coverage,
+    export::KeptRows,
     select::{Namespaces, SelectedNamespaces},
     store::{Sight, StoreReader},
 };
 use kollect_model::{
     SpecError,
-    crd::{
-        inventory::{InventoryStatus, MAX_SINK_REFS, SinkExport},
-        profile::ProfileStatus,
-        shapes::Condition,
-        target::TargetStatus,
-    },
+    crd::{profile::ProfileStatus, shapes::Condition, target::TargetStatus},
     row::TargetId,
-    sink::ErrorClass,
 };
+use tokio::time::Instant;
 
 use super::{
-    bindings::{Bindings, RELEASE_REMOVALS, binding_name},
+    bindings::{Bindings, binding_name},
     conditions::Conditions,
+    objects::{Known, request},
     progress::Board,
+    reconcile::Links,
 };
 use crate::{
     reason::Reason,
-    world::{BoundSink, Fault, InventoryName, ResolvedInventory, ResolvedTarget, Rules},
+    world::{Name, Resolved, ResolvedTarget, Rules},
 };
 use blind::{FORBIDDEN, Line, cut, sentence};
 
 /// What statuses are made from, besides the objects.
 pub(crate) struct View<'a> {
+    pub(crate) known: &'a Known,
+    pub(crate) resolved: &'a Resolved,
+    pub(crate) links: &'a Links,
     pub(crate) rows: &'a StoreReader,
-    pub(crate) coverage: BTreeMap<Place, Known>,
+    pub(crate) coverage: &'a Coverage,
     pub(crate) namespaces: Option<Arc<Namespaces>>,
     pub(crate) board: &'a Board,
     pub(crate) bindings: &'a Bindings,
-    /// Rows that sinks keep although their objects are not collected.
-    pub(crate) kept: BTreeMap<TargetId, KeptRows>,
     pub(crate) rules: &'a Rules,
     /// All that the operator looks at.
     pub(crate) scope: &'a Sight,
+    /// Since when this process has led.
+    pub(crate) led_since: Instant,
     pub(crate) now: Timestamp,
+    /// When the object that is being looked at must be looked at again, because time passes.
+    pub(crate) due: Cell<Option<Instant>>,
 }
 
 fn time(at: SystemTime) -> Option<Time> {
@@ -64,15 +74,10 @@ fn time(at: SystemTime) -> Option<Time> {
     Timestamp::from_second(at.as_second()).ok().map(Time)
 }
 
-/// Seconds, rounded down to 10, 20, 50, 100 and so on: a status that counted them would be written again and again.
-fn rounded(seconds: u64) -> u64 {
-    let unit = 10_u64.pow(seconds.max(10).ilog10());
-    let digit = match seconds / unit {
-        digit @ 0..=2 => digit,
-        3 | 4 => 2,
-        _ => 5,
-    };
-    digit * unit
+/// The time of the wall clock at an instant.
+fn wall_clock(at: Instant) -> Option<Time> {
+    let (now, clock) = (Instant::now(), clock::now());
+    time(if at < now { clock - (now - at) } else { clock + (at - now) })
 }
 
 fn count<T: TryFrom<usize>>(number: usize) -> Option<T> {
@@ -88,26 +93,58 @@ fn told<F: ToString>(faults: &[F]) -> String {
     }
 }
 
-/// Whether a profile compiles, and who uses it.
-pub(crate) fn profile(
-    metadata: &ObjectMeta,
-    before: &[Condition],
-    errors: Option<&[SpecError]>,
-    users: usize,
-    now: Timestamp,
-) -> ProfileStatus {
-    let mut conditions = Conditions::after(before, metadata.generation, now);
-    match errors {
-        None => {
-            let noun = if users == 1 { "target uses" } else { "targets use" };
-            conditions.ready(Reason::Compiled, format!("all expressions compile; {users} {noun} it"));
-        }
-        Some(errors) => conditions.degraded(Reason::InvalidSpec, told(errors), true),
-    }
-    ProfileStatus { conditions: conditions.done(), observed_generation: metadata.generation }
+/// A number with its noun.
+fn counted(number: usize, one: &str, many: &str) -> String {
+    if number == 1 { format!("1 {one}") } else { format!("{number} {many}") }
 }
 
 impl View<'_> {
+    /// The object that is being looked at must be looked at again then, if that has not passed.
+    fn look_again_at(&self, at: Instant) {
+        if at <= Instant::now() {
+            return;
+        }
+        self.due.set(Some(self.due.get().map_or(at, |due| due.min(at))));
+    }
+
+    /// Whether that much time has passed since something began; if not, it is looked at again when it has.
+    fn has_passed(&self, since: Instant, time: Duration) -> bool {
+        let over = Instant::now() >= since + time;
+        if !over {
+            self.look_again_at(since + time);
+        }
+        over
+    }
+
+    /// The same for a time of the wall clock.
+    fn has_passed_since(&self, since: SystemTime, time: Duration) -> bool {
+        let passed = clock::now().duration_since(since).unwrap_or_default();
+        let left = time.saturating_sub(passed);
+        self.look_again_at(Instant::now() + left);
+        left.is_zero()
+    }
+
+    /// Whether a profile compiles, who uses it, and whether sinks hold what it makes.
+    pub(crate) fn profile(
+        &self,
+        name: &Name,
+        metadata: &ObjectMeta,
+        before: &[Condition],
+        errors: Option<&[SpecError]>,
+    ) -> ProfileStatus {
+        let mut conditions = Conditions::after(before, metadata.generation, self.now);
+        match errors {
+            None => {
+                let users = self.links.targets_of(name).len();
+                let noun = if users == 1 { "target uses" } else { "targets use" };
+                conditions.ready(Reason::Compiled, format!("all expressions compile; {users} {noun} it"));
+            }
+            Some(errors) => conditions.degraded(Reason::InvalidSpec, told(errors), true),
+        }
+        self.judge_profile_export(name, metadata, before, errors, &mut conditions);
+        ProfileStatus { conditions: conditions.done(), observed_generation: metadata.generation }
+    }
+
     /// What a target collects.
     pub(crate) fn target(
         &self,
@@ -121,11 +158,12 @@ impl View<'_> {
         let listing = sights.is_empty() || sights.values().any(|sight| *sight == Sight::Pending);
         let collected = resolved.target.is_some();
         if collected && listing && stands(metadata, before.observed_generation, &before.conditions) {
-            return before.clone();
+            return self.with_target_export(metadata, before, id);
         }
         let mut conditions = Conditions::after(&before.conditions, metadata.generation, self.now);
         let rows: Option<i64> = count(self.rows.count(id));
         let (failures, failure) = self.rows.failures(id);
+        let nulls = self.rows.nulls(id);
         let selected = self.selected(resolved);
         let coverage = self.coverage_of(resolved, &selected.allowed);
         self.judge_target(
@@ -136,12 +174,22 @@ impl View<'_> {
             (&selected, &coverage),
             &mut conditions,
         );
+        nulls::judge(&nulls, &mut conditions);
+        self.judge_target_export(metadata, &before.conditions, id, &mut conditions);
         let moved = before.collected_count != rows;
+        let definition = resolved.target.as_ref().map(|target| target.definition());
+        let was_read = definition.is_none_or(|definition| self.rows.has_read(id, definition));
         TargetStatus {
             conditions: conditions.done(),
             observed_generation: metadata.generation,
-            extraction_failures: count(failures),
-            last_extraction_error: failure,
+            extraction_failures: count(failures + self.rows.mismatched(id)),
+            last_extraction_error: failure.or_else(|| nulls::first_mismatch(&nulls)),
+            null_attributes: nulls::lines(&nulls),
+            last_handled_requested_at: if was_read {
+                request(metadata)
+            } else {
+                before.last_handled_requested_at.clone()
+            },
             collected_count: rows,
             collected_count_updated_at: if moved {
                 Timestamp::from_second(self.now.as_second()).ok().map(Time)
@@ -191,36 +239,50 @@ impl View<'_> {
         }
         let pending = sights.is_empty() || sights.values().any(|sight| *sight == Sight::Pending);
         let undecided = !sights.is_empty() && sights.values().all(|sight| *sight == Sight::Partial);
-        let nothing_seen = coverage.iter().all(|line| line.status.blind.is_some());
         let waiting = self.waiting(id, &sights);
         if let Some(waiting) = waiting.as_ref().filter(|_| blind.is_none()) {
             conditions.set("Blind", true, Reason::NotSeen, waiting.clone());
         }
+        let unmatched = if pending { None } else { self.unmatched(id, resolved, selected, rows) };
+        if let Some(unmatched) = &unmatched {
+            conditions.set("Unmatched", true, unmatched.reason, unmatched.message.clone());
+        }
         if pending {
             conditions.progressing(Reason::Listing, "the first list is running");
-        } else if let Some(waiting) = waiting.filter(|_| blind.is_none()) {
-            conditions.degraded(Reason::InformerRegistrationFailed, waiting, false);
-        } else if let Some(why) = beyond {
-            conditions.degraded(Reason::BeyondReach, why, true);
+        } else if waiting.is_some() && blind.is_none() {
+            conditions.degraded(
+                Reason::InformerRegistrationFailed,
+                "rows of another kind stay: see Blind",
+                false,
+            );
+        } else if beyond {
+            conditions.degraded(
+                Reason::BeyondReach,
+                "everything is beyond its reach: see ScopeClipped",
+                true,
+            );
         } else if undecided && blind.is_none() && self.namespaces.as_ref().is_some_and(|n| !n.complete) {
             conditions.set("Blind", true, Reason::ScopeForbidden, UNDECIDED);
-            conditions.degraded(Reason::ScopeForbidden, UNDECIDED, false);
-        } else if let Some(blind) = blind.as_ref().filter(|_| nothing_seen) {
+            conditions.degraded(Reason::ScopeForbidden, "nothing can be seen: see Blind", false);
+        } else if blind.is_some() && nothing_seen(coverage) {
             let forbidden = coverage.iter().all(is_forbidden);
             let reason = if forbidden { Reason::ScopeForbidden } else { Reason::InformerRegistrationFailed };
-            conditions.degraded(reason, blind.clone(), false);
+            conditions.degraded(reason, "nothing can be seen: see Blind", false);
+        } else if let Some(unmatched) = unmatched.as_ref().filter(|unmatched| unmatched.is_all) {
+            conditions.degraded(unmatched.reason, "nothing can be selected: see Unmatched", false);
         } else if failures > 0 {
             let noun = if failures == 1 { "object cannot" } else { "objects cannot" };
             let why = failure.unwrap_or_default();
             conditions.degraded(Reason::ExtractionFailed, format!("{failures} {noun} be read: {why}"), false);
         } else {
-            conditions.ready(Reason::Collecting, format!("collecting {rows} rows"));
+            let rows = counted(usize::try_from(rows).unwrap_or(0), "row", "rows");
+            conditions.ready(Reason::Collecting, format!("collecting {rows}"));
             match blind {
                 None => {
                     let seen = "everything that is selected has been seen";
                     conditions.set("Synced", true, Reason::Collecting, seen);
                 }
-                Some(blind) => conditions.set("Synced", false, unseen, blind),
+                Some(_) => conditions.set("Synced", false, unseen, "see Blind"),
             }
         }
     }
@@ -233,275 +295,31 @@ impl View<'_> {
         target.selection.namespaces(namespaces)
     }
 
-    /// What an inventory holds and where it has been written.
-    pub(crate) fn inventory(
-        &self,
-        metadata: &ObjectMeta,
-        before: &InventoryStatus,
-        name: &InventoryName,
-        resolved: &ResolvedInventory,
-    ) -> InventoryStatus {
-        let unheard = |sink: &BoundSink| {
-            let progress = self.board.of(&binding_name(name, &sink.name));
-            let silent = !progress.confirmed
-                && progress.failure().is_none()
-                && progress.held_back.is_none()
-                && progress.held_removals.is_none();
-            sink.plan.is_ok() && silent
-        };
-        let failing = |sink: &BoundSink| {
-            sink.plan.is_err() || self.board.of(&binding_name(name, &sink.name)).failure().is_some()
-        };
-        let waiting = !resolved.suspended
-            && resolved.faults.is_empty()
-            && resolved.sinks.iter().any(unheard)
-            && !resolved.sinks.iter().any(failing);
-        let line = |sink: &BoundSink| before.sink_exports.iter().find(|export| export.name == sink.name);
-        let stays = |sink: &BoundSink| {
-            line(sink).is_some_and(|line| self.is_about(&binding_name(name, &sink.name), line))
-        };
-        if waiting
-            && resolved.sinks.iter().all(stays)
-            && stands(metadata, before.observed_generation, &before.conditions)
-        {
-            return self.with_all_destinations(before, name);
-        }
-        let same = before.observed_generation == metadata.generation && !resolved.suspended;
-        let export = |sink: &BoundSink| {
-            // A sink that held the rows is not in doubt because another one fails.
-            match line(sink).filter(|line| same && unheard(sink) && stays(sink) && is_synced(line)) {
-                Some(line) => self.with_destinations(&binding_name(name, &sink.name), line.clone()),
-                None => self.sink_export(metadata, before, name, resolved, sink),
-            }
-        };
-        let mut exports: Vec<SinkExport> = resolved.sinks.iter().map(export).collect();
-        let is_named = |export: &&SinkExport| resolved.sinks.iter().any(|sink| sink.name == export.name);
-        let left = before.sink_exports.iter().filter(|export| !is_named(export));
-        let left: Vec<SinkExport> =
-            left.filter_map(|export| self.left_export(metadata, name, export)).collect();
-        let mut conditions = Conditions::after(&before.conditions, metadata.generation, self.now);
-        self.judge_inventory(name, resolved, &exports, &mut conditions);
-        self.judge_removals(name, &exports, &mut conditions);
-        self.judge_destinations(name, &exports, &mut conditions);
-        Self::judge_take_overs(metadata, resolved, &mut conditions);
-        let rows: usize = resolved.targets.iter().map(|target| self.rows.count(target)).sum();
-        let synced = exports.iter().all(is_synced) && !exports.is_empty();
-        let revision = i64::try_from(self.rows.revision(&resolved.targets)).ok();
-        let last_export_time = exports.iter().filter_map(|export| export.last_export_time.clone()).max();
-        // As many as the schema allows.
-        exports.extend(left);
-        exports.truncate(2 * MAX_SINK_REFS);
-        InventoryStatus {
-            conditions: conditions.done(),
-            observed_generation: metadata.generation,
-            observed_revision: if synced { revision } else { before.observed_revision },
-            item_count: count(rows),
-            last_export_time,
-            sink_exports: exports,
-            take_overs: self.take_overs(&before.take_overs, name, resolved),
-        }
-    }
-
-    fn judge_inventory(
-        &self,
-        name: &InventoryName,
-        resolved: &ResolvedInventory,
-        exports: &[SinkExport],
-        conditions: &mut Conditions<'_>,
-    ) {
-        if let Some(why) = &resolved.tenant_editable {
-            conditions.set("TenantEditable", true, Reason::NamespaceNotListed, why.clone());
-        }
-        if let Some(first) = resolved.faults.first() {
-            conditions.degraded(first.reason, told(&resolved.faults), true);
-            conditions.set("Synced", false, first.reason, told(&resolved.faults));
-            return;
-        }
-        if resolved.suspended {
-            conditions.degraded(
-                Reason::Suspended,
-                "spec.suspend is set: nothing is written, rows stay",
-                true,
-            );
-            return;
-        }
-        if let Some(first) = resolved.missing.first() {
-            conditions.set("TargetsMissing", true, first.reason, told(&resolved.missing));
-        }
-        let sights = self.rows.sights(&resolved.targets);
-        let blind = kollect_engine::export::coverage(&sights, self.scope);
-        let waiting: Vec<String> = resolved
-            .targets
-            .iter()
-            .filter_map(|id| self.waiting(id, &self.rows.sights(std::slice::from_ref(id))))
-            .collect();
-        if sights.values().any(|sight| *sight == Sight::Pending) {
-            // The first list is running.
-        } else if blind != "complete" {
-            conditions.set("Blind", true, Reason::NotSeen, self.unseen(&sights).unwrap_or(blind));
-        } else if !waiting.is_empty() {
-            conditions.set("Blind", true, Reason::NotSeen, told(&waiting));
-        }
-        let faults: Vec<&Fault> =
-            resolved.sinks.iter().filter_map(|sink| sink.plan.as_ref().as_ref().err()).flatten().collect();
-        if exports.is_empty() {
-            conditions.ready(Reason::NoExport, "no sink is referenced");
-            conditions.set("Synced", true, Reason::NoExport, "no sink is referenced");
-            conditions.set("SinkReachable", true, Reason::NoSinksConfigured, "no sink is referenced");
-            return;
-        }
-        let failed: Vec<String> = exports
-            .iter()
-            .filter_map(|export| Some(format!("{}: {}", export.name, export.last_error.as_deref()?)))
-            .collect();
-        let synced = exports.iter().filter(|export| is_synced(export)).count();
-        if let Some(first) = faults.first() {
-            conditions.set("SinkReachable", false, first.reason, told(&faults));
-        } else if failed.is_empty() {
-            conditions.set(
-                "SinkReachable",
-                true,
-                Reason::SinksReachable,
-                format!("{synced} of {} sinks", exports.len()),
-            );
-        } else {
-            conditions.set("SinkReachable", false, Reason::ExportFailed, failed.join("; "));
-        }
-        let all = exports.len();
-        if synced == all {
-            conditions.ready(Reason::Exported, format!("{all} of {all} sinks hold the rows"));
-            conditions.set("Synced", true, Reason::Exported, format!("{all} of {all} sinks hold the rows"));
-        } else if failed.is_empty() && faults.is_empty() {
-            conditions.progressing(Reason::Progressing, format!("{synced} of {all} sinks hold the rows"));
-            conditions.set(
-                "Synced",
-                false,
-                Reason::Progressing,
-                format!("{synced} of {all} sinks hold the rows"),
-            );
-        } else if synced > 0 {
-            let why =
-                failed.iter().cloned().chain(faults.iter().map(ToString::to_string)).collect::<Vec<_>>();
-            conditions.ready(Reason::PartiallySynced, format!("{synced} of {all} sinks hold the rows"));
-            conditions.set("Synced", false, Reason::PartiallySynced, why.join("; "));
-        } else {
-            let terminal = self.all_terminal(name, resolved);
-            let (reason, message) = match faults.first() {
-                Some(first) => (first.reason, told(&faults)),
-                None if terminal => (Reason::ExportTerminal, failed.join("; ")),
-                None => (Reason::Progressing, failed.join("; ")),
-            };
-            conditions.degraded(reason, message.clone(), terminal || !faults.is_empty());
-            conditions.set("Synced", false, reason, message);
-        }
-    }
-
-    /// Removals that the guard holds.
-    fn judge_removals(&self, name: &InventoryName, exports: &[SinkExport], conditions: &mut Conditions<'_>) {
-        let held = exports.iter().filter_map(|export| {
-            let held =
-                self.board.look(&binding_name(name, &export.name), |p| p.held_removals.clone()).flatten()?;
-            Some(format!("{}: {}", export.name, removals_held(&held)))
-        });
-        let held: Vec<String> = held.collect();
-        if !held.is_empty() {
-            conditions.set("RemovalsHeld", true, Reason::RemovalsHeld, held.join("; "));
-        }
-    }
-
-    fn all_terminal(&self, name: &InventoryName, resolved: &ResolvedInventory) -> bool {
-        resolved.sinks.iter().all(|sink| {
-            let progress = self.board.of(&binding_name(name, &sink.name));
-            progress.failure().is_some_and(|failure| failure.class != ErrorClass::Transient)
-        })
-    }
-
-    fn sink_export(
-        &self,
-        metadata: &ObjectMeta,
-        before: &InventoryStatus,
-        name: &InventoryName,
-        resolved: &ResolvedInventory,
-        sink: &BoundSink,
-    ) -> SinkExport {
-        let known = before.sink_exports.iter().find(|export| export.name == sink.name);
-        let progress = self.board.of(&binding_name(name, &sink.name));
-        let no_conditions = Vec::new();
-        let before = known.map_or(&no_conditions, |known| &known.conditions);
-        let mut conditions = Conditions::after(before, metadata.generation, self.now);
-        let mut last_error = None;
-        match (&*sink.plan, progress.failure()) {
-            (Err(faults), _) => {
-                let reason = faults.first().map_or(Reason::SinkNotFound, |fault| fault.reason);
-                conditions.set("Synced", false, reason, told(faults));
-                last_error = Some(told(faults));
-            }
-            (Ok(_), Some(failure)) => {
-                let reason = if failure.class == ErrorClass::Transient {
-                    Reason::ExportFailed
-                } else {
-                    Reason::ExportTerminal
-                };
-                conditions.set("Synced", false, reason, failure.message.clone());
-                last_error = Some(failure.message.clone());
-            }
-            (Ok(_), None) if resolved.suspended => {
-                conditions.set("Synced", false, Reason::Suspended, "nothing is written");
-            }
-            (Ok(_), None) if progress.held_removals.is_some() => {
-                let held = progress.held_removals.as_ref().map(removals_held).unwrap_or_default();
-                conditions.set("Synced", false, Reason::RemovalsHeld, held.clone());
-                last_error = Some(held);
-            }
-            (Ok(_), None) if !progress.refused.is_empty() => {
-                conditions.set("Synced", false, Reason::RowsRefused, told(&progress.refused));
-                last_error = Some(told(&progress.refused));
-            }
-            (Ok(_), None) => match (&progress.held_back, progress.last_export) {
-                (Some(why), _) => conditions.set("Synced", false, Reason::HeldBack, why.clone()),
-                (None, Some(_)) if progress.is_synced() => {
-                    conditions.set("Synced", true, Reason::Exported, "the sink holds the rows");
+    /// Rows of a target that sinks keep although their objects are not collected, in the sink that has most of them.
+    fn kept(&self, id: &TargetId) -> KeptRows {
+        let mut most = KeptRows::default();
+        for name in self.links.inventories_of(id) {
+            let Some(inventory) = self.resolved.inventories.get(name) else { continue };
+            for sink in &inventory.sinks {
+                let kept = self.board.look(&binding_name(name, &sink.name), |progress| {
+                    progress.kept(id).filter(|kept| size(kept) > size(&most)).cloned()
+                });
+                if let Some(kept) = kept.flatten() {
+                    most = kept;
                 }
-                (None, _) => {
-                    conditions.set("Synced", false, Reason::Progressing, "the sink is being compared");
-                }
-            },
+            }
         }
-        let digest = || format!("{:032x}", self.rows.digest(&resolved.targets));
-        let checksum = if progress.is_synced() {
-            progress.checksum.clone().or_else(|| Some(digest()))
-        } else {
-            known.and_then(|known| known.last_checksum.clone())
-        };
-        let now = clock::now();
-        let since = progress.failure().map(|failure| failure.since);
-        let lag = since.and_then(|since| now.duration_since(since).ok());
-        let line = SinkExport {
-            name: sink.name.clone(),
-            namespace: name.namespace.is_none().then(|| sink.key.0.clone()),
-            last_export_time: progress.last_export.and_then(time),
-            last_checksum: checksum,
-            rows: progress.rows,
-            selection: self.bindings.acknowledged_selection(&binding_name(name, &sink.name)),
-            lag_seconds: lag.and_then(|lag| i64::try_from(rounded(lag.as_secs())).ok()),
-            next_attempt_time: progress.failure().and_then(|failure| failure.next_attempt).and_then(time),
-            last_error,
-            conditions: conditions.done(),
-            place: known.and_then(|known| known.place.clone()),
-            claiming: known.and_then(|known| known.claiming.clone()),
-            left: known.map(|known| known.left.clone()).unwrap_or_default(),
-        };
-        self.with_destinations(&binding_name(name, &sink.name), line)
+        most
     }
 }
 
-/// What is said about removals that are held, with what to do.
-fn removals_held(held: &HeldRemovals) -> String {
-    format!(
-        "{} of {} rows would be removed because specs changed, which is more than spec.removalGuard allows, and nothing \
-         is written; correct the specs, or let the rows go with the annotation {RELEASE_REMOVALS}: {} on the inventory",
-        held.rows, held.held, held.token
-    )
+fn size(kept: &KeptRows) -> usize {
+    kept.beyond + kept.waiting
+}
+
+/// Whether nothing of what a target selects can be seen.
+fn nothing_seen(coverage: &[Line]) -> bool {
+    coverage.iter().all(|line| line.status.blind.is_some())
 }
 
 /// Labels of namespaces decide, and nobody knows them.
@@ -512,9 +330,4 @@ const UNDECIDED: &str = "the selection depends on labels of namespaces, which ma
 /// that a restart changes nothing that has not changed.
 pub(crate) fn stands(metadata: &ObjectMeta, observed: Option<i64>, conditions: &[Condition]) -> bool {
     observed == metadata.generation && observed.is_some() && !conditions.is_empty()
-}
-
-fn is_synced(export: &SinkExport) -> bool {
-    use kollect_model::crd::shapes::ConditionStatus::True;
-    export.conditions.iter().any(|condition| condition.type_ == "Synced" && condition.status == True)
 }

@@ -1,9 +1,6 @@
 //! Writes statuses, and nothing else does: only what differs, failures at once, counts now and then.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use futures::{StreamExt, stream};
 use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::ObjectMeta};
@@ -24,14 +21,21 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::{conditions::transitions, metrics::Meter};
+use super::{
+    conditions::{is_problem, recoveries, transitions},
+    metrics::Meter,
+    objects::ObjectKey,
+};
 use crate::{
     causes::{LastProblem, told_once},
+    reason::Reason,
     world::Name,
 };
 
-/// Counts of one object are written at most so often.
+/// Counts of one object are written at most so often, in the long run.
 const PACE: Duration = Duration::from_secs(10);
+/// So many writes of one object need not keep the pace, if none came for a while.
+const BURST: u32 = 4;
 /// Statuses that are written at the same time.
 const AT_ONCE: usize = 8;
 
@@ -95,10 +99,10 @@ pub(crate) struct StatusWriter {
     meter: Meter,
     /// Statuses that could not be written, other than because their object had changed.
     failures: u64,
-    /// When each object was last written.
-    written: BTreeMap<(&'static str, Name), Instant>,
+    /// For each object the time from which on a write keeps the pace: every write moves it on.
+    paced: BTreeMap<ObjectKey, Instant>,
     /// Why the last write of an object failed; each cause is logged once.
-    failed: BTreeMap<(&'static str, Name), LastProblem>,
+    failed: BTreeMap<ObjectKey, LastProblem>,
 }
 
 /// The API resource of a kind of ours.
@@ -119,7 +123,13 @@ pub(crate) fn api(client: &Client, kind: &str, namespace: &str) -> Api<DynamicOb
 
 impl StatusWriter {
     pub(crate) fn new(client: Client, meter: Meter) -> Self {
-        Self { client, meter, failures: 0, written: BTreeMap::new(), failed: BTreeMap::new() }
+        Self { client, meter, failures: 0, paced: BTreeMap::new(), failed: BTreeMap::new() }
+    }
+
+    /// Forgets all other objects.
+    pub(crate) fn retain(&mut self, keep: impl Fn(&ObjectKey) -> bool) {
+        self.paced.retain(|key, _| keep(key));
+        self.failed.retain(|key, _| keep(key));
     }
 
     /// How many statuses could not be written so far.
@@ -128,27 +138,24 @@ impl StatusWriter {
     }
 
     /// Writes what differs and may be written now. Answers when the rest is due.
-    pub(crate) async fn write(&mut self, desired: Vec<Desired>) -> Option<Instant> {
+    pub(crate) async fn write(&mut self, desired: Vec<Desired>) -> Vec<(ObjectKey, Instant)> {
         let now = Instant::now();
-        let known: BTreeSet<(&'static str, Name)> =
-            desired.iter().map(|desired| (desired.kind, desired.name.clone())).collect();
-        self.written.retain(|key, _| known.contains(key));
-        self.failed.retain(|key, _| known.contains(key));
-        let mut due: Option<Instant> = None;
-        let mut ready = Vec::new();
+        let (mut later, mut ready) = (Vec::new(), Vec::new());
         for Desired { kind, name, change } in desired {
             let Some(change) = change else { continue };
             let changed = change.at_once
                 || !transitions(&change.conditions_before, &change.conditions_after).is_empty()
                 || change.conditions_before.len() != change.conditions_after.len();
             let key = (kind, name);
-            match self.written.get(&key).map(|last| *last + PACE) {
-                Some(at) if at > now && !changed => due = Some(due.map_or(at, |due| due.min(at))),
+            match self.paced.get(&key) {
+                Some(paced) if *paced > now + PACE * BURST && !changed => {
+                    later.push((key, *paced - PACE * BURST));
+                }
                 _ => ready.push((key, change)),
             }
         }
         let client = self.client.clone();
-        let outcomes: Vec<((&'static str, Name), Put)> = stream::iter(ready)
+        let outcomes: Vec<(ObjectKey, Put)> = stream::iter(ready)
             .map(|((kind, name), change)| {
                 let client = client.clone();
                 async move {
@@ -170,13 +177,13 @@ impl StatusWriter {
             }
             if matches!(written, Put::Written) {
                 self.failed.remove(&key);
-                self.written.insert(key, now);
+                let paced = self.paced.entry(key).or_insert(now);
+                *paced = (*paced).max(now) + PACE;
             } else {
-                let at = now + Duration::from_secs(1);
-                due = Some(due.map_or(at, |due| due.min(at)));
+                later.push((key, now + Duration::from_secs(1)));
             }
         }
-        due
+        later
     }
 }
 
@@ -222,18 +229,37 @@ async fn tell(client: &Client, kind: &'static str, (namespace, name): &Name, cha
     for condition in transitions(conditions_before, conditions_after) {
         let Condition { type_, status, reason, message, .. } = condition;
         info!(kind, namespace, name, condition = type_, status = ?status, reason, detail = message, "condition changed");
-        let good = match type_.as_str() {
-            "Ready" if *status == ConditionStatus::True => true,
-            "Degraded" | "Blind" | "LeftBehind" | "RemovalsHeld" => false,
-            // Degraded or Reconciling says why something is not ready.
-            _ => continue,
-        };
-        let event = record(kind, metadata, if good { "Normal" } else { "Warning" }, reason, message);
+    }
+    for (type_, reason, message) in news(conditions_before, conditions_after) {
+        let event = record(kind, metadata, type_, &reason, &message);
         // An event that cannot be written is no reason to stop.
         if let Err(error) = create_event(client, namespace, event).await {
             debug!(kind, namespace, name, %error, "cannot record an event");
         }
     }
+}
+
+/// Type, reason and message of the events that changed conditions are worth.
+fn news(before: &[Condition], after: &[Condition]) -> Vec<(&'static str, String, String)> {
+    let mut events = Vec::new();
+    for condition in transitions(before, after) {
+        let Condition { type_, status, reason, message, .. } = condition;
+        let ready = after.iter().find(|condition| condition.type_ == "Ready");
+        let (type_, message) = match type_.as_str() {
+            "Ready" if *status == ConditionStatus::True => ("Normal", message),
+            // Ready says why.
+            "Degraded" => ("Warning", ready.map_or(message, |ready| &ready.message)),
+            "AttributesNull" if reason == Reason::ValueMissing.as_str() => ("Normal", message),
+            problem if is_problem(problem) => ("Warning", message),
+            _ => continue,
+        };
+        events.push((type_, reason.clone(), message.clone()));
+    }
+    for over in recoveries(before, after) {
+        let message = format!("condition {} ({}) does not hold any more", over.type_, over.reason);
+        events.push(("Normal", Reason::Recovered.as_str().to_owned(), message));
+    }
+    events
 }
 
 /// An event about an object.

@@ -86,6 +86,10 @@ impl RowsWanted {
 pub(crate) struct BoundSink {
     pub(crate) name: SinkName,
     pub(crate) family: Family,
+    /// The field that names it.
+    pub(crate) field: String,
+    /// Value of the sink's own request to be reconciled.
+    pub(crate) requested: Option<String>,
     /// Of the sink.
     pub(crate) key: Name,
     pub(crate) cluster: String,
@@ -228,7 +232,8 @@ impl World {
                     resolved.tenant_editable =
                         asked.ceilings.tenant_editable(rules, namespace, &what, decides);
                 }
-                resolved.sinks.push(self.bound(asked, rules, family, key, &sink_ref, plan));
+                let bound = self.bound(asked, rules, family, key, &sink_ref, plan);
+                resolved.sinks.push(BoundSink { field, ..bound });
             }
         }
         let total: usize = asked.lists.iter().map(|list| list.0.len()).sum();
@@ -264,6 +269,8 @@ impl World {
         BoundSink {
             name: SinkName::Object { family, name: key.1.clone() },
             family,
+            field: String::new(),
+            requested: self.sink_requests.get(&(family, key.clone())).cloned(),
             place: place(&plan, &key.0, &cluster, rules),
             cluster,
             key,
@@ -337,6 +344,8 @@ impl World {
         Some(BoundSink {
             name: written.clone(),
             family,
+            field: "status.sinkExports".to_owned(),
+            requested: None,
             place: place(&plan, namespace, &cluster, rules),
             cluster,
             cadence: Cadence::of([Intervals::default(); 3], None, Duration::ZERO),

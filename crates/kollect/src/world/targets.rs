@@ -16,12 +16,16 @@ use kube::ResourceExt;
 
 use crate::reason::Reason;
 
-use super::{AskedSpec, CachedTarget, Ceilings, Compiled, Fault, Name, Profiles, Rules, World, dangling};
+use super::{
+    AskedSpec, CachedTarget, Ceilings, Compiled, Fault, Name, Profiles, REQUESTED_AT, Rules, World, dangling,
+};
 
 /// What a target means.
 pub(crate) struct ResolvedTarget {
     /// What is collected; `None` if nothing can be, or it is suspended: then its rows stay.
     pub(crate) target: Option<Arc<Target>>,
+    /// Its profile, whether it exists or not.
+    pub(crate) profile: Name,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) suspended: bool,
     /// Scopes leave nothing of it: its rows go.
@@ -44,6 +48,8 @@ struct Asked<'a> {
     rules: &'a [ResourceRule],
     included: &'a [String],
     suspended: bool,
+    /// Reads all objects again whenever it changes.
+    requested: Option<String>,
     ceilings: Ceilings<'a>,
     bounds: Bounds,
     spec: AskedSpec,
@@ -78,6 +84,7 @@ impl World {
                 rules: &target.spec.filter.resource_rules,
                 included: &target.spec.filter.included_namespaces,
                 suspended: target.spec.suspend,
+                requested: target.annotations().get(REQUESTED_AT).cloned(),
                 bounds: rules.bounds(Some(namespace), ceilings.values()),
                 ceilings,
                 spec: AskedSpec::Target(Box::new(target.spec.clone())),
@@ -92,6 +99,7 @@ impl World {
                 rules: &target.spec.filter.resource_rules,
                 included: &target.spec.filter.included_namespaces,
                 suspended: target.spec.suspend,
+                requested: target.annotations().get(REQUESTED_AT).cloned(),
                 bounds: rules.bounds(None, ceilings.values()),
                 ceilings,
                 spec: AskedSpec::ClusterTarget(Box::new(target.spec.clone())),
@@ -109,6 +117,7 @@ impl World {
     ) -> ResolvedTarget {
         let mut resolved = ResolvedTarget {
             target: None,
+            profile: asked.profile.clone(),
             labels: asked.labels.clone(),
             suspended: asked.suspended,
             denied: false,
@@ -271,7 +280,10 @@ fn definition(
     compiled: &mut Compiled,
 ) -> Result<Arc<Target>, Vec<SpecError>> {
     let same = |known: &&CachedTarget| {
-        Arc::ptr_eq(&known.profile, profile) && known.asked == asked.spec && known.bounds == asked.bounds
+        Arc::ptr_eq(&known.profile, profile)
+            && known.asked == asked.spec
+            && known.requested == asked.requested
+            && known.bounds == asked.bounds
     };
     if let Some(known) = compiled.targets.get(&asked.id).filter(same) {
         return known.target.clone();
@@ -281,6 +293,7 @@ fn definition(
         selection.map(|selection| Arc::new(Target::new(asked.id.clone(), profile.clone(), selection)));
     let cached = CachedTarget {
         asked: asked.spec.clone(),
+        requested: asked.requested.clone(),
         bounds: asked.bounds.clone(),
         profile: profile.clone(),
         target: target.clone(),

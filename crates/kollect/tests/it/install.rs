@@ -108,6 +108,9 @@ impl World {
         let container = &deployment["spec"]["template"]["spec"]["containers"][0];
         assert_eq!(container["env"][0]["name"], "POD_NAMESPACE");
         assert_eq!(container["env"][0]["valueFrom"]["fieldRef"]["fieldPath"], "metadata.namespace");
+        for (variable, path) in [(1, "metadata.name"), (2, "metadata.uid")] {
+            assert_eq!(container["env"][variable]["valueFrom"]["fieldRef"]["fieldPath"], path);
+        }
         let args = container["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap());
         args.map(|arg| arg.replace("$(POD_NAMESPACE)", self.namespace)).collect()
     }
@@ -148,6 +151,7 @@ impl World {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kollect"));
         command
             .args(args)
+            .envs([("POD_NAMESPACE", self.namespace), ("POD_NAME", "kollect-0"), ("POD_UID", "uid-0")])
             .args(["--allow-sink-cidrs", "127.0.0.0/8"])
             .arg("--kubeconfig")
             .arg(self.kubeconfig());

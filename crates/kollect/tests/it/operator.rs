@@ -1,6 +1,7 @@
 //! `kollect operator` beside a real control plane, with real sinks. Each test has a namespace of its own
 //! and an operator that looks at nothing else.
 
+mod alerts;
 mod behind;
 mod crashes;
 mod discovery;
@@ -16,9 +17,12 @@ mod preview;
 mod reach;
 mod readers;
 mod reasons;
+mod recovery;
 mod removals;
 mod secrets;
+mod selected;
 mod stopping;
+mod truth;
 mod unseen;
 
 use std::{
@@ -83,6 +87,8 @@ struct World {
     watched: String,
     /// Of the operator; else that of the control plane.
     kubeconfig: Option<PathBuf>,
+    /// Of the operator, besides that of the test.
+    environment: Vec<(String, String)>,
     /// Ends before its log is gone.
     operator: Option<Operator>,
     dir: tempfile::TempDir,
@@ -98,7 +104,8 @@ impl World {
         let namespace = plane.namespace(name).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let watched = namespace.clone();
-        Self { plane, postgres, namespace, watched, kubeconfig: None, operator: None, dir }
+        let environment = Vec::new();
+        Self { plane, postgres, namespace, watched, kubeconfig: None, environment, operator: None, dir }
     }
 
     fn start(&mut self, args: &[&str]) {
@@ -117,6 +124,7 @@ impl World {
             .args(if args.contains(&"--log-level") { &[][..] } else { &["--log-level", "kollect=debug"] })
             .arg("--validating-webhooks-enabled=false")
             .env("KOLLECT_GIT_MIRROR_DIR", self.dir.path().join("mirrors"))
+            .envs(self.environment.iter().cloned())
             .args(args)
             .stdout(Stdio::null())
             .stderr(file)

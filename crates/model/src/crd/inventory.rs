@@ -257,15 +257,20 @@ pub struct InventoryStatus {
     /// Generation that the status describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Revision of the row store that every sink has reached.
+    /// Every sink holds all rows up to this revision: the smallest revision of sinkExports. Revisions count changes of
+    /// rows since the operator started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_revision: Option<i64>,
-    /// Rows of the inventory.
+    /// Rows that the sink with the smallest revision holds, those included whose objects cannot be seen now. Without sinks:
+    /// rows that were collected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub item_count: Option<i32>,
-    /// Newest write to any sink.
+    /// Newest write that a sink acknowledged.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_export_time: Option<Time>,
+    /// Value of the annotation kollect.dev/requestedAt for which all sinks were compared last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_handled_requested_at: Option<String>,
     /// State per sink, also of those that are no longer named and still hold rows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
@@ -352,15 +357,24 @@ pub struct SinkExport {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20))]
     pub left: Vec<ExportPlace>,
-    /// Last write that the sink confirmed.
+    /// Why a place of left could not be cleaned; it is tried again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clean_error: Option<String>,
+    /// When the sink acknowledged the last write, or, after a start or a failure, that it holds the rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_export_time: Option<Time>,
-    /// Digest of what the sink holds.
+    /// Digest of what the sink has acknowledged to hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_checksum: Option<String>,
-    /// Rows that the sink holds.
+    /// The sink has acknowledged all rows up to this revision.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revision: Option<i64>,
+    /// Rows that the sink has acknowledged to hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rows: Option<i64>,
+    /// Rows that the sink does not have yet; absent if there are none, or they are being written at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pending: Option<PendingRows>,
     /// Digest of what specs selected when the sink last got all rows; only with removalGuard.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selection: Option<String>,
@@ -377,6 +391,20 @@ pub struct SinkExport {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
+}
+
+/// Rows that a sink does not have yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PendingRows {
+    /// How many changed rows wait.
+    pub rows: i64,
+    /// Since when the oldest of them has waited.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
+    /// When they are written, if that depends on minChangeInterval.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_write_time: Option<Time>,
 }
 
 /// A place that holds rows of an inventory.

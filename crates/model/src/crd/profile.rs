@@ -29,6 +29,7 @@ pub const ALLOW_FULL_RESOURCE_EXPORT: &str = "kollect.dev/allow-full-resource-ex
     printcolumn = r#"{"name":"Kind","type":"string","jsonPath":".spec.targetGVK.kind"}"#,
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason"}"#,
+    printcolumn = r#"{"name":"Exported","type":"string","jsonPath":".status.conditions[?(@.type==\"Exported\")].status"}"#,
     printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]

@@ -33,6 +33,7 @@ pub const NAMESPACE_WATCH_ANNOTATION: &str = "kollect.dev/namespace-watch";
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason"}"#,
     printcolumn = r#"{"name":"Collected","type":"integer","jsonPath":".status.collectedCount"}"#,
+    printcolumn = r#"{"name":"Exported","type":"string","jsonPath":".status.conditions[?(@.type==\"Exported\")].status"}"#,
     printcolumn = r#"{"name":"Updated","type":"date","jsonPath":".status.collectedCountUpdatedAt"}"#,
     printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
@@ -87,6 +88,7 @@ pub struct KollectTargetSpec {
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason"}"#,
     printcolumn = r#"{"name":"Collected","type":"integer","jsonPath":".status.collectedCount"}"#,
+    printcolumn = r#"{"name":"Exported","type":"string","jsonPath":".status.conditions[?(@.type==\"Exported\")].status"}"#,
     printcolumn = r#"{"name":"Updated","type":"date","jsonPath":".status.collectedCountUpdatedAt"}"#,
     printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
@@ -188,12 +190,19 @@ pub struct TargetStatus {
     /// Generation that the status describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Objects whose extraction fails now.
+    /// Objects whose extraction fails now: those without a row, and those with an attribute of another type than declared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extraction_failures: Option<i32>,
     /// The latest extraction error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_extraction_error: Option<String>,
+    /// Attributes that have no value in some rows, the first 100.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 100), extend("x-kubernetes-list-type" = "atomic"))]
+    pub null_attributes: Vec<NullAttributeStatus>,
+    /// Value of the annotation kollect.dev/requestedAt for which all objects were read last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_handled_requested_at: Option<String>,
     /// Rows of the target.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub collected_count: Option<i64>,
@@ -221,6 +230,21 @@ pub struct TargetStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub coverage: Vec<CoverageStatus>,
+}
+
+/// An attribute that has no value in some rows: it is null there, or left out if it is optional.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NullAttributeStatus {
+    /// Name of the attribute.
+    pub name: String,
+    /// TypeMismatch: the value has another type than declared. Missing: the object has nothing there. Failed: the
+    /// expression failed, and the attribute is optional.
+    pub cause: String,
+    /// How many rows.
+    pub rows: i64,
+    /// One of the objects.
+    pub example: String,
 }
 
 /// How well a kind is being watched.

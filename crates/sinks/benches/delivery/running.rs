@@ -74,7 +74,10 @@ impl Running {
                     }
                     Told::Claimed(_)
                     | Told::RemovalsHeld(_)
-                    | Told::Waiting { .. }
+                    | Told::Paused { .. }
+                    | Told::Passed
+                    | Told::Waits
+                    | Told::Late
                     | Told::HeldBack { .. }
                     | Told::Cleaned { .. } => return,
                 };

@@ -154,6 +154,7 @@ fn go_build(bundle: Bundle, staging: &Path) -> Command {
     let mut command = Command::new("go");
     command
         .args(["build", "-trimpath", "-buildvcs=false", "-mod=readonly"])
+        .arg(format!("-tags={}", bundle.tags))
         .arg(format!("-ldflags={}", linker_flags(bundle)))
         .arg("-o");
     match bundle.programs {

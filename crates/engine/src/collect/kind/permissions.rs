@@ -14,7 +14,7 @@ use crate::{
 const QUESTIONS: usize = 8;
 
 /// Permissions that are asked for again at a time.
-const DOUBTED: usize = 64;
+const DOUBTED: usize = 100;
 
 pub(super) struct Permissions {
     /// Namespaces; `None`: the whole cluster.
@@ -23,12 +23,24 @@ pub(super) struct Permissions {
     /// The namespace whose denial was last doubted.
     doubted: Option<Arc<str>>,
     reviewed: Instant,
+    /// How often the same questions have been answered with no.
+    reviews: u32,
 }
+
+/// So many reviews come one period after the other; the pauses between later ones grow.
+const SOON: u32 = 10;
+/// The longest pause between two reviews, in periods.
+const LONGEST: u32 = 20;
 
 impl Permissions {
     pub(super) fn new() -> Self {
         let (allowed, denied) = (BTreeSet::new(), BTreeSet::new());
-        Self { allowed, denied, doubted: None, reviewed: Instant::now() }
+        Self { allowed, denied, doubted: None, reviewed: Instant::now(), reviews: 0 }
+    }
+
+    /// Something else is asked for, or permissions may have changed: denials are reviewed soon.
+    pub(super) fn review_soon(&mut self) {
+        self.reviews = 0;
     }
 
     /// Where listing is known to be forbidden; `None`: in the whole cluster.
@@ -38,7 +50,9 @@ impl Permissions {
 
     /// A list was refused.
     pub(super) fn deny(&mut self, namespace: Option<Arc<str>>) {
-        self.allowed.remove(&namespace);
+        if self.allowed.remove(&namespace) {
+            self.review_soon();
+        }
         self.denied.insert(namespace);
     }
 
@@ -55,6 +69,9 @@ impl Permissions {
             .collect()
             .await;
         let asked = !answers.is_empty();
+        if answers.iter().any(|(_, yes)| *yes) {
+            self.review_soon();
+        }
         for (namespace, yes) in answers {
             let known = if yes { &mut self.allowed } else { &mut self.denied };
             known.insert(namespace);
@@ -64,9 +81,10 @@ impl Permissions {
 
     /// Whether it is time to ask once more for what was answered with no.
     pub(super) fn is_review_due(&mut self, now: Instant, period: Duration) -> bool {
-        let due = now.duration_since(self.reviewed) >= period;
+        let periods = (1 << self.reviews.saturating_sub(SOON).min(5)).min(LONGEST);
+        let due = now.duration_since(self.reviewed) >= period * periods;
         if due {
-            self.reviewed = now;
+            (self.reviewed, self.reviews) = (now, self.reviews.saturating_add(1));
         }
         due
     }

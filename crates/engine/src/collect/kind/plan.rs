@@ -145,7 +145,13 @@ impl KindTask {
                 let (target, gvk) = (target.id().clone(), kind.gvk.clone());
                 (context.report)(Problem::Undecided { target, gvk });
             }
-            target.set_sight(sight, kind, namespaces);
+            let within = context.settings.within.as_ref().filter(|_| kind.is_namespaced());
+            let is_complete = match &sight {
+                Sight::Everything => true,
+                Sight::Within(seen) => within == Some(seen),
+                _ => false,
+            };
+            target.set_sight(sight, is_complete, kind, namespaces);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! One target of the kind: its rows, and what the objects of the kind mean for them.
 
 use std::{
+    collections::BTreeSet,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
 };
@@ -17,7 +18,7 @@ use crate::{
     collect::{Context, Problem, Target},
     extract::{CompiledProfile, ExtractError, Extracted, Needs},
     select::{Member, NamespaceEffect, Namespaces, Rejected, same_metadata},
-    store::{KindRows, Origin, Sight},
+    store::{KindRows, NullAttribute, NullAttributes, NullCause, Origin, Sight},
     watch::{Metadata, Object, Query},
 };
 
@@ -31,6 +32,30 @@ pub(super) struct KindTarget {
     undecided: bool,
     /// What the store was told, once something had been seen.
     sight: Option<Sight>,
+    nulls: SharedNulls,
+}
+
+/// Lists of attributes without values, each once: rows of a target have few different ones.
+#[derive(Default)]
+struct SharedNulls(BTreeSet<NullAttributes>);
+
+/// More different lists than this are not shared.
+const SHARED_NULLS: usize = 256;
+
+impl SharedNulls {
+    fn shared(&mut self, nulls: &[NullAttribute]) -> Option<NullAttributes> {
+        if nulls.is_empty() {
+            return None;
+        }
+        if let Some(known) = self.0.get(nulls) {
+            return Some(known.clone());
+        }
+        let new: NullAttributes = nulls.into();
+        if self.0.len() < SHARED_NULLS {
+            self.0.insert(new.clone());
+        }
+        Some(new)
+    }
 }
 
 impl KindTarget {
@@ -42,6 +67,7 @@ impl KindTarget {
             matches: target.selection.is_split(&kind.gvk).then(QueryMatches::default),
             undecided: false,
             sight: None,
+            nulls: SharedNulls::default(),
         }
     }
 
@@ -120,14 +146,18 @@ impl KindTarget {
             matches.add(metadata, query);
         }
         match extraction {
-            Ok((attributes, mismatches)) => {
+            Ok((attributes, nulls)) => {
                 let row = Row::new(key, kind.version.clone(), metadata.name.clone(), attributes.clone());
-                let changed = self.rows.upsert(row, origin);
+                let nulls = self.nulls.shared(nulls);
+                let changed = self.rows.upsert(row, origin, nulls.clone());
                 // What has not changed has been told.
-                if changed && !mismatches.is_empty() {
-                    let (target, object) = (id.clone(), path(metadata));
-                    let attributes = mismatches.clone();
-                    (context.report)(Problem::TypeMismatch { target, object, attributes });
+                if let Some(nulls) = nulls.filter(|_| changed) {
+                    let mismatches = nulls.iter().filter(|null| null.cause == NullCause::TypeMismatch);
+                    let attributes: Vec<String> = mismatches.map(|null| null.name.to_string()).collect();
+                    if !attributes.is_empty() {
+                        let (target, object) = (id.clone(), path(metadata));
+                        (context.report)(Problem::TypeMismatch { target, object, attributes });
+                    }
                 }
                 changed
             }
@@ -258,7 +288,14 @@ impl KindTarget {
     }
 
     /// Tells the store what is known of what the target reaches, and drops what only earlier definitions made.
-    pub(super) fn set_sight(&mut self, seen: Sight, kind: &ResolvedKind, namespaces: &Namespaces) {
+    /// `is_complete`: nothing that the collector looks at is missing.
+    pub(super) fn set_sight(
+        &mut self,
+        seen: Sight,
+        is_complete: bool,
+        kind: &ResolvedKind,
+        namespaces: &Namespaces,
+    ) {
         let sight = match &self.sight {
             // What has been seen once is known, as it was, while it is looked at again.
             Some(known) if seen == Sight::Pending => known.clone(),
@@ -271,6 +308,9 @@ impl KindTarget {
             self.stale = !matches!(sight, Sight::Everything | Sight::Absent);
         }
         self.rows.set_sight(sight);
+        if is_complete {
+            self.rows.complete();
+        }
     }
 }
 
@@ -281,7 +321,7 @@ fn path(metadata: &Metadata) -> String {
     }
 }
 
-type Extraction = Result<(Arc<RawValue>, Vec<String>), ExtractError>;
+type Extraction = Result<(Arc<RawValue>, Vec<NullAttribute>), ExtractError>;
 
 /// What the profiles make of one object: each reads it once, however many targets use it.
 #[derive(Default)]
@@ -297,7 +337,7 @@ impl Extractions {
         let index = self.0.iter().position(|(known, _)| *known == pointer).unwrap_or_else(|| {
             // One object that breaks the engine must not break the kind.
             let result = catch_unwind(AssertUnwindSafe(extract)).unwrap_or(Err(ExtractError::Panicked));
-            self.0.push((pointer, result.map(|extracted| (extracted.attributes, extracted.mismatches))));
+            self.0.push((pointer, result.map(|extracted| (extracted.attributes, extracted.nulls))));
             self.0.len() - 1
         });
         &self.0[index].1

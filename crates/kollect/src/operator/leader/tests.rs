@@ -12,7 +12,7 @@ use tokio::{
     time::{self, Instant},
 };
 
-use super::{LEASE, Leader, Leadership, Timings, ended, gained};
+use super::{LEASE, Leader, Leadership, Timings, ended, gained, identity};
 
 /// Long enough for a machine that is busy with something else.
 const LIMIT: Duration = Duration::from_secs(40);
@@ -112,6 +112,42 @@ async fn one_of_two_leads_and_its_release_is_noticed_at_once() {
     assert!(held["holderIdentity"].as_str().unwrap().starts_with("second_"), "{held}");
     assert_eq!(held["leaseTransitions"], 1, "a release alone is no transition: {held}");
     assert!(terms[0].until.unwrap() <= second.terms()[0].from);
+}
+
+#[test]
+fn a_container_that_was_started_again_is_the_same_candidate() {
+    let pod = |name: &str| match name {
+        "POD_NAME" => Some("kollect-5f".to_owned()),
+        "POD_UID" => Some("8a1f".to_owned()),
+        _ => None,
+    };
+    assert_eq!(identity(pod), "kollect-5f_8a1f");
+    let host = |name: &str| (name == "HOSTNAME").then(|| "laptop".to_owned());
+    assert!(identity(host).starts_with("laptop_"));
+    assert_ne!(identity(host), identity(host));
+    let no_uid = |name: &str| (name == "POD_NAME").then(|| "kollect-5f".to_owned());
+    assert_ne!(identity(no_uid), identity(no_uid), "the name of a Pod may come again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_container_takes_its_lease_back_at_once() {
+    let plane = ControlPlane::shared();
+    let namespace = plane.namespace("restarted").unwrap();
+    let start =
+        async || Candidate::start_as(plane.kubeconfig(), &namespace, "pod_uid".to_owned(), SLOW).await;
+    let first = start().await;
+    first.until_leads().await;
+    // Killed: nothing is released, and the lease lasts for ten minutes.
+    drop(first);
+    let second = start().await;
+    second.until_leads().await;
+    let held = lease(plane, &namespace);
+    assert_eq!((&held["holderIdentity"], &held["leaseTransitions"]), (&json!("pod_uid"), &json!(0)));
+    // Another Pod waits.
+    let other = Candidate::start(plane.kubeconfig(), &namespace, "other", SLOW).await;
+    other.until_stands_by_for("pod").await;
+    second.leave().await;
+    other.until_leads().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

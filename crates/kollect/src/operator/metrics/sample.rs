@@ -72,8 +72,9 @@ impl Samples {
     }
 
     /// Sums up what has changed, but nothing before the interval is over, and nothing while the first list
-    /// of a target is running.
-    pub(super) fn refresh(&self, picture: &Picture, rows: &StoreReader, interval: Duration) {
+    /// of a target is running. Answers whether everything is summed up.
+    pub(super) fn refresh(&self, picture: &Picture, rows: &StoreReader, interval: Duration) -> bool {
+        let mut is_done = true;
         let mut profiles: BTreeMap<&str, Basis> = BTreeMap::new();
         for target in &picture.targets {
             let basis = profiles.entry(&target.profile).or_default();
@@ -88,9 +89,13 @@ impl Samples {
             // Rows that change from here on are in the next sample at the latest.
             basis.revision = rows.revision(&basis.targets);
             let now = Instant::now();
-            let fresh = |sample: &Sample| sample.basis == basis || now < sample.at + interval;
+            let known = self.lock().get(profile).map(|sample| (sample.basis == basis, sample.at + interval));
+            if known.is_some_and(|(is_same, _)| is_same) {
+                continue;
+            }
             let pending = || rows.sights(&basis.targets).values().any(|sight| *sight == Sight::Pending);
-            if self.lock().get(profile).is_some_and(fresh) || pending() {
+            if known.is_some_and(|(_, due)| now < due) || pending() {
+                is_done = false;
                 continue;
             }
             let held: Vec<_> = basis.targets.iter().flat_map(|target| rows.rows(target)).collect();
@@ -102,6 +107,7 @@ impl Samples {
             let replaced = self.lock().insert(profile.to_owned(), sample);
             self.forget_counts(profile, replaced);
         }
+        is_done
     }
 
     fn forget(&self, gone: impl Fn(&str) -> bool) {

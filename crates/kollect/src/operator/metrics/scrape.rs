@@ -19,6 +19,8 @@ use prometheus_client::{
     metrics::MetricType,
 };
 
+use tokio::time::Instant;
+
 use super::{Shared, picture::Picture};
 use crate::operator::progress::{Board, Progress};
 
@@ -101,7 +103,24 @@ fn rows(encoder: &mut DescriptorEncoder<'_>, picture: &Picture, rows: &StoreRead
     let help = "Rows of all targets with the profile";
     let lines = collected(picture, rows);
     let lines = lines.into_iter().map(|((profile, gvk), rows)| ([("profile", profile), ("gvk", gvk)], rows));
-    gauges(encoder, "kollect_collected_objects", help, lines)
+    gauges(encoder, "kollect_collected_objects", help, lines)?;
+    let help = "Rows in which an attribute of the profile has no value, and why";
+    let lines = nulls(picture, rows).into_iter().map(|((profile, attribute, cause), rows)| {
+        ([("profile", profile), ("attribute", attribute), ("cause", cause.to_owned())], rows)
+    });
+    gauges(encoder, "kollect_null_attributes", help, lines)
+}
+
+/// Rows in which attributes have no value, by profile, attribute and cause.
+fn nulls(picture: &Picture, rows: &StoreReader) -> BTreeMap<(String, String, &'static str), usize> {
+    let mut sums = BTreeMap::new();
+    for target in &picture.targets {
+        for null in rows.nulls(&target.id) {
+            let key = (target.profile.clone(), null.attribute.to_string(), null.cause.as_str());
+            *sums.entry(key).or_default() += null.rows;
+        }
+    }
+    sums
 }
 
 /// Rows by profile and kind.
@@ -160,8 +179,8 @@ pub(super) struct Bound {
     pub(super) sink: String,
     /// `None`: nobody knows, or nobody here is to write.
     pub(super) lag: Option<f64>,
-    /// Rows that the sink holds and refuses; `None` before it was compared.
-    pub(super) rows: Option<(i64, usize)>,
+    /// Rows that the sink holds, refuses and does not have yet; `None` before it was compared.
+    pub(super) rows: Option<[usize; 3]>,
     pub(super) drifted: u64,
     pub(super) written: u64,
 }
@@ -176,10 +195,7 @@ impl Bound {
                     sink: binding.sink.to_string(),
                     lag: if leads && !inventory.suspended { lag(progress, now) } else { None },
                     // What others have written since, only they know.
-                    rows: progress
-                        .rows
-                        .filter(|_| leads && progress.confirmed)
-                        .map(|held| (held, progress.refused.len())),
+                    rows: if leads { rows_of(progress) } else { None },
                     drifted: progress.drifted,
                     written: progress.written,
                 });
@@ -194,12 +210,25 @@ impl Bound {
     }
 }
 
+/// Rows that the sink holds, refuses and does not have yet.
+fn rows_of(progress: &Progress) -> Option<[usize; 3]> {
+    let now = progress.now();
+    let pending = now.pending.map_or(0, |pending| pending.rows);
+    now.acknowledged.map(|acknowledged| [acknowledged.rows, progress.refused.len(), pending])
+}
+
 /// For how many seconds the sink has not got what it should have.
 fn lag(progress: &Progress, now: SystemTime) -> Option<f64> {
     let failing = progress.failure().map(|failure| failure.since);
-    match [failing, progress.held_back_since].into_iter().flatten().min() {
-        Some(since) => Some(now.duration_since(since).unwrap_or_default().as_secs_f64()),
-        None => progress.confirmed.then_some(0.0),
+    let since = [failing, progress.held_back_since].into_iter().flatten().min();
+    let failed_for = since.map(|since| now.duration_since(since).unwrap_or_default());
+    let engine = progress.now();
+    let cadence = progress.wanted().map(|wanted| wanted.cadence).unwrap_or_default();
+    let late = engine.late(cadence, Instant::now()).and(engine.pending);
+    let waited = late.map(|pending| pending.since.elapsed());
+    match failed_for.max(waited) {
+        Some(lag) => Some(lag.as_secs_f64()),
+        None => engine.acknowledged.map(|_| 0.0),
     }
 }
 
@@ -208,15 +237,14 @@ fn bindings(encoder: &mut DescriptorEncoder<'_>, bound: &[Bound]) -> Result {
     let lines = bound.iter().filter_map(|bound| Some((bound.labels(), bound.lag?)));
     gauges(encoder, "kollect_binding_lag_seconds", help, lines)?;
     let lines = bound.iter().filter_map(|bound| {
-        let (own, refused) = bound.rows?;
-        let refused = i64::try_from(refused).unwrap_or(i64::MAX);
-        let line = |state: &str, rows: i64| {
+        let [own, refused, pending] = bound.rows?;
+        let line = |state: &str, rows: usize| {
             let [inventory, sink] = bound.labels();
             ([inventory, sink, ("state", state.to_owned())], rows)
         };
-        Some([line("held", own), line("refused", refused)])
+        Some([line("held", own), line("refused", refused), line("pending", pending)])
     });
-    let help = "Rows that the sink holds, and rows that it refuses";
+    let help = "Rows that the sink holds, that it refuses, and that it does not have yet";
     gauges(encoder, "kollect_binding_rows", help, lines.flatten())?;
     let lines = bound.iter().map(|bound| (bound.labels(), bound.drifted));
     let help = "Rows that others had changed in the sink, and that were repaired";

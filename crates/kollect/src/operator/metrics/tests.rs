@@ -8,21 +8,21 @@ use std::time::SystemTime;
 use exposition::Exposition;
 use kollect_engine::{
     deliver::Place,
-    export::{Outcome, Told},
-    store::{Origin, Sight, StoreWriter, store},
+    export::{BindingProgress, Outcome, Told},
+    store::{NullAttribute, NullCause, Origin, Sight, StoreWriter, store},
     tasks::Tasks,
 };
 use kollect_model::{
     batch::{Delta, Receipt},
     binding::{BindingName, InventoryName},
     crd::{inventory::SinkExport, profile::ProfileMetric, shapes::Gvk},
-    row::{Row, RowKey, TargetId},
+    row::{Row, RowDigest, RowKey, TargetId},
     sink::{SinkError, SinkReason},
 };
 use serde_json::value::RawValue;
 
 use super::{
-    super::destinations::export_place,
+    super::{destinations::export_place, progress::WantedVersion},
     picture::{InventorySeen, TargetSeen},
     scrape::{Bound, collected},
     *,
@@ -65,16 +65,12 @@ fn inventory(targets: &[&str]) -> InventorySeen {
 fn fill(writer: &StoreWriter, target: &str, kind: &str, uids: std::ops::Range<u32>) {
     let rows = writer.rows(&id(target), &gvk(kind));
     for uid in uids {
-        let key = RowKey {
-            target: id(target),
-            group: "example.com".into(),
-            kind: kind.into(),
-            namespace: "n".into(),
-            uid: uid.to_string().into(),
-        };
+        let key = row_key(target, kind, uid);
         let attributes = format!(r#"{{"size":2,"team":"{}"}}"#, uid % 300);
         let attributes = RawValue::from_string(attributes).unwrap();
-        rows.upsert(Row::new(key, "v1".into(), "x".into(), attributes.into()), Origin::default());
+        let null = NullAttribute { name: "owner".into(), cause: NullCause::Missing, found: "" };
+        let row = Row::new(key, "v1".into(), "x".into(), attributes.into());
+        rows.upsert(row, Origin::default(), (uid == 0).then(|| [null].into()));
     }
     rows.set_sight(Sight::Everything);
 }
@@ -98,6 +94,12 @@ fn metrics(rows: StoreReader, board: Board, leads: bool) -> Metrics {
 
 fn written(board: &Board, drifted: usize) {
     let (delta, receipt) = (Delta::default(), Receipt::default());
+    let engine = begin(board);
+    if engine.read().acknowledged.is_none() {
+        let keys: Vec<RowKey> = (0..5).map(|uid| row_key("a", "Volume", uid)).collect();
+        engine.change(keys.iter().map(|key| (key, None, Some(RowDigest(1)))));
+    }
+    engine.acknowledge((1, 1), 1, None, true);
     let outcome =
         Outcome { delta, receipt, unchanged: 5, left_alone: 0, drifted, is_complete: true, kept: [].into() };
     hear(board, &Told::Compared(&outcome));
@@ -110,11 +112,30 @@ fn fail(board: &Board) {
 
 /// Tells the board what the binding did where it is written.
 fn hear(board: &Board, told: &Told<'_>) {
-    let current = export_place(&place());
-    if !board.look(&binding(), |progress| progress.destinations.is_current(&current)).unwrap_or(false) {
-        board.begin(&binding(), &current);
-    }
+    begin(board);
     board.hear(&binding(), &place(), told);
+}
+
+/// Begins the binding, unless it has begun. Answers how far it has come.
+fn begin(board: &Board) -> BindingProgress {
+    let known = board.look(&binding(), |progress| progress.wanted().map(|_| progress.engine().clone()));
+    known.flatten().unwrap_or_else(|| {
+        let engine = BindingProgress::default();
+        let (since, cadence) = (tokio::time::Instant::now(), Duration::ZERO);
+        let wanted = WantedVersion { number: 1, since, cadence, requested: None };
+        board.begin(&binding(), &export_place(&place()), &engine, wanted);
+        engine
+    })
+}
+
+fn row_key(target: &str, kind: &str, uid: u32) -> RowKey {
+    RowKey {
+        target: id(target),
+        group: "example.com".into(),
+        kind: kind.into(),
+        namespace: "n".into(),
+        uid: uid.to_string().into(),
+    }
 }
 
 fn place() -> Place {
@@ -151,7 +172,7 @@ fn lag_grows_while_a_sink_fails_and_is_told_by_the_leader_only() {
     assert_eq!(look(&picture, true, 0), None, "nothing is known");
     written(&board, 0);
     let good = look(&picture, true, 100).unwrap();
-    assert_eq!((good.lag, good.rows, good.drifted), (Some(0.0), Some((5, 0)), 0));
+    assert_eq!((good.lag, good.rows, good.drifted), (Some(0.0), Some([5, 0, 0]), 0));
     fail(&board);
     let lag = look(&picture, true, 100).unwrap().lag.unwrap();
     assert!((100.0..110.0).contains(&lag), "{lag}");

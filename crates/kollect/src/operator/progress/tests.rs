@@ -6,6 +6,7 @@ use kollect_model::{
     batch::{Changed, Refusal, Removed},
     binding::InventoryName,
     row::{Row, TargetId},
+    sink::{SinkError, SinkReason},
 };
 use serde_json::value::RawValue;
 
@@ -45,46 +46,46 @@ fn outcome(delta: Delta, receipt: Receipt) -> Outcome {
     Outcome { delta, receipt, unchanged: 0, left_alone: 0, drifted: 0, is_complete: true, kept }
 }
 
+/// Begins a version of the binding. Answers how far it has come.
+fn begin(board: &Board, at: &ExportPlace, number: u64) -> BindingProgress {
+    let engine = board.look(&binding(), |progress| progress.engine().clone()).unwrap_or_default();
+    let wanted = WantedVersion { number, since: Instant::now(), cadence: Duration::ZERO, requested: None };
+    board.begin(&binding(), at, &engine, wanted);
+    engine
+}
+
+/// The status says that the rows are at a place.
+fn tell_place(board: &Board, at: &ExportPlace) {
+    let told = Destinations { held: Some(at.clone()), ..Destinations::default() };
+    board.advance(&binding(), told, Some(at));
+}
+
 #[test]
-fn refused_rows_are_remembered_until_they_are_written_or_gone() {
+fn refused_rows_are_remembered_and_not_counted_as_written() {
     let (board, name) = (Board::default(), binding());
-    board.begin(&name, &export_place(&place()));
+    begin(&board, &export_place(&place()), 1);
     let state = || {
         let progress = board.of(&name);
-        (progress.rows.unwrap(), progress.refused.join(" "), progress.written)
+        (progress.refused.join(" "), progress.written)
     };
     let outcome = outcome(delta(&["1", "2", "3"], &[], &[]), receipt(None, &["3"]));
     board.hear(&name, &place(), &Told::Compared(&outcome));
-    assert_eq!(state(), (2, "3".into(), 2));
+    assert_eq!(state(), ("3".into(), 2));
     let written =
         |delta: Delta, receipt: Receipt| board.hear(&name, &place(), &Told::Written(&delta, &receipt));
     // A receipt names all rows that are missing, not only those of its write.
     written(delta(&["4"], &[], &[]), receipt(None, &["3"]));
-    assert_eq!(state(), (3, "3".into(), 3), "another write does not make it fit");
+    assert_eq!(state(), ("3".into(), 3), "another write does not make it fit");
     written(delta(&["5"], &["1"], &[]), receipt(None, &["3", "5"]));
-    assert_eq!(state(), (3, "3 5".into(), 4));
+    assert_eq!(state(), ("3 5".into(), 4));
     written(delta(&[], &["3"], &["5", "4"]), receipt(None, &[]));
-    assert_eq!(state(), (3, String::new(), 7), "one fits now, one is gone, and one was never held");
-    written(delta(&[], &["3"], &[]), receipt(None, &["3"]));
-    assert_eq!(state(), (3, "3".into(), 7), "the sink holds its older version");
-    written(delta(&[], &[], &["3"]), receipt(None, &[]));
-    assert_eq!(state(), (2, String::new(), 8));
-    // A write that began before the sink led somewhere else and back ends now.
-    board.begin(&name, &ExportPlace::new("sqlite:/elsewhere".into(), ""));
-    board.begin(&name, &export_place(&place()));
-    written(delta(&["6"], &[], &[]), receipt(None, &[]));
-    let progress = board.of(&name);
-    assert_eq!(
-        (progress.rows, progress.confirmed),
-        (None, false),
-        "only a comparison knows how many there are"
-    );
+    assert_eq!(state(), (String::new(), 7));
 }
 
 #[test]
 fn what_is_held_back_knows_since_when() {
     let (board, name) = (Board::default(), binding());
-    board.begin(&name, &export_place(&place()));
+    begin(&board, &export_place(&place()), 1);
     board.hear(&name, &place(), &Told::HeldBack { coverage: "blind: Pod" });
     let first = board.of(&name).held_back_since.unwrap();
     board.hear(&name, &place(), &Told::HeldBack { coverage: "blind: Pod" });
@@ -97,7 +98,7 @@ fn what_is_held_back_knows_since_when() {
 #[test]
 fn writes_that_change_nothing_but_counts_are_told_apart() {
     let (board, name) = (Board::default(), binding());
-    board.begin(&name, &export_place(&place()));
+    let engine = begin(&board, &export_place(&place()), 1);
     let (mut changes, mut counts) = (board.changes(), board.counts());
     let mut told = |what: Told<'_>| {
         board.hear(&name, &place(), &what);
@@ -109,36 +110,53 @@ fn writes_that_change_nothing_but_counts_are_told_apart() {
     let (news, only_counts) = ((true, false), (false, true));
     let (rows, works, refuses) = (delta(&["1"], &[], &[]), receipt(None, &[]), receipt(None, &["1"]));
     let outcome = outcome(delta(&["1"], &[], &[]), receipt(None, &[]));
+    engine.acknowledge((1, 1), 1, None, true);
     assert_eq!(told(Told::Compared(&outcome)), news, "it has not worked before");
     assert_eq!(told(Told::Written(&rows, &works)), only_counts);
+    assert_eq!(told(Told::Waits), only_counts);
+    assert_eq!(told(Told::Late), news);
     assert_eq!(told(Told::Written(&rows, &refuses)), news);
     assert_eq!(told(Told::Written(&rows, &works)), news, "nothing is refused any more");
     assert_eq!(told(Told::HeldBack { coverage: "blind: Pod" }), news);
     assert_eq!(told(Told::Written(&rows, &works)), news, "it is not held back any more");
     assert_eq!(told(Told::Written(&rows, &works)), only_counts);
-    board.begin(&name, &export_place(&place()));
-    assert_eq!(told(Told::Written(&rows, &works)), news, "it was doubted");
+    let error = SinkError::new(SinkReason::Unreachable, "away");
+    let fails = || Told::Failed { error: &error, pause: Some(Duration::from_secs(1)) };
+    assert_eq!(told(fails()), news);
+    assert_eq!(told(fails()), only_counts, "only when it is tried again");
+    assert_eq!(told(Told::Written(&rows, &works)), news, "it works again");
+    begin(&board, &export_place(&place()), 2);
+    assert_eq!(told(Told::Written(&rows, &works)), only_counts, "the last write of the old version");
+    engine.acknowledge((2, 1), 1, None, false);
+    assert_eq!(told(Told::Compared(&outcome)), news, "the new version");
+    assert_eq!(board.take_heard().failed, BTreeSet::from([name.clone()]));
 }
 
 #[test]
 fn what_a_binding_did_in_another_destination_does_not_count() {
     let (board, name) = (Board::default(), binding());
-    board.begin(&name, &export_place(&place()));
-    board.hear(&name, &place(), &Told::Compared(&outcome(delta(&["1"], &[], &[]), receipt(None, &[]))));
-    assert!(board.of(&name).confirmed);
-    let new = Place { destination: "sqlite:/new".into(), ..place() };
-    board.begin(&name, &export_place(&new));
-    assert_eq!((board.of(&name).confirmed, board.of(&name).rows), (false, None));
+    let old = begin(&board, &export_place(&place()), 1);
+    old.acknowledge((1, 1), 1, None, true);
+    tell_place(&board, &export_place(&place()));
+    assert!(board.of(&name).is_synced());
+    let new = export_place(&Place { destination: "sqlite:/new".into(), ..place() });
+    let wanted = WantedVersion { number: 2, since: Instant::now(), cadence: Duration::ZERO, requested: None };
+    board.begin(&name, &new, &BindingProgress::default(), wanted);
+    assert!(!board.of(&name).is_synced());
+    // The last write to the old one.
+    old.acknowledge((1, 1), 2, None, true);
     board.hear(&name, &place(), &Told::Written(&delta(&["1"], &[], &[]), &receipt(None, &[])));
-    assert!(!board.of(&name).confirmed, "the last write to the old one");
+    assert!(!board.of(&name).is_synced());
 }
 
 #[test]
 fn the_last_write_of_a_duplicate_does_not_count() {
     let (board, name) = (Board::default(), binding());
-    board.begin(&name, &export_place(&place()));
+    let engine = begin(&board, &export_place(&place()), 1);
+    tell_place(&board, &export_place(&place()));
     let other = BindingName { sink: "database/r".into(), ..binding() };
     board.refuse_duplicates(&BTreeMap::from([(name.clone(), other)]));
+    engine.acknowledge((1, 1), 1, None, true);
     board.hear(&name, &place(), &Told::Compared(&outcome(delta(&["1"], &[], &[]), receipt(None, &[]))));
     assert_eq!(
         board.of(&name).failure().unwrap().message,
@@ -147,7 +165,7 @@ fn the_last_write_of_a_duplicate_does_not_count() {
     assert!(!board.of(&name).is_synced());
     board.refuse_duplicates(&BTreeMap::new());
     assert!(board.of(&name).failure().is_none());
-    assert!(!board.of(&name).confirmed, "the other one has written meanwhile");
+    assert!(!board.of(&name).is_synced(), "the other one has written meanwhile");
 }
 
 fn place() -> Place {

@@ -1,141 +1,193 @@
-//! What a turn says: the statuses of all objects as they should be.
+//! What a turn says: the statuses of the objects that it looks at, as they should be.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{cell::Cell, time::Duration};
 
 use k8s_openapi::jiff::Timestamp;
 use kollect_engine::clock;
-use kollect_model::{
-    crd::{
-        inventory::{ClusterInventoryStatus, InventoryStatus, SinkExport},
-        sinks::SinkStatus,
-    },
-    row::TargetId,
+use kollect_model::crd::{
+    inventory::{ClusterInventoryStatus, InventoryStatus, SinkExport},
+    shapes::{Condition, ConditionStatus},
+    sinks::SinkStatus,
 };
-use tokio::time::Instant;
 
-use super::{Operator, preview::preview};
+use super::{
+    Known, Look, ObjectKey, Operator, Resolution,
+    look::{inventory_name, target_id},
+    preview::preview,
+};
 use crate::{
     operator::{
-        conditions::Conditions,
-        objects::{Known, SinkObject},
+        conditions::{Conditions, SEE_READY},
+        objects::{SinkObject, request},
         probe::Probed,
-        shards::Shards,
         status::{self, View},
         write::Desired,
     },
     reason::Reason,
-    world::{Fault, Resolved},
+    world::{Family, Fault},
 };
 
 impl Operator {
-    /// Writes what has changed about the objects. Answers when to look again.
-    pub(super) async fn tell(&mut self, known: &Known, resolved: &Resolved) -> Option<Instant> {
+    /// Writes what has changed about the objects that are looked at.
+    pub(super) async fn tell(&mut self, known: &Known, resolution: &Resolution, look: Look) {
         let view = View {
+            known,
+            resolved: &resolution.resolved,
+            links: &resolution.links,
             rows: &self.rows,
-            coverage: self.collector.coverage().read(),
+            coverage: self.collector.coverage(),
             namespaces: self.collector.namespaces().borrow().clone(),
             board: &self.board,
             bindings: &self.bindings,
-            kept: self.board.kept_rows(),
             rules: &self.rules,
             scope: self.bindings.scope(),
+            led_since: self.led_since,
             now: Timestamp::from_second(clock::timestamp().as_second()).unwrap_or_default(),
+            due: Cell::new(None),
         };
+        let (everything, tests) = (look.everything, look.everything || look.tests);
+        let keys = if everything { known.names() } else { look.objects };
+        if everything {
+            self.later.clear();
+            self.unexported.clear();
+            self.writer.retain(|key| keys.contains(key) || key.0 == "KollectConnectionTest");
+        }
         let mut desired = Vec::new();
-        profiles(known, resolved, view.now, &mut desired);
-        targets(known, resolved, &view, &mut desired);
-        inventories(known, resolved, &view, &mut self.shards, &mut desired);
-        self.sinks(known, resolved, view.now, &mut desired);
-        let tests = self.connection_tests(known, resolved, view.now, &mut desired);
-        let written = self.writer.write(desired).await;
+        for key in keys {
+            let Some(change) = self.desired(&view, &key) else { continue };
+            if change.is_exported {
+                self.unexported.remove(&key);
+            } else {
+                self.unexported.insert(key.clone());
+            }
+            match view.due.take() {
+                Some(at) => drop(self.later.insert(key, at)),
+                None => drop(self.later.remove(&key)),
+            }
+            desired.extend(change.desired);
+        }
+        let tests = tests.then(|| self.connection_tests(known, &resolution.resolved, view.now, &mut desired));
+        for (key, at) in self.writer.write(desired).await {
+            let later = self.later.entry(key).or_insert(at);
+            *later = (*later).min(at);
+        }
+        let Some(tests) = tests else { return };
+        self.tests_at = tests.due;
         self.acknowledge_tests(known).await;
         self.own_tests(known).await;
         self.delete_expired(tests.expired).await;
-        [written, tests.due].into_iter().flatten().min()
     }
 
-    fn sinks(&self, known: &Known, resolved: &Resolved, now: Timestamp, desired: &mut Vec<Desired>) {
-        for (key, sink) in known.sinks() {
-            let faults = resolved.sinks.get(&key).and_then(|plan| plan.as_ref().as_ref().err());
-            let (family, name) = key;
-            let verdict = self.probes.verdict(&Probed::Sink(family, name.clone()));
-            let after = sink_status(sink, faults.map(Vec::as_slice), verdict, now);
-            desired.extend(Desired::new(family.kind(), &name, &sink.metadata, &sink.status, &after));
+    /// What an object should say; nothing if it is gone, or not understood yet.
+    fn desired(&self, view: &View<'_>, key: &ObjectKey) -> Option<Told> {
+        let (kind, name) = key;
+        match *kind {
+            "KollectProfile" => profile(view, key),
+            "KollectTarget" => {
+                let target = view.known.targets().get(name)?;
+                let rules = target.spec.filter.resource_rules.len();
+                let before = target.status.clone().unwrap_or_default();
+                let (id, metadata) = (target_id(key), &target.metadata);
+                let after = view.target(metadata, &before, &id, view.resolved.targets.get(&id)?, rules);
+                Some(Told::of(
+                    &after.conditions,
+                    metadata.generation,
+                    Desired::new(kind, name, metadata, &before, &after),
+                ))
+            }
+            "KollectClusterTarget" => {
+                let target = view.known.cluster_targets().get(name)?;
+                let rules = target.spec.filter.resource_rules.len();
+                let before = target.status.clone().unwrap_or_default();
+                let (id, metadata) = (target_id(key), &target.metadata);
+                let after = view.target(metadata, &before, &id, view.resolved.targets.get(&id)?, rules);
+                Some(Told::of(
+                    &after.conditions,
+                    metadata.generation,
+                    Desired::new(kind, name, metadata, &before, &after),
+                ))
+            }
+            "KollectInventory" | "KollectClusterInventory" => inventory(view, key),
+            _ => self.sink(view, key),
         }
     }
-}
 
-fn profiles(known: &Known, resolved: &Resolved, now: Timestamp, desired: &mut Vec<Desired>) {
-    let mut users: BTreeMap<(&str, &str), usize> = BTreeMap::new();
-    for ((namespace, _), target) in known.targets() {
-        *users.entry((namespace, &target.spec.profile_ref)).or_default() += 1;
-    }
-    for target in known.cluster_targets().values() {
-        let reference = &target.spec.profile_ref;
-        *users.entry((&reference.namespace, &reference.name)).or_default() += 1;
-    }
-    for (name, profile) in known.profiles() {
-        let Some(compiled) = resolved.profiles.get(name) else { continue };
-        let users = users.get(&(name.0.as_str(), name.1.as_str())).copied().unwrap_or(0);
-        let before = profile.status.clone().unwrap_or_default();
-        let errors = compiled.as_ref().err().map(Vec::as_slice);
-        let after = status::profile(&profile.metadata, &before.conditions, errors, users, now);
-        desired.extend(Desired::new("KollectProfile", name, &profile.metadata, &before, &after));
+    fn sink(&self, view: &View<'_>, (kind, name): &ObjectKey) -> Option<Told> {
+        let families = [Family::Snapshot, Family::Database, Family::Event];
+        let family = families.into_iter().find(|family| family.kind() == *kind)?;
+        let key = (family, name.clone());
+        let sink = view.known.sink(&key)?;
+        let faults = view.resolved.sinks.get(&key).and_then(|plan| plan.as_ref().as_ref().err());
+        let probed = Probed::Sink(family, name.clone());
+        let verdict = self.probes.verdict(&probed);
+        let handled = self.probes.handled(&probed);
+        let after = sink_status(sink, faults.map(Vec::as_slice), (verdict, handled), view.now);
+        Some(Told::whole(Desired::new(kind, name, &sink.metadata, &sink.status, &after)))
     }
 }
 
-fn targets(known: &Known, resolved: &Resolved, view: &View<'_>, desired: &mut Vec<Desired>) {
-    let own = known.targets().iter().map(|(name, target)| {
-        ("KollectTarget", name, &target.metadata, &target.status, target.spec.filter.resource_rules.len())
-    });
-    let of_cluster = known.cluster_targets().iter().map(|(name, target)| {
-        let rules = target.spec.filter.resource_rules.len();
-        ("KollectClusterTarget", name, &target.metadata, &target.status, rules)
-    });
-    for (kind, name, metadata, before, rules) in own.chain(of_cluster) {
-        let namespace = Some(name.0.as_str()).filter(|namespace| !namespace.is_empty());
-        let id = TargetId { namespace: namespace.map(Into::into), name: name.1.as_str().into() };
-        let Some(outcome) = resolved.targets.get(&id) else { continue };
-        let before = before.clone().unwrap_or_default();
-        let after = view.target(metadata, &before, &id, outcome, rules);
-        desired.extend(Desired::new(kind, name, metadata, &before, &after));
+/// What is told of an object.
+struct Told {
+    /// All sinks hold the rows of its newest generation, as far as that concerns it.
+    is_exported: bool,
+    /// `None`: it is being deleted.
+    desired: Option<Desired>,
+}
+
+impl Told {
+    /// Of an object that need not be looked at when sinks have got rows.
+    fn whole(desired: Option<Desired>) -> Self {
+        Self { is_exported: true, desired }
+    }
+
+    fn of(conditions: &[Condition], generation: Option<i64>, desired: Option<Desired>) -> Self {
+        let is_exported = conditions.iter().any(|condition| {
+            condition.type_ == "Exported"
+                && condition.status == ConditionStatus::True
+                && condition.observed_generation == generation
+        });
+        Self { is_exported, desired }
     }
 }
 
-fn inventories(
-    known: &Known,
-    resolved: &Resolved,
-    view: &View<'_>,
-    shards: &mut Shards,
-    desired: &mut Vec<Desired>,
-) {
-    shards.retain(|name| resolved.inventories.contains_key(name));
-    for (name, outcome) in &resolved.inventories {
-        let key = (name.namespace.clone().unwrap_or_default(), name.name.clone());
-        if let Some(inventory) = name.namespace.as_ref().and_then(|_| known.inventories().get(&key)) {
-            let before = inventory.status.clone().unwrap_or_default();
-            let after = view.inventory(&inventory.metadata, &view.rules.shown_status(&before), name, outcome);
-            let told = Desired::new("KollectInventory", &key, &inventory.metadata, &before, &after);
-            desired.extend(hurry_if_moved(told, &before, &after));
-        } else if let Some(inventory) = known.cluster_inventories().get(&key) {
-            let before = inventory.status.clone().unwrap_or_default();
-            let shown = view.rules.shown_status(&before.inventory);
-            let own = view.inventory(&inventory.metadata, &shown, name, outcome);
-            let choice = outcome.rows.among(view.namespaces.as_deref());
-            let namespace_shards =
-                choice.map(|choice| shards.of(name, view.rows, &outcome.targets, choice)).unwrap_or_default();
-            let rows = namespace_shards.iter().filter_map(|shard| shard.item_count).sum();
-            let after = ClusterInventoryStatus {
-                inventory: InventoryStatus { item_count: Some(rows), ..own },
-                target_count: outcome.targets.len().try_into().ok(),
-                namespace_shard_count: namespace_shards.len().try_into().ok(),
-                namespace_shards,
-            };
-            let kind = "KollectClusterInventory";
-            let told = Desired::new(kind, &key, &inventory.metadata, &before, &after);
-            desired.extend(hurry_if_moved(told, &before.inventory, &after.inventory));
-        }
+fn profile(view: &View<'_>, (kind, name): &ObjectKey) -> Option<Told> {
+    let profile = view.known.profiles().get(name)?;
+    let compiled = view.resolved.profiles.get(name)?;
+    let before = profile.status.clone().unwrap_or_default();
+    let errors = compiled.as_ref().err().map(Vec::as_slice);
+    let metadata = &profile.metadata;
+    let after = view.profile(name, metadata, &before.conditions, errors);
+    Some(Told::of(
+        &after.conditions,
+        metadata.generation,
+        Desired::new(kind, name, metadata, &before, &after),
+    ))
+}
+
+fn inventory(view: &View<'_>, key: &ObjectKey) -> Option<Told> {
+    let (kind, name) = key;
+    let own = inventory_name(key);
+    let outcome = view.resolved.inventories.get(&own)?;
+    if let Some(inventory) = own.namespace.as_ref().and_then(|_| view.known.inventories().get(name)) {
+        let before = inventory.status.clone().unwrap_or_default();
+        let after = view.inventory(&inventory.metadata, &view.rules.shown_status(&before), &own, outcome);
+        let told = Desired::new(kind, name, &inventory.metadata, &before, &after);
+        return Some(Told::whole(hurry_if_moved(told, &before, &after)));
     }
+    let inventory = view.known.cluster_inventories().get(name)?;
+    let before = inventory.status.clone().unwrap_or_default();
+    let shown = view.rules.shown_status(&before.inventory);
+    let status = view.inventory(&inventory.metadata, &shown, &own, outcome);
+    // What an earlier process has told stands until a sink has acknowledged what it holds.
+    let namespace_shards = view.shards(&own, outcome).unwrap_or_else(|| before.namespace_shards.clone());
+    let after = ClusterInventoryStatus {
+        inventory: status,
+        target_count: outcome.targets.len().try_into().ok(),
+        namespace_shard_count: namespace_shards.len().try_into().ok(),
+        namespace_shards,
+    };
+    let told = Desired::new(kind, name, &inventory.metadata, &before, &after);
+    Some(Told::whole(hurry_if_moved(told, &before.inventory, &after.inventory)))
 }
 
 /// No claim is asked for before the status says where, and no take-over is forgotten.
@@ -155,7 +207,7 @@ fn hurry_if_moved(
 fn sink_status(
     sink: &SinkObject,
     faults: Option<&[Fault]>,
-    verdict: Option<Result<Duration, String>>,
+    (verdict, handled): (Option<Result<Duration, String>>, Option<String>),
     now: Timestamp,
 ) -> SinkStatus {
     let preview = preview(sink, now);
@@ -169,11 +221,15 @@ fn sink_status(
     if sink.spec.common().tls.as_ref().is_some_and(|tls| tls.insecure_skip_verify) {
         conditions.set("TLSInsecure", true, Reason::InsecureSkipVerify, "any server is trusted");
     }
+    let last_handled_requested_at = match faults {
+        Some(_) => request(&sink.metadata),
+        None => handled.or_else(|| sink.status.last_handled_requested_at.clone()),
+    };
     match (faults, verdict) {
         (Some(faults), _) => {
             let reason = faults.first().map_or(Reason::InvalidSpec, |fault| fault.reason);
             let message = faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-            conditions.set("ConnectionVerified", false, reason, message.clone());
+            conditions.set("ConnectionVerified", false, reason, SEE_READY);
             conditions.degraded(reason, message, true);
         }
         (None, Some(Ok(_))) => {
@@ -181,7 +237,7 @@ fn sink_status(
             conditions.ready(Reason::ConnectionOK, "the sink answers");
         }
         (None, Some(Err(message))) => {
-            conditions.set("ConnectionVerified", false, Reason::ConnectionTestFailed, message.clone());
+            conditions.set("ConnectionVerified", false, Reason::ConnectionTestFailed, SEE_READY);
             conditions.degraded(Reason::ConnectionTestFailed, message, false);
         }
         (None, None) if sink.spec.common().connection_test == Some(false) => {
@@ -189,5 +245,10 @@ fn sink_status(
         }
         (None, None) => conditions.progressing(Reason::Probing, "the first probe has not ended yet"),
     }
-    SinkStatus { conditions: conditions.done(), observed_generation: sink.metadata.generation, preview }
+    SinkStatus {
+        conditions: conditions.done(),
+        observed_generation: sink.metadata.generation,
+        last_handled_requested_at,
+        preview,
+    }
 }

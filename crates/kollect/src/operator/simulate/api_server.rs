@@ -77,16 +77,17 @@ pub(super) struct State {
     uids: u64,
     /// How many objects clients have changed.
     written: u64,
-    /// Inventories whose status was written, oldest first.
+    /// Profiles, targets and inventories whose status was written, oldest first.
     told: Vec<Told>,
-    /// When the status of each inventory was written last, and the time before that.
-    told_at: BTreeMap<ObjectName, (u64, u64)>,
+    /// When the status of each of them was written last, and the time before that.
+    told_at: BTreeMap<(usize, ObjectName), (u64, u64)>,
 }
 
-/// The status of an inventory.
+/// A status that was written.
 pub(super) struct Told {
+    pub(super) plural: &'static str,
     pub(super) before: Arc<Object>,
-    pub(super) inventory: Arc<Object>,
+    pub(super) object: Arc<Object>,
     /// From the status before the last one, whose successor may have been made before it was written, until this one.
     pub(super) time: (u64, u64),
 }
@@ -283,7 +284,7 @@ impl ApiServer {
         self.lock().written
     }
 
-    /// Statuses of inventories that were written since the last time.
+    /// Statuses that were written since the last time.
     pub(super) fn told(&self) -> Vec<Told> {
         std::mem::take(&mut self.lock().told)
     }

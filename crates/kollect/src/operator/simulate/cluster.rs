@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::{
     api_server::{ApiFaults, ApiServer, kind_of},
@@ -17,12 +18,17 @@ use super::{
     specs::{LABEL, SCOPE, TEAM, text},
 };
 
+/// A watch that was cut, or a request that failed, is made up for within this time.
+const CATCHING_UP: Duration = Duration::from_mins(2);
+
 pub(super) struct Cluster {
     pub(super) name: &'static str,
     pub(super) api: ApiServer,
     /// Its id.
     pub(super) id: String,
     pub(super) processes: Vec<Process>,
+    /// Until then a change may have been seen late.
+    late_until: Instant,
     network: Network,
     faults: ApiFaults,
 }
@@ -44,7 +50,7 @@ impl Cluster {
         };
         let processes = (0..processes).map(process).collect();
         let (network, faults) = (network.clone(), ApiFaults::default());
-        let mut cluster = Self { name, api, id, processes, network, faults };
+        let mut cluster = Self { name, api, id, processes, late_until: Instant::now(), network, faults };
         cluster.create_objects();
         cluster.processes.iter_mut().for_each(Process::start);
         cluster
@@ -74,8 +80,29 @@ impl Cluster {
         }
     }
 
+    /// From when on operators have seen each change at once; `None`: they may still see some late.
+    pub(super) fn on_time_since(&self) -> Option<Instant> {
+        let ApiFaults { errors, latency, stale } = self.faults;
+        let is_late = errors > 0 || !latency.is_zero() || stale > 0 || self.late_until > Instant::now();
+        (!is_late).then_some(self.late_until)
+    }
+
+    /// Changes may be seen late for some time.
+    fn sees_late(&mut self, time: Duration) {
+        self.late_until = self.late_until.max(Instant::now() + time + CATCHING_UP);
+    }
+
     /// Takes a step that concerns this cluster alone.
     pub(super) fn take(&mut self, step: &ClusterStep) {
+        if matches!(
+            step,
+            ClusterStep::ServeWidgets(_)
+                | ClusterStep::Permit(..)
+                | ClusterStep::CutWatches
+                | ClusterStep::ForgetHistory
+        ) {
+            self.sees_late(Duration::ZERO);
+        }
         let api = &self.api;
         match *step {
             ClusterStep::Object(plural, namespace, number, size) => {
@@ -120,6 +147,7 @@ impl Cluster {
 
     fn set_faults(&mut self, change: impl FnOnce(&mut ApiFaults)) {
         change(&mut self.faults);
+        self.sees_late(Duration::ZERO);
         self.api.set_faults(self.faults.clone());
     }
 
@@ -217,8 +245,13 @@ impl Cluster {
             ProcessStep::Stop => process.stop(),
             ProcessStep::Pause(seconds) => {
                 process.pause(seconds);
+                self.sees_late(Duration::from_secs(seconds));
             }
-            ProcessStep::CutOffApi(cut) => self.network.cut_off_from_api(process.id, cut),
+            ProcessStep::CutOffApi(cut) => {
+                self.network.cut_off_from_api(process.id, cut);
+                // Until the faults are over.
+                self.sees_late(Duration::from_hours(1));
+            }
             ProcessStep::CutOff(destination, cut) => self.network.cut_off(process.id, destination, cut),
         }
     }
@@ -244,6 +277,7 @@ impl Cluster {
     /// Faults stop, nothing is suspended any more, and all processes run.
     pub(super) fn heal(&mut self) {
         self.faults = ApiFaults::default();
+        self.late_until = Instant::now() + CATCHING_UP;
         self.api.heal();
         for name in INVENTORIES {
             self.take(&ClusterStep::SuspendInventory(name, false));

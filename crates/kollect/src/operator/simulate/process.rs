@@ -12,7 +12,7 @@ use tokio::time;
 use super::{
     super::{
         Parts, Replica,
-        leader::{Leader, Timings},
+        leader::{self, Leader, Timings},
         shutdown,
     },
     api_server::ApiServer,
@@ -27,11 +27,11 @@ use crate::{
     world::{FileRoot, Rules},
 };
 
-/// Half of the defaults: several terms fit into a schedule.
+/// The defaults.
 const TIMINGS: Timings = Timings {
-    lease: Duration::from_secs(30),
-    renew_deadline: Duration::from_secs(20),
-    retry: Duration::from_secs(8),
+    lease: Duration::from_secs(15),
+    renew_deadline: Duration::from_secs(10),
+    retry: Duration::from_secs(2),
 };
 /// How long running writes may take when a process stops.
 const GRACE: Duration = Duration::from_secs(20);
@@ -147,7 +147,14 @@ async fn operate(
     let own_namespace = Some("kollect-system".to_owned());
     let rules =
         Arc::new(Rules { own_namespace, cluster_id: Some(source.id.clone()), files, ..Rules::default() });
-    let leader = Leader::start(client, "kollect-system", link.name(), TIMINGS, &tasks)?;
+    // Every other one is in a Pod, whose container is started again with the same identity.
+    let is_pod = link.name().ends_with(['0', '2', '4', '6', '8']);
+    let identity = leader::identity(|name| match name {
+        "POD_NAME" => Some(link.name().to_owned()),
+        "POD_UID" if is_pod => Some("uid".to_owned()),
+        _ => None,
+    });
+    let leader = Leader::start(client, "kollect-system", identity, TIMINGS, &tasks)?;
     leader.asked().await;
     let parts = Parts {
         source,

@@ -10,8 +10,11 @@
 //! in its namespace when the kind changed, and has not changed since, has its row (`kind_change`).
 //!
 //! When a sink leads somewhere else, the old destination is cleaned only when the new one holds the rows (`moved`).
+//!
+//! When a status says that the rows of a generation are exported, every destination holds them (`exported`).
 
 mod course;
+mod exported;
 mod history;
 mod kind_change;
 mod moved;
@@ -29,6 +32,7 @@ use super::{
     truth::{Place, Rows},
 };
 use course::{Course, Point, earliest};
+pub(super) use exported::{Contents, Exported};
 use history::History;
 
 /// Sees everything that destinations hold.
@@ -81,6 +85,17 @@ impl Reader {
         let place = (destination.to_owned(), inventory.clone());
         self.seen.remove(&place);
         self.may_hold_others.insert(place);
+    }
+
+    /// The status of an object of a cluster has begun to say Exported. Returns how many rows show that it is so. `held` is what a place holds, if that can be told.
+    pub(super) fn see_exported<'a>(
+        &self,
+        cluster: &str,
+        exported: &Exported<'_>,
+        held: impl Fn(&Place) -> Option<Contents<'a>>,
+    ) -> Result<u64, String> {
+        let Some(history) = self.clusters.get(cluster) else { return Ok(0) };
+        exported::check(history, exported, held)
     }
 
     /// Looks at a place that was cleaned. `holds` says whether a place holds a row, or may refuse it.

@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     time::Duration,
 };
 
@@ -10,16 +11,17 @@ use kollect_model::row::RowKey;
 use tokio::time;
 
 use super::{
-    api_server::Told,
+    api_server::{Object, Told},
     cluster::Cluster,
     executor::Executor,
     journal::Journal,
     network::Network,
     process::Process,
+    reader::Exported,
     schedule::{CLUSTERS, ClusterStep, Schedule, SinkStep, Step, TARGETS},
     sink_servers::{Contents, SinkServers},
-    specs::{Inventory, Sink, TEAM},
-    statuses::{Export, exports},
+    specs::{Inventory, Profile, Sink, TEAM, Target, name},
+    statuses::{Export, exported, exports, generation},
     truth::{Expected, ExpectedRows, Place, Rows, expected, inventory_id, unserved_kind, waits_for_kind},
 };
 
@@ -104,18 +106,29 @@ impl Simulation {
         Ok(())
     }
 
-    /// Where a status says Synced=True the destination held so many rows for this cluster at some moment not long before
-    /// it was written, or when it was. A line that only repeats what the one before it said is not checked again:
-    /// while a scope cannot be read, or after a restart, what was said stands until more is known.
+    /// What a status says that a sink has acknowledged is what the destination held for this cluster at some moment before
+    /// it was written. If it says Synced=True, that moment was not long before. A line that only repeats what the one before
+    /// it said is not checked again: while a scope cannot be read, or after a restart, what was said stands until more is
+    /// known. If it begins to say that rows are exported, they are there.
     fn check_status(&self, cluster: usize, told: &Told) -> Result<(), String> {
-        let before = exports(&told.before);
-        let new = exports(&told.inventory).into_iter().filter(|export| !before.contains(export));
-        for export in new.filter(|export| export.synced) {
-            let rows = usize::try_from(export.rows).unwrap_or(0);
+        let (before, cluster) = (exports(&told.before), &self.clusters[cluster]);
+        let new = exports(&told.object).into_iter().filter(|export| !before.contains(export));
+        for export in new.filter(|_| told.plural == "kollectinventories") {
             let place = (export.destination.clone(), export.inventory.clone());
-            if !self.sinks.has_held(&place, rows, &self.clusters[cluster].id, told.time) {
+            let time = if export.synced { told.time } else { (0, told.time.1) };
+            let has_held = |rows| self.sinks.has_held(&place, rows, &cluster.id, time);
+            if !export.acknowledged.map_or(!export.synced, has_held) {
                 return Err(format!("a status says what was not so: {export:?}"));
             }
+        }
+        let generation = exported(&told.object);
+        let is_new = generation.is_some() && exported(&told.before) != generation;
+        if let Some(generation) = generation.filter(|_| is_new)
+            && let Some(on_time_since) = cluster.on_time_since()
+        {
+            let (plural, name) = (told.plural, name(&told.object));
+            let exported = Exported { plural, name, generation, cluster: cluster.name, on_time_since };
+            self.sinks.see_exported(&cluster.id, &exported)?;
         }
         Ok(())
     }
@@ -239,7 +252,8 @@ impl Simulation {
                 return Err(format!("at the end {place:?} does not exist"));
             }
             let check = |cluster: &Cluster| check_last_statuses(cluster, all, &wanted, &limits, &blocked);
-            clusters().try_for_each(check)
+            clusters().try_for_each(check)?;
+            clusters().try_for_each(check_last_exports)
         })
     }
 }
@@ -333,7 +347,7 @@ fn check_last_statuses(
             let is_right = if may_wait && limit < i64::MAX && !export.synced {
                 export.error.contains("cannot hold it")
             } else if large.is_empty() {
-                export.synced && usize::try_from(export.rows) == Ok(held)
+                export.synced && export.acknowledged.map(|(rows, _)| rows) == Some(held)
             } else {
                 !export.synced && names(&export, &large)
             };
@@ -342,6 +356,47 @@ fn check_last_statuses(
                     "at the end the sink holds {held} rows, refuses {large:?}, and the status says {export:?}"
                 ));
             }
+        }
+    }
+    Ok(())
+}
+
+/// Where all sinks are synced, inventories, their targets and the profiles of these say that their rows are exported.
+fn check_last_exports(cluster: &Cluster) -> Result<(), String> {
+    let api = &cluster.api;
+    let mut said = BTreeMap::new();
+    let is_told = |object: &Object| exported(object).is_some() && exported(object) == generation(object);
+    let profile = |target: &Object| api.object("kollectprofiles", TEAM, &Target::of(target).profile);
+    let is_served =
+        |target: &Object| profile(target).is_some_and(|profile| api.serves(&Profile::of(&profile).kind));
+    for inventory in api.objects("kollectinventories") {
+        let spec = Inventory::of(&inventory);
+        let lines = exports(&inventory);
+        let synced =
+            |sink: &String| lines.iter().any(|line| line.sink == format!("database/{sink}") && line.synced);
+        let is_synced = !spec.sinks.is_empty() && spec.sinks.iter().all(synced);
+        let mut all_served = true;
+        for target in api.objects("kollecttargets").iter().filter(|target| spec.has_target(name(target))) {
+            let all: &mut bool = said.entry(name(target).to_owned()).or_insert(true);
+            *all &= is_synced;
+            all_served &= is_served(target);
+        }
+        if is_synced && all_served && !is_told(&inventory) {
+            return Err(format!("at the end the inventory is not exported: {}", **inventory));
+        }
+    }
+    for target in api.objects("kollecttargets").iter().filter(|t| said.get(name(t)) == Some(&true)) {
+        if is_served(target) && !is_told(target) {
+            return Err(format!("at the end the target is not exported: {}", ***target));
+        }
+    }
+    for profile in api.objects("kollectprofiles") {
+        let is_used = |target: &&Arc<Object>| Target::of(target).profile == name(&profile);
+        let targets = api.objects("kollecttargets");
+        let mut users = targets.iter().filter(is_used).filter_map(|target| said.get(name(target))).peekable();
+        let is_expected = users.peek().is_some() && users.all(|all| *all);
+        if is_expected && api.serves(&Profile::of(&profile).kind) && !is_told(&profile) {
+            return Err(format!("at the end the profile is not exported: {}", **profile));
         }
     }
     Ok(())

@@ -20,7 +20,7 @@ use timeline::Timelines;
 use super::{
     journal::Journal,
     network::Link,
-    reader::Reader,
+    reader::{Exported, Reader},
     truth::{Place, Rows},
 };
 
@@ -237,11 +237,29 @@ impl SinkServers {
         look(&all.map(|(name, destination)| (name.as_str(), &destination.contents)).collect())
     }
 
-    /// Whether a destination held so many rows for a cluster at some moment of a time. What others changed cannot be
-    /// known at once.
-    pub(super) fn has_held(&self, place: &Place, rows: usize, owner: &str, time: (u64, u64)) -> bool {
+    /// Whether a destination held these rows for a cluster at some moment of a time: how many, and the sum of their
+    /// digests. What others changed cannot be known at once.
+    pub(super) fn has_held(&self, place: &Place, rows: (usize, u128), owner: &str, time: (u64, u64)) -> bool {
         let state = self.lock();
         state.changed_by_others.contains(&place.0) || state.timelines.held(place, rows, owner, time)
+    }
+
+    /// The status of an object has begun to say Exported.
+    pub(super) fn see_exported(&self, cluster: &str, exported: &Exported<'_>) -> Result<(), String> {
+        let state = self.lock();
+        state.journal.count("statuses that became Exported", 1);
+        let empty = Rows::new();
+        let compared = state.reader.see_exported(cluster, exported, |(name, inventory)| {
+            if state.changed_by_others.contains(name) || state.claims_changed.contains(name) {
+                return None;
+            }
+            let destination = state.destinations.get(name)?;
+            let held = destination.contents.get(inventory);
+            let is_own = held.is_none_or(|held| held.owner() == Some(cluster));
+            is_own.then_some((held.map_or(&empty, |held| &held.rows), destination.smallest_limit))
+        })?;
+        state.journal.count("rows looked for when a status became Exported", compared);
+        Ok(())
     }
 }
 
@@ -264,17 +282,19 @@ impl State {
     /// Takes down what a destination holds now.
     fn note_all(&mut self, destination: &str) {
         let inventories: Vec<InventoryId> = self.destination(destination).contents.keys().cloned().collect();
-        inventories.iter().for_each(|inventory| self.note_held(destination, inventory));
+        inventories.iter().for_each(|inventory| self.note_held(destination, inventory, false));
     }
 
-    /// Takes down how much a destination holds of an inventory now.
-    fn note_held(&mut self, destination: &str, inventory: &InventoryId) {
+    /// Takes down what a destination holds of an inventory now; `is_part`: more rows of the same write follow.
+    fn note_held(&mut self, destination: &str, inventory: &InventoryId, is_part: bool) {
         let moment = self.journal.moment();
         let place = (destination.to_owned(), inventory.clone());
         let contents = self.destinations.get(destination).map(|destination| &destination.contents);
         let held = contents.and_then(|contents| contents.get(inventory));
-        let (rows, owner) = held.map_or((0, None), |held| (held.rows.len(), held.owner()));
-        self.timelines.note(&place, moment, rows, owner);
+        let sum = |rows: &Rows| rows.values().fold(0_u128, |sum, digest| sum.wrapping_add(digest.0));
+        let (rows, owner) =
+            held.map_or(((0, 0), None), |held| ((held.rows.len(), sum(&held.rows)), held.owner()));
+        self.timelines.note(&place, moment, rows, owner, is_part);
     }
 
     fn held(&mut self, destination: &str, inventory: &InventoryId) -> &mut Held {

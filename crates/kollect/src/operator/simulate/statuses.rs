@@ -1,4 +1,4 @@
-//! What statuses of inventories say about sinks.
+//! What statuses say: of inventories about their sinks, of all objects whether their rows are exported.
 
 use kollect_model::batch::InventoryId;
 use serde_json::Value;
@@ -18,7 +18,8 @@ pub(super) struct Export {
     pub(super) inventory: InventoryId,
     /// Destinations that it has left, and that still hold rows.
     pub(super) left: Vec<Place>,
-    pub(super) rows: i64,
+    /// How many rows the sink has acknowledged to hold, and the sum of their digests, if it has.
+    pub(super) acknowledged: Option<(usize, u128)>,
     pub(super) synced: bool,
     /// When rows were written last.
     pub(super) written_at: String,
@@ -38,10 +39,27 @@ pub(super) fn exports(inventory: &Value) -> Vec<Export> {
         destination: place(&line["place"]).0,
         inventory: place(&line["place"]).1,
         left: line["left"].as_array().into_iter().flatten().map(place).collect(),
-        rows: line["rows"].as_i64().unwrap_or(0),
+        acknowledged: acknowledged(line),
         synced: line["conditions"].as_array().is_some_and(|all| all.iter().any(is_synced)),
         written_at: text(&line["lastExportTime"]).to_owned(),
         error: text(&line["lastError"]).to_owned(),
     };
     inventory["status"]["sinkExports"].as_array().into_iter().flatten().map(export).collect()
+}
+
+fn acknowledged(line: &Value) -> Option<(usize, u128)> {
+    let rows = usize::try_from(line["rows"].as_i64()?).unwrap();
+    Some((rows, u128::from_str_radix(text(&line["lastChecksum"]), 16).unwrap()))
+}
+
+/// The generation whose rows all sinks hold, if a status says so.
+pub(super) fn exported(object: &Value) -> Option<i64> {
+    let conditions = object["status"]["conditions"].as_array()?;
+    let exported = conditions.iter().find(|condition| condition["type"] == "Exported")?;
+    if exported["status"] == "True" { exported["observedGeneration"].as_i64() } else { None }
+}
+
+/// The generation of an object.
+pub(super) fn generation(object: &Value) -> Option<i64> {
+    object["metadata"]["generation"].as_i64()
 }

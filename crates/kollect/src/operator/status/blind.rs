@@ -7,7 +7,7 @@ use std::{
 };
 
 use kollect_engine::{
-    coverage::{Known, Place, State},
+    coverage::{Coverage, Known, Place, State},
     names,
     store::{Sight, Sights},
     watch::BlindReason,
@@ -18,7 +18,7 @@ use kollect_model::{
 };
 
 use super::{View, count, time};
-use crate::world::ResolvedTarget;
+use crate::world::{ResolvedInventory, ResolvedTarget};
 
 /// The word of the documentation for a place that may not be listed.
 pub(super) const FORBIDDEN: &str = "skipped:forbidden";
@@ -49,21 +49,22 @@ impl View<'_> {
         let Some(target) = &resolved.target else { return Vec::new() };
         let kinds = target.selection.kinds();
         let namespaces: BTreeSet<&str> = namespaces.iter().map(|name| &**name).collect();
-        lines(&self.coverage, |place| {
-            kinds.contains(&place.gvk)
-                && target.selection.asks(&place.gvk, place.field_selector.as_deref())
+        lines(self.coverage, kinds, |place| {
+            target.selection.asks(&place.gvk, place.field_selector.as_deref())
                 && place.namespace.as_deref().is_none_or(|name| namespaces.contains(name))
         })
     }
 
     /// What of an inventory cannot be seen, where the ledger says why.
-    pub(super) fn unseen(&self, sights: &Sights) -> Option<String> {
-        let mut kinds: BTreeMap<(&str, &str), Vec<&Sight>> = BTreeMap::new();
+    pub(super) fn unseen(&self, resolved: &ResolvedInventory, sights: &Sights) -> Option<String> {
+        let mut dark: BTreeMap<(&str, &str), Vec<&Sight>> = BTreeMap::new();
         for ((_, group, kind), sight) in sights {
-            kinds.entry((group, kind)).or_default().push(sight.within_reach());
+            dark.entry((group, kind)).or_default().push(sight.within_reach());
         }
-        let lines = lines(&self.coverage, |place| {
-            let sights = kinds.get(&(&*place.gvk.group, &*place.gvk.kind));
+        let targets = resolved.targets.iter().filter_map(|id| self.resolved.targets.get(id)?.target.as_ref());
+        let kinds: BTreeSet<&Gvk> = targets.flat_map(|target| target.selection.kinds()).collect();
+        let lines = lines(self.coverage, kinds, |place| {
+            let sights = dark.get(&(&*place.gvk.group, &*place.gvk.kind));
             sights.is_some_and(|sights| sights.iter().any(|sight| is_dark(sight, place.namespace.as_ref())))
         });
         sentence(&lines, "the selections of its targets")
@@ -73,7 +74,10 @@ impl View<'_> {
 impl View<'_> {
     /// What is said of a target whose kind is not served while sinks hold rows of a kind that it has left.
     pub(super) fn waiting(&self, id: &TargetId, sights: &Sights) -> Option<String> {
-        let kept = self.kept.get(id).filter(|kept| kept.waiting > 0)?;
+        if !sights.values().any(|sight| *sight == Sight::Absent) {
+            return None;
+        }
+        let kept = Some(self.kept(id)).filter(|kept| kept.waiting > 0)?;
         let absent: Vec<String> = sights
             .iter()
             .filter(|(_, sight)| **sight == Sight::Absent)
@@ -82,9 +86,6 @@ impl View<'_> {
                 format!("{kind}{dot}{group}")
             })
             .collect();
-        if absent.is_empty() {
-            return None;
-        }
         let left: Vec<&str> = kept.left_kinds.iter().map(|kind| &**kind).collect();
         Some(format!(
             "target {id}: the cluster does not serve {}; {} rows of {} stay in the sinks until it can be listed. Correct \
@@ -96,10 +97,29 @@ impl View<'_> {
     }
 }
 
-/// The places that are concerned, by kind and by why they cannot be seen.
-fn lines(coverage: &BTreeMap<Place, Known>, concerns: impl Fn(&Place) -> bool) -> Vec<Line> {
-    let mut lines: BTreeMap<(Gvk, Option<BlindReason>), Line> = BTreeMap::new();
-    for (place, known) in coverage.iter().filter(|(place, _)| concerns(place)) {
+/// The places of some kinds that are concerned, by kind and by why they cannot be seen.
+fn lines<'a>(
+    coverage: &Coverage,
+    kinds: impl IntoIterator<Item = &'a Gvk>,
+    concerns: impl Fn(&Place) -> bool,
+) -> Vec<Line> {
+    let mut lines = Lines::default();
+    for gvk in kinds {
+        coverage.visit_kind(gvk, |place, known| {
+            if concerns(place) {
+                lines.add(place, known);
+            }
+        });
+    }
+    lines.done()
+}
+
+/// Lines that are being made.
+#[derive(Default)]
+struct Lines(BTreeMap<(Gvk, Option<BlindReason>), Line>);
+
+impl Lines {
+    fn add(&mut self, place: &Place, known: &Known) {
         let (since, reason, blind) = match &known.state {
             State::Synced { since, .. } => (time(*since), None, None),
             State::Blind { since, blindness } => {
@@ -110,9 +130,9 @@ fn lines(coverage: &BTreeMap<Place, Known>, concerns: impl Fn(&Place) -> bool) -
                 (time(*since), Some(blindness.reason), Some(why))
             }
             State::Absent => (None, None, None),
-            State::Waiting | State::Listing { .. } => continue,
+            State::Waiting | State::Listing { .. } => return,
         };
-        let line = lines.entry((place.gvk.clone(), reason)).or_insert_with(|| Line {
+        let line = self.0.entry((place.gvk.clone(), reason)).or_insert_with(|| Line {
             resource: known.resource.as_deref().map_or_else(|| place.gvk.to_string(), str::to_owned),
             status: CoverageStatus { gvk: place.gvk.clone(), blind, ..CoverageStatus::default() },
             names: Vec::new(),
@@ -121,12 +141,15 @@ fn lines(coverage: &BTreeMap<Place, Known>, concerns: impl Fn(&Place) -> bool) -
         line.names.extend(place.namespace.clone().filter(|name| line.names.last() != Some(name)));
         line.status.since = line.status.since.clone().max(since);
     }
-    let mut lines: Vec<Line> = lines.into_values().collect();
-    for Line { status, names, .. } in &mut lines {
-        status.namespaces = cut(names);
-        status.namespace_count = count(names.len()).filter(|_| !names.is_empty());
+
+    fn done(self) -> Vec<Line> {
+        let mut lines: Vec<Line> = self.0.into_values().collect();
+        for Line { status, names, .. } in &mut lines {
+            status.namespaces = cut(names);
+            status.namespace_count = count(names.len()).filter(|_| !names.is_empty());
+        }
+        lines
     }
-    lines
 }
 
 fn is_dark(sight: &Sight, namespace: Option<&Arc<str>>) -> bool {
@@ -198,14 +221,20 @@ mod tests {
         names.into_iter().map(known).collect()
     }
 
+    fn all_lines(ledger: &BTreeMap<Place, Known>) -> Vec<Line> {
+        let mut lines = Lines::default();
+        ledger.iter().for_each(|(place, known)| lines.add(place, known));
+        lines.done()
+    }
+
     fn told(ledger: &BTreeMap<Place, Known>) -> String {
-        sentence(&lines(ledger, |_| true), "the target's selection").unwrap()
+        sentence(&all_lines(ledger), "the target's selection").unwrap()
     }
 
     #[test]
     fn a_message_says_what_may_not_be_done_where_and_what_to_grant() {
         let forbidden = Some(BlindReason::Forbidden);
-        assert_eq!(sentence(&lines(&ledger("secrets", 0, None), |_| true), ""), None);
+        assert_eq!(sentence(&all_lines(&ledger("secrets", 0, None)), ""), None);
         assert_eq!(
             told(&ledger("secrets", 250, forbidden)),
             "the operator may not list and watch secrets in 250 namespaces (team-000, team-001 and 248 more): grant \
@@ -234,7 +263,7 @@ mod tests {
         for (place, known) in places.clone() {
             places.insert(Place { field_selector: Some("spec.nodeName=a".into()), ..place }, known);
         }
-        let found = lines(&places, |_| true);
+        let found = all_lines(&places);
         assert_eq!(
             (found.len(), &found[0].status.namespaces),
             (1, &vec!["team-000".into(), "team-001".into()])
@@ -245,7 +274,7 @@ mod tests {
     #[test]
     fn lists_are_cut_and_counted_and_have_a_line_for_each_reason_only() {
         let mut places = ledger("secrets", 250, Some(BlindReason::Failed));
-        let found = lines(&places, |_| true);
+        let found = all_lines(&places);
         assert_eq!(found.len(), 1, "each namespace has a message of its own");
         let status = &found[0].status;
         assert_eq!((status.namespaces.len(), status.namespace_count), (100, Some(250)));

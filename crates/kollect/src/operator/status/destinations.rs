@@ -70,7 +70,23 @@ impl View<'_> {
             Reason::Cleaning,
             "the sink is no longer named; its rows are being removed",
         );
-        Some(SinkExport { conditions: conditions.done(), ..line })
+        let clean_error = self
+            .board
+            .look(&binding_name(name, &export.name), |progress| progress.clean_error.clone())
+            .flatten();
+        let SinkExport { name, namespace, place, claiming, left, .. } = line;
+        let conditions = conditions.done();
+        // What it has acknowledged was about the place that is being cleaned.
+        Some(SinkExport {
+            name,
+            namespace,
+            place,
+            claiming,
+            left,
+            clean_error,
+            conditions,
+            ..SinkExport::default()
+        })
     }
 
     /// Rows in destinations where no sink leads any more are for people to remove.

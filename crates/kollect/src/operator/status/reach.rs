@@ -16,18 +16,18 @@ use crate::{
 };
 
 impl View<'_> {
-    /// Says what scopes cut off and what is beyond the reach of the target. Answers why nothing is left, if
-    /// that is so because of the reach.
+    /// Says what scopes cut off and what is beyond the reach of the target. Answers whether nothing is left because of
+    /// the reach.
     pub(super) fn judge_reach(
         &self,
         id: &TargetId,
         resolved: &ResolvedTarget,
         selected: &SelectedNamespaces,
         conditions: &mut Conditions<'_>,
-    ) -> Option<String> {
+    ) -> bool {
         let own = id.namespace.as_deref().unwrap_or_default();
         let kinds = self.kinds_beyond(id);
-        let kept = self.kept.get(id).cloned().unwrap_or_default();
+        let kept = self.kept(id);
         // What is named and beyond the reach is among the namespaces below, if it exists.
         let is_beyond = |fault: &&Fault| fault.reason == Reason::BeyondReach;
         let named: Vec<&Fault> = resolved.clipped.iter().filter(is_beyond).collect();
@@ -43,16 +43,15 @@ impl View<'_> {
         let reason = match denied.first() {
             _ if !sentences.is_empty() => Reason::BeyondReach,
             Some(first) => first.reason,
-            None => return None,
+            None => return false,
         };
-        let beyond = sentences.join("; ");
         sentences.extend(Some(told(&denied)).filter(|text| !text.is_empty()));
         conditions.set("ScopeClipped", true, reason, sentences.join("; "));
         let all_kinds = resolved.target.as_ref().is_some_and(|target| {
             !kinds.is_empty() && target.selection.kinds().iter().all(|gvk| kinds.contains(&gvk.kind))
         });
         let no_namespace = selected.allowed.is_empty() && !selected.beyond.is_empty();
-        (all_kinds || no_namespace).then_some(beyond)
+        all_kinds || no_namespace
     }
 
     /// Cluster-scoped kinds of a target that are beyond its reach.

@@ -250,10 +250,10 @@ fn law_9_law_10_a_team_gets_nothing_of_its_neighbours_whatever_it_writes() {
         world.tells(&format!("kollecttarget/{target}"), &["ScopeClipped True BeyondReach", "team-b", scope]);
     }
     world.tells("kollecttarget/only-others", &["Ready False BeyondReach"]);
-    world.tells("kollecttarget/classes", &["Ready False BeyondReach", "spec.allowedGVKs", scope]);
+    world.tells("kollecttarget/classes", &["ScopeClipped True BeyondReach", "spec.allowedGVKs", scope]);
     let flag = "--allow-secret-extraction team-a";
     for target in ["path", "cel", "values"] {
-        world.tells(&format!("kollecttarget/secrets-{target}"), &["Degraded True ProfileInvalid", flag]);
+        world.tells(&format!("kollecttarget/secrets-{target}"), &["Ready False ProfileInvalid", flag]);
     }
     world.tells(
         "kollectdatabasesink/foreign",
@@ -325,11 +325,14 @@ fn law_9_law_10_a_team_with_its_own_operator_gets_nothing_of_its_neighbours() {
     world.start();
     // Labels of namespaces may not be read here: selectors decide nothing.
     world.nothing_of_others_arrives(&team, &["all", "but-one", "by-label", "by-name", "included"]);
-    world.tells("kollecttarget/classes", &["Ready False BeyondReach", "KollectScope in namespace team-a"]);
+    world.tells(
+        "kollecttarget/classes",
+        &["ScopeClipped True BeyondReach", "KollectScope in namespace team-a"],
+    );
     world.tells("kollecttarget/every", &["Degraded True ScopeForbidden"]);
     world.tells(
         "kollecttarget/secrets-path",
-        &["Degraded True ProfileInvalid", "--allow-secret-extraction team-a"],
+        &["Ready False ProfileInvalid", "--allow-secret-extraction team-a"],
     );
     world.nothing_was_forbidden();
 }

@@ -4,7 +4,7 @@ use super::*;
 
 impl World {
     /// What the status of an inventory says about a sink.
-    fn export(&self, inventory: &str, sink: &str) -> Value {
+    pub(super) fn export(&self, inventory: &str, sink: &str) -> Value {
         let status = self.get(inventory)["status"]["sinkExports"].clone();
         let lines = status.as_array().cloned().unwrap_or_default();
         lines.into_iter().find(|line| line["name"] == sink).unwrap_or_default()
@@ -44,7 +44,7 @@ impl World {
     }
 
     /// A second sink beside the first, on a server of its own.
-    fn second_sink(&self, server: &Postgres) {
+    pub(super) fn second_sink(&self, server: &Postgres) {
         self.apply(json!({
             "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "second" },
             "stringData": { "dsn": server.dsn() },
@@ -123,6 +123,7 @@ fn w36_w66_an_idle_sink_stays_synced_whatever_happens_to_another() {
     let idle = || {
         let line = world.export("kollectinventory/all", "database/portal");
         assert!(line["lastExportTime"].is_string(), "{line}");
+        assert_eq!(line["conditions"][0]["status"], "True", "{line}");
         (line["lastChecksum"].clone(), line["conditions"][0]["status"].clone())
     };
     while began.elapsed() < Duration::from_secs(5) {

@@ -161,7 +161,7 @@ fn a_sink_that_moved_while_nobody_looked_is_filled_whatever_is_wrong_with_anothe
     world.install();
     world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal", "missing"] }));
     world.start(&[]);
-    world.becomes("kollectinventory/all", "Ready", "True PartiallySynced");
+    world.becomes("kollectinventory/all", "Ready", "False PartiallySynced");
     world.operator.as_mut().unwrap().kill();
     let (first, second) = (world.table(), format!("{}_new", world.table()));
     let mut sink = world.sink();

@@ -11,7 +11,7 @@ use super::*;
 use crate::exposition::Exposition;
 
 /// Metrics without a guard, on a port that nobody else has.
-const PLAIN: [&str; 4] =
+pub(super) const PLAIN: [&str; 4] =
     ["--metrics-bind-address", "127.0.0.1:0", "--metrics-secure=false", "--enable-http2"];
 
 fn page() -> String {
@@ -44,7 +44,7 @@ impl World {
         found.unwrap()
     }
 
-    fn scrape(&self) -> Exposition {
+    pub(super) fn scrape(&self) -> Exposition {
         let (status, body) = ask(TcpStream::connect(self.metrics_address()).unwrap(), "");
         assert_eq!(status, "200", "{body}");
         let told = Exposition::parse(&body);
@@ -53,11 +53,11 @@ impl World {
     }
 
     /// A number; nothing if it is not told.
-    fn number(&self, series: &str) -> Option<f64> {
+    pub(super) fn number(&self, series: &str) -> Option<f64> {
         self.scrape().get(series)
     }
 
-    fn counts(&self, series: &str, expected: f64) {
+    pub(super) fn counts(&self, series: &str, expected: f64) {
         eventually(&format!("{series} {expected}"), || {
             let found = self.number(series);
             (found == Some(expected)).then_some(()).ok_or(format!("{found:?}"))
@@ -70,15 +70,12 @@ impl World {
 
     /// Has the sinks compared, and waits until they have been.
     fn audit(&self, number: u32) {
-        let before = self.get("kollectinventory/all")["status"]["lastExportTime"].clone();
         let at = format!("kollect.dev/requestedAt={number}");
-        // Times of statuses are whole seconds.
-        std::thread::sleep(Duration::from_millis(1100));
         let inventory = "kollectinventory/all";
         self.plane.kubectl(&["annotate", "-n", &self.namespace, "--overwrite", inventory, &at]).unwrap();
         eventually("the audit", || {
-            let now = self.get("kollectinventory/all")["status"]["lastExportTime"].clone();
-            (now != before).then_some(()).ok_or(now.to_string())
+            let handled = self.get("kollectinventory/all")["status"]["lastHandledRequestedAt"].clone();
+            (handled == json!(number.to_string())).then_some(()).ok_or(handled.to_string())
         });
     }
 }
@@ -276,6 +273,7 @@ fn of_two_replicas_one_leads_and_both_count_rows() {
         namespace: namespace.clone(),
         watched: namespace.clone(),
         kubeconfig: None,
+        environment: Vec::new(),
         operator: None,
         dir: tempfile::tempdir().unwrap(),
     };

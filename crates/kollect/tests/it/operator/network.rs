@@ -19,19 +19,19 @@ fn an_address_is_open_for_the_sinks_of_one_namespace_and_the_api_server_for_none
     world.holds(&["a=1"]);
     world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "True ConnectionOK");
     other.becomes("kollectdatabasesink/portal", "ConnectionVerified", "False InvalidSpec");
-    let message = other.message("kollectdatabasesink/portal", "ConnectionVerified");
+    let message = other.message("kollectdatabasesink/portal", "Ready");
     let form = format!("--allow-sink-cidrs {}=CIDR", other.namespace);
     assert!(message.contains(&form) && !message.contains("127.0.0.1"), "{message}");
     assert_eq!(other.rows(), ["no table"]);
     world.becomes("kollectsnapshotsink/api-server", "ConnectionVerified", "False InvalidSpec");
-    let message = world.message("kollectsnapshotsink/api-server", "ConnectionVerified");
+    let message = world.message("kollectsnapshotsink/api-server", "Ready");
     assert!(message.contains("is the API server at this port, which sinks may never reach"), "{message}");
     world.stop();
 
     let denied = ["--allow-sink-cidrs", &allowed, "--deny-sink-cidrs", "127.0.0.0/8,::1/128"];
     world.start(&denied);
     world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "False InvalidSpec");
-    let message = world.message("kollectdatabasesink/portal", "ConnectionVerified");
+    let message = world.message("kollectdatabasesink/portal", "Ready");
     assert!(message.contains("--deny-sink-cidrs"), "{message}");
 }
 

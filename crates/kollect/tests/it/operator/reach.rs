@@ -170,7 +170,7 @@ fn law_9_scopes_that_may_not_be_read_stop_collection_also_on_a_fresh_start() {
     world.start(&[]);
     world.becomes("kollecttarget/maps", "Degraded", "True ScopeUnreadable");
     world.becomes("kollectinventory/all", "Degraded", "True ScopeUnreadable");
-    let message = world.message("kollecttarget/maps", "Degraded");
+    let message = world.message("kollecttarget/maps", "Ready");
     assert!(message.contains("KollectScopes cannot be read"), "{message}");
     assert_eq!(world.rows(), ["a=1"], "what is there stays");
 }

@@ -2,7 +2,7 @@
 //! and remembers every state that it has seen.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -29,23 +29,25 @@ use crate::program::eventually;
 /// The names of the objects whose rows a reader sees.
 type State = BTreeSet<String>;
 
-const SINKS: [&str; 5] = ["postgres", "sqlite", "git", "files", "nats"];
+const SINKS: [&str; 5] = Destinations::ALL;
 
 /// Destinations of the five kinds that can be read back, for one namespace.
-struct Destinations {
+pub(super) struct Destinations {
     /// Namespace and name of the inventory; also the names of table, stream and repository.
     namespace: String,
-    postgres: Postgres,
+    pub(super) postgres: Postgres,
     /// It is stopped and started by one test.
     nats: Mutex<Nats>,
     nats_url: String,
     git: &'static GitHttp,
-    repository: Repository,
+    pub(super) repository: Repository,
     /// Below it each namespace has its files.
     root: tempfile::TempDir,
 }
 
 impl Destinations {
+    pub(super) const ALL: [&str; 5] = ["postgres", "sqlite", "git", "files", "nats"];
+
     fn new(namespace: &str) -> Self {
         let (git, nats) = (GitHttp::shared(), Nats::start().unwrap());
         Self {
@@ -59,11 +61,11 @@ impl Destinations {
         }
     }
 
-    fn table(&self) -> String {
+    pub(super) fn table(&self) -> String {
         self.namespace.replace('-', "_")
     }
 
-    fn directory(&self) -> PathBuf {
+    pub(super) fn directory(&self) -> PathBuf {
         self.root.path().join(&self.namespace)
     }
 
@@ -143,13 +145,62 @@ impl Destinations {
                     found.iter().map(|path| path.strip_prefix(&root).unwrap().to_owned()).collect();
                 Some(names(paths.iter().map(PathBuf::as_path), cluster))
             }
-            "nats" => self.messages(cluster).map(|rows| rows.into_iter().map(|(name, _)| name).collect()),
+            "nats" => self.messages(cluster).map(|rows| rows.into_keys().collect()),
             other => unreachable!("{other}"),
         }
     }
 
-    /// Names of rows in the stream, with the sequences of their messages.
-    fn messages(&self, cluster: &str) -> Option<BTreeSet<(String, u64)>> {
+    /// The attributes of the rows that a reader of one sink sees, by the names of the objects; `None`: it could not look.
+    pub(super) fn attributes(&self, sink: &str, cluster: &str) -> Option<BTreeMap<String, Value>> {
+        let json = |text: &str| serde_json::from_str::<Value>(text).ok();
+        let yaml = |text: &str| serde_saphyr::from_str::<Value>(text).ok();
+        let own = |path: &Path| path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let select = |table: &str, attributes: &str| {
+            format!("SELECT name || ' ' || {attributes} FROM {table} WHERE cluster = '{cluster}'")
+        };
+        let rows = |text: String| {
+            let row =
+                |line: &str| line.split_once(' ').and_then(|(name, row)| Some((name.to_owned(), json(row)?)));
+            text.lines().map(row).collect::<Option<BTreeMap<_, _>>>()
+        };
+        match sink {
+            "postgres" => {
+                rows(self.postgres.psql(&select(&self.table(), "(payload -> 'attributes')::text")).ok()?)
+            }
+            "sqlite" => {
+                let file = self.directory().join("rows.db");
+                let sql = select("inventory", "json_extract(payload, '$.attributes')");
+                let output = Command::new("sqlite3").arg("-readonly").arg(file).arg(sql).output().unwrap();
+                rows(String::from_utf8(output.stdout).unwrap()).filter(|_| output.status.success())
+            }
+            "git" => {
+                let head = self.repository.git(&["rev-parse", "main"]).ok()?;
+                let head = head.trim();
+                let tree = self.repository.git(&["ls-tree", "-r", "--name-only", head]).ok()?;
+                let paths = tree.lines().filter(|path| path.starts_with(&format!("{cluster}/")));
+                let row = |path: &str| {
+                    let text = self.repository.git(&["show", &format!("{head}:{path}")]).ok()?;
+                    Some((own(Path::new(path)), yaml(&text)?["attributes"].clone()))
+                };
+                paths.map(row).collect()
+            }
+            "files" => {
+                let found = files_below(&self.directory().join("files").join(cluster))?;
+                let row = |path: &PathBuf| {
+                    Some((own(path), yaml(&fs::read_to_string(path).ok()?)?["attributes"].clone()))
+                };
+                found.iter().map(row).collect()
+            }
+            "nats" => {
+                let rows = self.messages(cluster)?;
+                Some(rows.into_iter().map(|(name, (_, row))| (name, row["attributes"].clone())).collect())
+            }
+            other => unreachable!("{other}"),
+        }
+    }
+
+    /// Rows in the stream by the names of their objects, with the sequences of their messages.
+    fn messages(&self, cluster: &str) -> Option<BTreeMap<String, (u64, Value)>> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (url, stream) = (self.nats_url.clone(), self.table());
         let filter = format!("{stream}.{cluster}.{}.all.*.*.*", self.namespace);
@@ -164,7 +215,7 @@ impl Destinations {
             let consumer = jetstream.create_consumer_on_stream(config, &stream).await.ok()?;
             let pending = usize::try_from(consumer.cached_info().num_pending).unwrap();
             let mut batch = consumer.fetch().max_messages(pending.max(1)).messages().await.ok()?;
-            let (mut found, mut fetched) = (BTreeSet::new(), 0);
+            let (mut found, mut fetched) = (BTreeMap::new(), 0);
             while let Some(message) = batch.next().await {
                 let message = message.ok()?;
                 fetched += 1;
@@ -172,7 +223,8 @@ impl Destinations {
                 let body: Value = serde_json::from_slice(&message.payload).ok()?;
                 if !removed {
                     let name = body["data"]["after"]["name"].as_str()?.to_owned();
-                    found.insert((name, message.info().ok()?.stream_sequence));
+                    let row = body["data"]["after"].clone();
+                    found.insert(name, (message.info().ok()?.stream_sequence, row));
                 }
             }
             // A batch that ended early is no state of the stream.
@@ -181,7 +233,11 @@ impl Destinations {
         runtime.block_on(async { tokio::time::timeout(Duration::from_secs(5), look).await.ok()? })
     }
 
-    fn holds(&self, cluster: &str, expected: &[&str]) {
+    pub(super) fn nats_url(&self) -> &str {
+        &self.nats_url
+    }
+
+    pub(super) fn holds(&self, cluster: &str, expected: &[&str]) {
         let expected: State = expected.iter().map(|name| (*name).to_owned()).collect();
         for sink in SINKS {
             eventually(&format!("{sink} holds {expected:?}"), || {
@@ -274,7 +330,7 @@ fn state(names: &[&str]) -> State {
 
 impl World {
     /// Only as long as nothing is written otherwise: claims are looked at every second.
-    fn start_with_files(&mut self, destinations: &Destinations) {
+    pub(super) fn start_with_files(&mut self, destinations: &Destinations) {
         let root = destinations.root.path().to_str().unwrap().to_owned();
         self.start(&["--file-sink-root", &root, "--claim-check-interval=1s"]);
     }
@@ -287,7 +343,7 @@ impl World {
         self.kollect("KollectProfile", "maps", profile);
     }
 
-    fn five_sinks(name: &str, cluster: &str) -> (Self, Arc<Destinations>) {
+    pub(super) fn five_sinks(name: &str, cluster: &str) -> (Self, Arc<Destinations>) {
         let world = Self::new(name);
         let destinations = Arc::new(Destinations::new(&world.namespace));
         world.map("a", "1");
@@ -451,6 +507,7 @@ fn rows_of_a_neighbour_are_never_touched() {
         namespace: world.namespace.clone(),
         watched: world.namespace.clone(),
         kubeconfig: None,
+        environment: Vec::new(),
         operator: None,
         dir: tempfile::tempdir().unwrap(),
     };

@@ -111,9 +111,10 @@ fn what_cannot_be_seen_is_said() {
     world.becomes("kollecttarget/widgets", "Blind", "True NotSeen");
     world.becomes("kollectinventory/widgets", "Blind", "True NotSeen");
     world.becomes("kollecttarget/maps", "Reconciling", "True Listing");
-    world.becomes("kollectinventory/all", "Reconciling", "True Progressing");
-    world.becomes("kollectinventory/all", "Synced", "False Progressing");
-    world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "False Progressing");
+    world.becomes("kollectinventory/all", "Reconciling", "True Listing");
+    world.becomes("kollectinventory/all", "Synced", "False Listing");
+    world.becomes("kollectinventory/all", "SinkReachable", "Unknown NotAttempted");
+    world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "False Listing");
     proxy.cut();
     world.becomes("kollecttarget/some-widgets", "Synced", "False NotSeen");
     world.becomes("kollecttarget/maps", "Synced", "True Collecting");
@@ -162,6 +163,7 @@ fn a_snapshot_that_would_lack_rows_is_held_back() {
     world.kubeconfig = Some(user(&world, &[]));
     world.start(&[]);
     world.export_becomes(("kollectinventory/all", "event/events"), "Synced", "False HeldBack");
+    world.becomes("kollectinventory/all", "Reconciling", "True HeldBack");
     world.becomes("kollecttarget/maps", "Degraded", "True ScopeForbidden");
 }
 
@@ -174,6 +176,7 @@ fn a_row_that_its_sink_refuses_is_said() {
     world.start(&[]);
     world.holds(&["a=1"]);
     world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "False RowsRefused");
+    world.becomes("kollectinventory/all", "Degraded", "True RowsRefused");
     world.map("nul", "2");
     world.holds(&["a=1", "nul=2"]);
     world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "True Exported");

@@ -41,6 +41,7 @@ fn a_selector_that_selects_too_little_removes_nothing_until_it_is_released() {
     // A selector that selects nothing: held, also while no operator runs, and nothing else is written.
     world.select("shopp");
     world.becomes("kollectinventory/all", "RemovalsHeld", "True RemovalsHeld");
+    world.becomes("kollectinventory/all", "Degraded", "True RemovalsHeld");
     world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "False RemovalsHeld");
     world.operator.as_mut().unwrap().kill();
     world.start(&[]);

@@ -2,6 +2,19 @@
 
 use super::*;
 
+/// A user who may get Secrets, and neither list nor watch them.
+pub(super) fn get_only(world: &World) -> std::path::PathBuf {
+    let read = ["get", "list", "watch"];
+    let rules = [
+        Rule::cluster("kollect.dev", &["*"], &["*"]),
+        Rule::cluster("", &["namespaces", "configmaps"], &read),
+        Rule::cluster("", &["secrets"], &["get"]),
+        Rule::cluster("apiextensions.k8s.io", &["customresourcedefinitions"], &["list", "watch"]),
+        Rule::cluster("", &["events"], &["create"]),
+    ];
+    world.plane.user(&world.namespace, "get-only", &rules).unwrap()
+}
+
 #[test]
 fn law_11_a_secret_that_is_being_looked_up_holds_up_its_own_sinks_only() {
     let mut world = World::new("patient");
@@ -40,6 +53,7 @@ fn law_11_a_secret_that_is_being_looked_up_holds_up_its_own_sinks_only() {
     assert!(proxy.requests().iter().any(|line| is_vault(line)), "somebody looks it up");
     // Nobody knows yet, and nobody says otherwise.
     world.becomes("kollectinventory/late", "Synced", "False Progressing");
+    world.becomes("kollectinventory/late", "Reconciling", "True Progressing");
     world.becomes("kollectdatabasesink/vault", "Reconciling", "True Probing");
     assert_eq!(world.condition("kollectinventory/late", "Degraded"), "");
     assert_eq!(world.get("kollectconnectiontest/late")["status"]["completed"], Value::Null);

@@ -17,6 +17,9 @@ pub struct SinkStatus {
     /// Generation that the status describes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+    /// Value of the annotation kollect.dev/requestedAt for which the sink was probed last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_handled_requested_at: Option<String>,
     /// What an export would look like; only while the annotation kollect.dev/preview is true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preview: Option<Preview>,

@@ -45,8 +45,19 @@ pub(super) struct Term {
 
 impl Candidate {
     pub(super) async fn start(kubeconfig: &Path, namespace: &str, identity: &str, timings: Timings) -> Self {
-        let handle =
-            Leader::start(client(kubeconfig).await, namespace, identity, timings, &Tasks::default()).unwrap();
+        let identity = super::super::identity(|name| (name == "HOSTNAME").then(|| identity.to_owned()));
+        Self::start_as(kubeconfig, namespace, identity, timings).await
+    }
+
+    /// The same with an identity that others may have.
+    pub(super) async fn start_as(
+        kubeconfig: &Path,
+        namespace: &str,
+        identity: String,
+        timings: Timings,
+    ) -> Self {
+        let client = client(kubeconfig).await;
+        let handle = Leader::start(client, namespace, identity, timings, &Tasks::default()).unwrap();
         let terms: Arc<Mutex<Vec<Term>>> = Arc::default();
         let (mut leadership, written) = (handle.watch(), terms.clone());
         // What the operator does with its writers.

@@ -284,11 +284,12 @@ impl ApiServer {
         }
         let Self { 0: shared } = self;
         shared.journal.note(format_args!("{} {} {}", shared.name, KINDS[kind].kind, object.text));
-        if KINDS[kind].plural == "kollectinventories" {
+        let plural = KINDS[kind].plural;
+        if ["kollectinventories", "kollecttargets", "kollectprofiles"].contains(&plural) {
             let now = shared.journal.moment();
-            let (last, before) = state.told_at.get(&name).copied().unwrap_or_default();
-            state.told_at.insert(name, (now, last));
-            state.told.push(Told { before: known, inventory: object.clone(), time: (before, now) });
+            let (last, before) = state.told_at.get(&(kind, name.clone())).copied().unwrap_or_default();
+            state.told_at.insert((kind, name), (now, last));
+            state.told.push(Told { plural, before: known, object: object.clone(), time: (before, now) });
         }
         drop(state);
         self.announce(kind);

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, ops::Deref};
 
+use tokio::time::Instant;
+
 use super::super::{
     api_server::{ApiServer, Object},
     schedule::COLLECTED,
@@ -14,11 +16,18 @@ pub(super) struct Versions<T> {
     all: Vec<Option<T>>,
     /// The records with which they came.
     records: Vec<u64>,
+    /// The generation of the newest version when it came.
+    generation: i64,
 }
 
 impl<T> Versions<T> {
     fn new(first: Option<T>) -> Self {
-        Self { all: vec![first], records: vec![0] }
+        Self { all: vec![first], records: vec![0], generation: 0 }
+    }
+
+    /// The generation of the newest version when it came.
+    pub(super) fn generation(&self) -> i64 {
+        self.generation
     }
 
     /// The record with which a version came.
@@ -32,9 +41,10 @@ impl<T> Versions<T> {
         last.filter(|_| self.records.last().is_some_and(|last| *last <= record))
     }
 
-    fn push(&mut self, version: Option<T>, record: u64) {
+    fn push(&mut self, version: Option<T>, record: u64, generation: i64) {
         self.all.push(version);
         self.records.push(record);
+        self.generation = generation;
     }
 }
 
@@ -68,8 +78,8 @@ pub(super) struct History {
     pub(super) scopes: Versions<Scope>,
     /// Whether everything may be listed.
     pub(super) sees_everything: Versions<bool>,
-    /// How often something was recorded.
-    records: u64,
+    /// When something was recorded.
+    times: Vec<Instant>,
 }
 
 impl Default for History {
@@ -83,35 +93,44 @@ impl Default for History {
             objects: BTreeMap::new(),
             scopes: Versions::new(Some(Scope::of(None))),
             sees_everything: Versions::new(Some(true)),
-            records: 0,
+            times: Vec::new(),
         }
     }
 }
 
-fn put<T: PartialEq>(known: &mut BTreeMap<String, Versions<T>>, mut now: BTreeMap<String, T>, record: u64) {
+/// What exists now, with generations.
+type Now<T> = BTreeMap<String, (i64, T)>;
+
+fn put<T: PartialEq>(known: &mut BTreeMap<String, Versions<T>>, mut now: Now<T>, record: u64) {
     for name in now.keys() {
         if !known.contains_key(name) {
             known.insert(name.clone(), Versions::new(None));
         }
     }
     for (name, versions) in known {
-        let now = now.remove(name);
+        let (generation, now) = now.remove(name).map_or((0, None), |(number, now)| (number, Some(now)));
         if versions.last() != Some(&now) {
-            versions.push(now, record);
+            versions.push(now, record, generation);
         }
     }
 }
 
 impl History {
+    /// When a record was made.
+    pub(super) fn time(&self, record: u64) -> Instant {
+        self.times[record as usize - 1]
+    }
+
     /// Takes down what has changed.
     pub(super) fn record(&mut self, api: &ApiServer) {
-        fn named<T>(api: &ApiServer, plural: &str, read: impl Fn(&Object) -> T) -> BTreeMap<String, T> {
+        fn named<T>(api: &ApiServer, plural: &str, read: impl Fn(&Object) -> T) -> Now<T> {
             let objects = api.objects(plural);
             let staying = objects.iter().filter(|object| !object.is_leaving());
-            staying.map(|object| (name(object).to_owned(), read(object))).collect()
+            let generation = |object: &Object| object["metadata"]["generation"].as_i64().unwrap_or(0);
+            staying.map(|object| (name(object).to_owned(), (generation(object), read(object)))).collect()
         }
-        self.records += 1;
-        let record = self.records;
+        self.times.push(Instant::now());
+        let record = self.times.len() as u64;
         put(&mut self.inventories, named(api, "kollectinventories", |object| Inventory::of(object)), record);
         put(&mut self.sinks, named(api, "kollectdatabasesinks", |object| Sink::of(object)), record);
         put(&mut self.targets, named(api, "kollecttargets", |object| specs::Target::of(object)), record);
@@ -119,11 +138,11 @@ impl History {
         put(&mut self.namespaces, named(api, "namespaces", |object| Namespace::of(object)), record);
         let scope = Some(Scope::now(api));
         if self.scopes.last() != Some(&scope) {
-            self.scopes.push(scope, record);
+            self.scopes.push(scope, record, 0);
         }
         let sees_everything = Some(api.permits_everything());
         if self.sees_everything.last() != Some(&sees_everything) {
-            self.sees_everything.push(sees_everything, record);
+            self.sees_everything.push(sees_everything, record, 0);
         }
         let collected = |object: &Object| {
             let metadata = &object["metadata"];
@@ -133,7 +152,7 @@ impl History {
                 name: name(object).to_owned(),
                 size: object["spec"]["size"].as_i64().unwrap_or(0),
             };
-            (text(&metadata["uid"]).to_owned(), collected)
+            (text(&metadata["uid"]).to_owned(), (0, collected))
         };
         let objects = COLLECTED.into_iter().flat_map(|plural| api.objects(plural));
         put(&mut self.objects, objects.map(|object| collected(&object)).collect(), record);

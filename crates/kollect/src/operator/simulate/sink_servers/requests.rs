@@ -120,7 +120,7 @@ impl SinkServers {
             let before = held.owner().map(ToOwned::to_owned);
             journal.count("claims granted", 1);
             let claim = held.claim.insert(Claim { writes: Some(0), ..granted }).clone();
-            state.note_held(destination, inventory);
+            state.note_held(destination, inventory, false);
             if client == Client::Gone {
                 state.late_claims.insert((destination.to_owned(), inventory.clone()));
             }
@@ -160,7 +160,7 @@ impl SinkServers {
             let limit = state.destination(destination).limit;
             let (rows, refused): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.size < limit);
             let rows: Vec<_> = rows.into_iter().map(|row| (row.key, row.digest)).collect();
-            state.apply(destination, by, inventory, &rows);
+            state.apply(destination, by, inventory, (&rows, !ends));
             let claim = state.held(destination, inventory).claim.as_mut().filter(|_| ends);
             claim.into_iter().for_each(Claim::count_write);
             state.journal.count("rows refused", refused.len() as u64);
@@ -183,10 +183,10 @@ impl SinkServers {
             state.admits(destination, inventory, claim)?;
             let held = &state.held(destination, inventory).rows;
             let gone: Vec<_> = held.keys().map(|key| (key.clone(), None)).collect();
-            state.apply(destination, by, inventory, &gone);
+            state.apply(destination, by, inventory, (&gone, false));
             state.check_cleaned(by, (destination.to_owned(), inventory.clone()), &gone);
             state.destination(destination).contents.remove(inventory);
-            state.note_held(destination, inventory);
+            state.note_held(destination, inventory, false);
             state.journal.count("destinations cleaned", 1);
             Ok(())
         })
@@ -255,13 +255,13 @@ impl State {
         }
     }
 
-    /// Changes rows, and lets the reader look.
+    /// Changes rows, and lets the reader look. `is_part`: more rows of the same write follow.
     fn apply(
         &mut self,
         destination: &str,
         by: &Sender,
         inventory: &InventoryId,
-        rows: &[(RowKey, Option<RowDigest>)],
+        (rows, is_part): (&[(RowKey, Option<RowDigest>)], bool),
     ) {
         let held = self.held(destination, inventory);
         let owner = held.owner().filter(|owner| **owner != *by.cluster).map(ToOwned::to_owned);
@@ -281,7 +281,7 @@ impl State {
         }
         self.journal.count("rows written", written);
         self.rows_written += written;
-        self.note_held(destination, inventory);
+        self.note_held(destination, inventory, is_part);
         if let Some(owner) = owner.filter(|_| !changes.is_empty()) {
             let name = by.link.name();
             let violation =

@@ -1,0 +1,351 @@
+//! How far a binding has come: what its sink has acknowledged, what waits, and what is being done. The task of the
+//! binding writes it, statuses and metrics read it.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use kollect_model::row::{RowDigest, RowKey, TargetId};
+use tokio::time::{self, Instant};
+
+use crate::{clock, store::WaitingChanges};
+
+/// A call to a sink that takes longer shows in the status, and so does a change that waits for so much longer than
+/// the cadence asks for.
+pub const LATE: Duration = Duration::from_secs(10);
+
+/// What a sink has acknowledged to hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acknowledged {
+    /// The version of the binding that wrote it: [`super::Binding::version`].
+    pub version: u64,
+    /// Generation of the inventory's spec in that version.
+    pub generation: i64,
+    /// Every change of the inventory's rows up to this number is in the sink.
+    pub revision: u64,
+    /// How many rows the sink holds.
+    pub rows: usize,
+    /// Sum of their digests: the same for the same rows, in whatever order they came.
+    pub digest: u128,
+    /// Checksum of the document or event that was written last.
+    pub checksum: Option<String>,
+    /// When the sink acknowledged the last row, or that it held all of them.
+    pub at: SystemTime,
+}
+
+/// Rows that a sink does not have yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pending {
+    /// How many. One that has changed again while it was being written counts twice.
+    pub rows: usize,
+    /// Since when the oldest of them has waited.
+    pub since: Instant,
+    /// When they are written at the earliest; `None`: at once.
+    pub next_write: Option<Instant>,
+}
+
+/// What is being done with a sink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doing {
+    /// What it holds is being read.
+    Comparing,
+    /// Rows are being written.
+    Writing,
+}
+
+/// Rows of one namespace in a sink.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceRows {
+    /// How many.
+    pub rows: usize,
+    /// Sum of their digests.
+    pub digest: u128,
+    /// How many of each target.
+    pub targets: BTreeMap<TargetId, usize>,
+}
+
+/// The same for all versions of a binding that lead to one destination.
+#[derive(Clone, Default)]
+pub struct BindingProgress(Arc<Mutex<Inner>>);
+
+#[derive(Default)]
+struct Inner {
+    acknowledged: Option<Acknowledged>,
+    held: HeldRows,
+    is_known: bool,
+    doing: Option<(Doing, Instant)>,
+    /// Rows that were taken to be written, and since when they had waited.
+    taken: Option<(usize, Instant)>,
+    changes: WaitingChanges,
+    next_write: Option<Instant>,
+}
+
+/// How far a binding has come.
+#[derive(Clone, Debug, Default)]
+pub struct ProgressNow {
+    /// What the sink has acknowledged last; `None`: nothing since this process began to write it.
+    pub acknowledged: Option<Acknowledged>,
+    /// Whether the sink holds what it acknowledged last, as far as is known. Otherwise it is going to be compared.
+    pub is_known: bool,
+    /// What is being done, and since when.
+    pub doing: Option<(Doing, Instant)>,
+    /// What waits to be written.
+    pub pending: Option<Pending>,
+}
+
+/// Why a sink counts as late.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Late {
+    /// A call has taken longer than [`LATE`].
+    Doing(Doing),
+    /// A change has waited for longer than the cadence and [`LATE`].
+    Pending,
+}
+
+impl ProgressNow {
+    /// Whether something takes too long now. `cadence` is the least time between two writes.
+    pub fn late(&self, cadence: Duration, now: Instant) -> Option<Late> {
+        match self.doing {
+            Some((doing, since)) if now >= since + LATE => Some(Late::Doing(doing)),
+            _ => self.pending.filter(|pending| now >= pending.since + cadence + LATE).map(|_| Late::Pending),
+        }
+    }
+
+    /// When something takes too long, if nothing ends before.
+    fn late_at(&self, cadence: Duration) -> Option<Instant> {
+        let doing = self.doing.map(|(_, since)| since + LATE);
+        let pending = self.pending.map(|pending| pending.since + cadence + LATE);
+        [doing, pending].into_iter().flatten().min()
+    }
+}
+
+impl BindingProgress {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How far it has come now.
+    pub fn read(&self) -> ProgressNow {
+        let (mut now, changes, taken, next_write) = {
+            let inner = self.lock();
+            let Inner { acknowledged, is_known, doing, .. } = &*inner;
+            let now = ProgressNow {
+                acknowledged: acknowledged.clone(),
+                is_known: *is_known,
+                doing: *doing,
+                pending: None,
+            };
+            (now, inner.changes.clone(), inner.taken, inner.next_write)
+        };
+        // Targets are locked to count what waits: not while others wait for this lock.
+        now.pending = match (taken, changes.count()) {
+            (None, None) => None,
+            (Some((rows, since)), None) | (None, Some((rows, since))) => {
+                Some(Pending { rows, since, next_write })
+            }
+            (Some((taken, since)), Some((more, later))) => {
+                Some(Pending { rows: taken + more, since: since.min(later), next_write })
+            }
+        };
+        now
+    }
+
+    /// Whether the sink has acknowledged a version of the binding, and is known to hold that.
+    pub fn has_acknowledged(&self, version: u64) -> bool {
+        let inner = self.lock();
+        inner.is_known
+            && inner.acknowledged.as_ref().is_some_and(|acknowledged| acknowledged.version == version)
+    }
+
+    /// The rows that the sink holds by namespace, if the binding counts them.
+    pub fn namespaces(&self) -> BTreeMap<Arc<str>, NamespaceRows> {
+        self.lock().held.namespaces.clone().unwrap_or_default()
+    }
+
+    /// The task of the binding begins, with these changes to write.
+    pub(super) fn follow(&self, changes: WaitingChanges) {
+        self.lock().changes = changes;
+    }
+
+    /// Something begins, with rows that were taken to be written and since when they have waited.
+    pub(super) fn begin(&self, doing: Doing, taken: Option<(usize, Instant)>) {
+        let mut inner = self.lock();
+        (inner.doing, inner.next_write) = (Some((doing, Instant::now())), None);
+        inner.taken = match (inner.taken, taken) {
+            (Some((rows, since)), Some((more, later))) => Some((rows + more, since.min(later))),
+            (before, taken) => taken.or(before),
+        };
+    }
+
+    /// What had begun is over.
+    pub(super) fn end(&self) {
+        self.lock().doing = None;
+    }
+
+    /// What the sink holds is not known any more.
+    pub fn doubt(&self) {
+        self.lock().is_known = false;
+    }
+
+    /// What waits is written then.
+    pub(super) fn wait_until(&self, next_write: Instant) {
+        self.lock().next_write = Some(next_write);
+    }
+
+    /// The sink holds exactly these rows.
+    pub(super) fn hold(&self, held: HeldRows) {
+        self.lock().held = held;
+    }
+
+    /// Rows of the sink have changed: what they were, and what they are.
+    pub fn change<'a>(&self, rows: impl Iterator<Item = (&'a RowKey, Option<RowDigest>, Option<RowDigest>)>) {
+        let mut inner = self.lock();
+        rows.for_each(|(key, before, after)| inner.held.change(key, before, after));
+    }
+
+    /// The sink has acknowledged what it holds now. Its time moves only if something was written, or if it was not known
+    /// what the sink holds.
+    pub fn acknowledge(
+        &self,
+        (version, generation): (u64, i64),
+        revision: u64,
+        checksum: Option<String>,
+        wrote: bool,
+    ) {
+        let mut inner = self.lock();
+        let before = inner.acknowledged.as_ref().filter(|_| inner.is_known && !wrote);
+        let at = before.map_or_else(clock::now, |before| before.at);
+        let HeldRows { rows, digest, .. } = inner.held;
+        inner.acknowledged = Some(Acknowledged { version, generation, revision, rows, digest, checksum, at });
+        (inner.is_known, inner.taken) = (true, None);
+    }
+
+    /// All changes up to a revision have been looked at, and none of them is for the sink. Answers whether that is a newer
+    /// one than before.
+    pub(super) fn advance(&self, revision: u64) -> bool {
+        let mut inner = self.lock();
+        inner.taken = None;
+        let Some(acknowledged) = &mut inner.acknowledged else { return false };
+        let is_newer = acknowledged.revision < revision;
+        acknowledged.revision = acknowledged.revision.max(revision);
+        is_newer
+    }
+
+    /// Calls `tell` whenever something begins to take too long. Never returns.
+    pub(super) async fn watch(&self, cadence: Duration, mut tell: impl FnMut()) {
+        let mut told = None;
+        loop {
+            let progress = self.read();
+            let now = Instant::now();
+            let late = progress.late(cadence, now);
+            if late.is_some() && late != told {
+                tell();
+            }
+            told = late;
+            let next = progress.late_at(cadence).filter(|at| *at > now).unwrap_or(now + LATE);
+            time::sleep_until(next).await;
+        }
+    }
+}
+
+/// The rows that a sink holds, summed up.
+#[derive(Clone, Debug, Default)]
+pub(super) struct HeldRows {
+    rows: usize,
+    digest: u128,
+    /// `None`: they are not counted by namespace.
+    namespaces: Option<BTreeMap<Arc<str>, NamespaceRows>>,
+}
+
+impl HeldRows {
+    /// None yet.
+    pub(super) fn new(by_namespace: bool) -> Self {
+        Self { namespaces: by_namespace.then(BTreeMap::new), ..Self::default() }
+    }
+
+    /// A row was, and is now.
+    pub(super) fn change(&mut self, key: &RowKey, before: Option<RowDigest>, after: Option<RowDigest>) {
+        let digest = |row: Option<RowDigest>| row.map_or(0, |row| row.0);
+        let replaced = |sum: u128| sum.wrapping_sub(digest(before)).wrapping_add(digest(after));
+        let count = |rows: usize| rows + usize::from(after.is_some()) - usize::from(before.is_some());
+        (self.rows, self.digest) = (count(self.rows), replaced(self.digest));
+        let Some(namespaces) = &mut self.namespaces else { return };
+        let own = namespaces.entry(key.namespace.clone()).or_default();
+        (own.rows, own.digest) = (count(own.rows), replaced(own.digest));
+        let of_target = own.targets.entry(key.target.clone()).or_default();
+        *of_target = count(*of_target);
+        if *of_target == 0 {
+            own.targets.remove(&key.target);
+        }
+        if own.rows == 0 {
+            namespaces.remove(&key.namespace);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(namespace: &str, uid: &str) -> RowKey {
+        RowKey {
+            target: TargetId { namespace: None, name: "all".into() },
+            group: "".into(),
+            kind: "Pod".into(),
+            namespace: namespace.into(),
+            uid: uid.into(),
+        }
+    }
+
+    #[test]
+    fn rows_are_summed_up_whatever_the_order() {
+        let digest = |number| Some(RowDigest(number));
+        let mut one = HeldRows::new(true);
+        one.change(&key("a", "1"), None, digest(7));
+        one.change(&key("b", "2"), None, digest(8));
+        one.change(&key("a", "1"), digest(7), digest(9));
+        let mut other = HeldRows::new(true);
+        other.change(&key("b", "2"), None, digest(8));
+        other.change(&key("a", "1"), None, digest(9));
+        assert_eq!((one.rows, one.digest, &one.namespaces), (2, 17, &other.namespaces));
+        one.change(&key("b", "2"), digest(8), None);
+        assert_eq!(one.namespaces.as_ref().unwrap().keys().collect::<Vec<_>>(), [&Arc::from("a")]);
+        assert_eq!((one.rows, one.digest), (1, 9));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_and_a_change_are_late_after_ten_seconds_and_the_cadence() {
+        let cadence = Duration::from_mins(10);
+        let progress = BindingProgress::default();
+        let late = || progress.read().late(cadence, Instant::now());
+        progress.begin(Doing::Writing, Some((2, Instant::now())));
+        time::sleep(Duration::from_secs(9)).await;
+        assert_eq!(late(), None);
+        time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(late(), Some(Late::Doing(Doing::Writing)));
+        progress.end();
+        assert_eq!(late(), None);
+        assert_eq!(progress.read().pending.map(|pending| pending.rows), Some(2), "nothing acknowledged them");
+        time::sleep(cadence).await;
+        assert_eq!(late(), Some(Late::Pending));
+        progress.acknowledge((1, 1), 5, None, true);
+        assert_eq!((late(), progress.read().pending), (None, None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_moves_with_what_was_written() {
+        clock::simulate(SystemTime::UNIX_EPOCH);
+        let progress = BindingProgress::default();
+        let at = || progress.read().acknowledged.map(|acknowledged| acknowledged.at);
+        progress.acknowledge((1, 1), 5, None, false);
+        let first = at();
+        time::sleep(Duration::from_mins(1)).await;
+        progress.acknowledge((1, 1), 5, None, false);
+        assert_eq!(at(), first, "an audit that finds nothing");
+        progress.doubt();
+        progress.acknowledge((1, 1), 5, None, false);
+        assert!(at() > first, "it was not known what the sink held");
+    }
+}

@@ -1,0 +1,152 @@
+//! What has changed since the last turn, and when the loop turns again.
+
+use std::time::Duration;
+
+use kollect_engine::{collect::Collector, select::Namespaces, store::StoreReader};
+use tokio::{
+    sync::watch,
+    time::{self, Instant},
+};
+
+use crate::operator::{objects::Objects, probe::Probes, progress::Board, secrets::Secrets};
+
+/// Changes that come together are looked at together.
+const TOGETHER: Duration = Duration::from_millis(20);
+/// Rows that were collected or written change nothing but counts, which are looked at no more often.
+const COUNT_AGAIN: Duration = Duration::from_secs(1);
+/// The loop comes round so often even if nothing changes, to show that it is not stuck.
+const HEARTBEAT: Duration = Duration::from_secs(30);
+
+type Namespace = Option<std::sync::Arc<Namespaces>>;
+
+/// Tells the loop that something has changed.
+pub(super) struct Signals {
+    objects: watch::Receiver<()>,
+    statuses: watch::Receiver<()>,
+    secrets: watch::Receiver<()>,
+    plans: watch::Receiver<()>,
+    board: watch::Receiver<()>,
+    counts: watch::Receiver<()>,
+    probes: watch::Receiver<()>,
+    sights: watch::Receiver<()>,
+    rows: watch::Receiver<()>,
+    coverage: watch::Receiver<()>,
+    namespaces: watch::Receiver<Namespace>,
+    turned: Instant,
+}
+
+/// What has changed since the last turn.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct News {
+    /// Specs, Secrets, or plans of sinks: what everything means is looked at anew.
+    pub(super) definitions: bool,
+    /// Namespaces or their labels.
+    pub(super) namespaces: bool,
+    /// Something else, which the parts of the operator know by name.
+    pub(super) others: bool,
+}
+
+impl News {
+    /// Everything is new.
+    pub(super) const EVERYTHING: Self = Self { definitions: true, namespaces: true, others: true };
+
+    pub(super) fn is_nothing(self) -> bool {
+        !(self.definitions || self.namespaces || self.others)
+    }
+}
+
+fn take<T>(receiver: &mut watch::Receiver<T>) -> bool {
+    let changed = receiver.has_changed().unwrap_or(false);
+    receiver.mark_unchanged();
+    changed
+}
+
+impl Signals {
+    pub(super) fn of(
+        (objects, secrets, plans): (&Objects, &Secrets, &watch::Receiver<()>),
+        (board, probes): (&Board, &Probes),
+        (collector, rows): (&Collector, &StoreReader),
+    ) -> Self {
+        Self {
+            objects: objects.changes(),
+            statuses: objects.status_changes(),
+            secrets: secrets.changes(),
+            plans: plans.clone(),
+            board: board.changes(),
+            counts: board.counts(),
+            probes: probes.changes(),
+            sights: rows.sight_changes(),
+            rows: rows.news(),
+            coverage: collector.coverage().news(),
+            namespaces: collector.namespaces(),
+            turned: Instant::now(),
+        }
+    }
+
+    /// What has changed since the last call.
+    pub(super) fn take(&mut self) -> News {
+        self.turned = Instant::now();
+        let specs = [&mut self.objects, &mut self.secrets, &mut self.plans].map(take);
+        let others = [
+            &mut self.statuses,
+            &mut self.board,
+            &mut self.counts,
+            &mut self.probes,
+            &mut self.sights,
+            &mut self.rows,
+            &mut self.coverage,
+        ];
+        News {
+            definitions: specs.contains(&true),
+            namespaces: take(&mut self.namespaces),
+            others: others.map(take).contains(&true),
+        }
+    }
+
+    /// Returns when something has changed, or at a time.
+    pub(super) async fn wait(&mut self, due: Option<Instant>) {
+        let heartbeat = self.turned + HEARTBEAT;
+        let Self {
+            objects,
+            statuses,
+            secrets,
+            plans,
+            board,
+            counts,
+            probes,
+            sights,
+            rows,
+            coverage,
+            namespaces,
+            turned,
+        } = self;
+        let counted = async {
+            time::sleep_until(*turned + COUNT_AGAIN).await;
+            tokio::select! {
+                // Both are looked at together.
+                biased;
+                changed = counts.changed() => changed,
+                changed = rows.changed() => changed,
+            }
+        };
+        tokio::select! {
+            // All of them lead to the next turn, which looks at all of them.
+            biased;
+            Ok(()) = objects.changed() => objects.mark_changed(),
+            Ok(()) = statuses.changed() => statuses.mark_changed(),
+            Ok(()) = secrets.changed() => secrets.mark_changed(),
+            Ok(()) = plans.changed() => plans.mark_changed(),
+            Ok(()) = board.changed() => board.mark_changed(),
+            Ok(()) = probes.changed() => probes.mark_changed(),
+            Ok(()) = sights.changed() => sights.mark_changed(),
+            Ok(()) = coverage.changed() => coverage.mark_changed(),
+            Ok(()) = namespaces.changed() => namespaces.mark_changed(),
+            Ok(()) = counted => {
+                // Which of them it was does not matter.
+                counts.mark_changed();
+            }
+            () = time::sleep_until(due.map_or(heartbeat, |due| due.min(heartbeat))) => return,
+        }
+        time::sleep(TOGETHER).await;
+    }
+}

@@ -1,0 +1,640 @@
+//! What an inventory says: for each sink what it has acknowledged, what waits and why, and all of them together.
+
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kollect_engine::{
+    clock,
+    export::{Acknowledged, Doing, HeldRemovals, LATE, Late, NamespaceRows, ProgressNow},
+    store::Sight,
+};
+use kollect_model::{
+    binding::BindingName,
+    crd::{
+        inventory::{InventoryStatus, MAX_SINK_REFS, NamespaceShard, PendingRows, SinkExport},
+        shapes::ConditionStatus,
+    },
+    row::TargetId,
+    sink::ErrorClass,
+};
+use tokio::time::Instant;
+
+use super::{View, count, counted, nothing_seen, stands, time, told, wall_clock};
+use crate::{
+    operator::{
+        bindings::{RELEASE_REMOVALS, binding_name},
+        conditions::Conditions,
+        objects::request,
+        progress::{Failure, Progress},
+    },
+    reason::Reason,
+    world::{BoundSink, Fault, InventoryName, ResolvedInventory},
+};
+
+/// An inventory with a sink that has failed for so long is not Ready.
+const FAILS_FOR_LONG: Duration = Duration::from_mins(1);
+/// What waits for less is not worth a write of the status.
+const WORTH_TELLING: Duration = Duration::from_secs(1);
+
+/// How a sink of an inventory is.
+pub(super) enum SinkState {
+    /// It holds the rows, and nothing newer has waited for too long.
+    Synced,
+    /// Something is on its way.
+    Busy(Reason, String),
+    /// Nothing will be written until somebody does something.
+    Stopped(Reason, String),
+    /// The last attempt failed, and trying again may help.
+    Failing(Failure),
+}
+
+impl SinkState {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Synced => Reason::Exported,
+            Self::Busy(reason, _) | Self::Stopped(reason, _) => *reason,
+            Self::Failing(_) => Reason::ExportFailed,
+        }
+    }
+
+    fn message(&self) -> &str {
+        match self {
+            Self::Synced => "the sink holds the rows",
+            Self::Busy(_, message) | Self::Stopped(_, message) => message,
+            Self::Failing(failure) => &failure.message,
+        }
+    }
+
+    /// What was tried, if it did not work.
+    fn error(&self) -> Option<&str> {
+        match self {
+            Self::Stopped(_, message) => Some(message),
+            Self::Failing(failure) => Some(&failure.message),
+            Self::Synced | Self::Busy(..) => None,
+        }
+    }
+}
+
+/// Seconds, rounded down to 10, 20, 50, 100 and so on: a status that counted them would be written again and again.
+fn rounded(seconds: u64) -> u64 {
+    let unit = 10_u64.pow(seconds.max(10).ilog10());
+    let digit = match seconds / unit {
+        digit @ 0..=2 => digit,
+        3 | 4 => 2,
+        _ => 5,
+    };
+    digit * unit
+}
+
+/// The next number that [`rounded`] yields.
+fn next_rounded(seconds: u64) -> u64 {
+    let mut unit = 10;
+    loop {
+        if let Some(step) = [unit, 2 * unit, 5 * unit].into_iter().find(|step| *step > seconds) {
+            return step;
+        }
+        unit *= 10;
+    }
+}
+
+impl View<'_> {
+    /// What an inventory holds and where it has been written.
+    pub(crate) fn inventory(
+        &self,
+        metadata: &ObjectMeta,
+        before: &InventoryStatus,
+        name: &InventoryName,
+        resolved: &ResolvedInventory,
+    ) -> InventoryStatus {
+        if self.nothing_is_known(metadata, before, name, resolved) {
+            return self.with_all_destinations(before, name);
+        }
+        let states: Vec<SinkState> = resolved
+            .sinks
+            .iter()
+            .map(|sink| self.sink_state(metadata, before, name, resolved, sink))
+            .collect();
+        let lines = resolved.sinks.iter().zip(&states);
+        let mut exports: Vec<SinkExport> =
+            lines.map(|(sink, state)| self.sink_export(metadata, before, name, sink, state)).collect();
+        let is_named = |export: &&SinkExport| resolved.sinks.iter().any(|sink| sink.name == export.name);
+        let left = before.sink_exports.iter().filter(|export| !is_named(export));
+        let left: Vec<SinkExport> =
+            left.filter_map(|export| self.left_export(metadata, name, export)).collect();
+        let mut conditions = Conditions::after(&before.conditions, metadata.generation, self.now);
+        self.judge_inventory(resolved, &states, &mut conditions);
+        self.judge_removals(name, &exports, &mut conditions);
+        self.judge_destinations(name, &exports, &mut conditions);
+        Self::judge_take_overs(metadata, resolved, &mut conditions);
+        self.judge_inventory_export(metadata, &before.conditions, name, resolved, &mut conditions);
+        let behind = exports.iter().min_by_key(|export| export.revision);
+        let (revision, rows) = behind.map_or((None, None), |export| (export.revision, export.rows));
+        let rows = match behind {
+            Some(_) => rows.and_then(|rows| rows.try_into().ok()),
+            None => count(resolved.targets.iter().map(|target| self.rows.count(target)).sum()),
+        };
+        let last_export_time = exports.iter().filter_map(|export| export.last_export_time.clone()).max();
+        let was_tried = resolved.sinks.iter().all(|sink| self.was_tried(metadata, name, sink));
+        // As many as the schema allows.
+        exports.extend(left);
+        exports.truncate(2 * MAX_SINK_REFS);
+        InventoryStatus {
+            conditions: conditions.done(),
+            observed_generation: metadata.generation,
+            observed_revision: revision,
+            item_count: rows,
+            last_export_time,
+            last_handled_requested_at: if was_tried || resolved.suspended || !resolved.faults.is_empty() {
+                request(metadata)
+            } else {
+                before.last_handled_requested_at.clone()
+            },
+            sink_exports: exports,
+            take_overs: self.take_overs(&before.take_overs, name, resolved),
+        }
+    }
+
+    /// Whether something has come of the last request to compare a sink.
+    fn was_tried(&self, metadata: &ObjectMeta, name: &InventoryName, sink: &BoundSink) -> bool {
+        let was_tried = |progress: &Progress| {
+            let wanted = progress.wanted().map(|wanted| &wanted.requested);
+            progress.was_tried && wanted == Some(&request(metadata)) || progress.failure().is_some()
+        };
+        sink.plan.is_err() || self.board.look(&binding_name(name, &sink.name), was_tried).unwrap_or(false)
+    }
+
+    /// Whether this process has just begun to lead, and knows nothing about the sinks of an inventory yet that has not
+    /// been edited: then what its status says stands.
+    fn nothing_is_known(
+        &self,
+        metadata: &ObjectMeta,
+        before: &InventoryStatus,
+        name: &InventoryName,
+        resolved: &ResolvedInventory,
+    ) -> bool {
+        let is_unknown = |sink: &BoundSink| {
+            let binding = binding_name(name, &sink.name);
+            let line = before.sink_exports.iter().find(|export| export.name == sink.name);
+            sink.plan.is_ok()
+                && line.is_some_and(|line| self.is_about(&binding, line))
+                && self.board.look(&binding, is_silent).unwrap_or(true)
+        };
+        !resolved.suspended
+            && resolved.faults.is_empty()
+            && !resolved.sinks.is_empty()
+            && resolved.sinks.iter().all(is_unknown)
+            && stands(metadata, before.observed_generation, &before.conditions)
+            && !self.has_passed(self.led_since, LATE)
+    }
+
+    /// How a sink is.
+    pub(super) fn sink_state(
+        &self,
+        metadata: &ObjectMeta,
+        before: &InventoryStatus,
+        name: &InventoryName,
+        resolved: &ResolvedInventory,
+        sink: &BoundSink,
+    ) -> SinkState {
+        let binding = binding_name(name, &sink.name);
+        let progress = self.board.of(&binding);
+        if let Err(faults) = &*sink.plan {
+            let reason = faults.first().map_or(Reason::SinkNotFound, |fault| fault.reason);
+            return SinkState::Stopped(reason, told(faults));
+        }
+        if let Some(failure) = progress.failure() {
+            return match failure.class {
+                ErrorClass::Transient => SinkState::Failing(failure.clone()),
+                ErrorClass::Terminal | ErrorClass::Forbidden => {
+                    SinkState::Stopped(Reason::ExportTerminal, failure.message.clone())
+                }
+            };
+        }
+        if resolved.suspended {
+            return SinkState::Busy(Reason::Suspended, "nothing is written".to_owned());
+        }
+        if let Some(fault) = resolved.faults.first() {
+            return SinkState::Busy(fault.reason, "nothing is written: see condition Ready".to_owned());
+        }
+        if let Some(held) = &progress.held_removals {
+            return SinkState::Stopped(Reason::RemovalsHeld, removals_held(held));
+        }
+        if let Some(why) = &progress.held_back {
+            return SinkState::Busy(Reason::HeldBack, why.clone());
+        }
+        let now = progress.now();
+        if let Some(busy) = self.sink_is_busy(metadata, before, resolved, (&binding, sink), &progress, &now) {
+            return busy;
+        }
+        if !progress.refused.is_empty() {
+            return SinkState::Stopped(Reason::RowsRefused, told(&progress.refused));
+        }
+        SinkState::Synced
+    }
+
+    /// What is still to be done before a sink holds the rows.
+    fn sink_is_busy(
+        &self,
+        metadata: &ObjectMeta,
+        before: &InventoryStatus,
+        resolved: &ResolvedInventory,
+        (binding, sink): (&BindingName, &BoundSink),
+        progress: &Progress,
+        now: &ProgressNow,
+    ) -> Option<SinkState> {
+        let busy = |reason, message: &str| Some(SinkState::Busy(reason, message.to_owned()));
+        // A sink that held the rows is not in doubt because another one fails, or because everything is listed again.
+        let line = before.sink_exports.iter().find(|export| export.name == sink.name);
+        let stands = is_silent(progress)
+            && line.is_some_and(|line| is_synced(line) && self.is_about(binding, line))
+            && stands(metadata, before.observed_generation, &before.conditions)
+            && !self.has_passed(self.led_since, LATE);
+        if stands {
+            return None;
+        }
+        if matches!(&*sink.plan, Ok(None)) && progress.wanted().is_none() {
+            return busy(Reason::Progressing, "its Secrets are being looked up");
+        }
+        if let Some(listing) = self.listing(&resolved.targets) {
+            return Some(SinkState::Busy(Reason::Listing, listing));
+        }
+        let acknowledged = now.acknowledged.as_ref().filter(|_| now.is_known);
+        let Some((acknowledged, wanted)) = acknowledged.zip(progress.wanted()) else {
+            return busy(Reason::Comparing, "what the sink holds is being read");
+        };
+        if !progress.is_held() {
+            return busy(Reason::Progressing, "the destination is being claimed");
+        }
+        let is_edited = acknowledged.generation != metadata.generation.unwrap_or(0);
+        let is_outdated = acknowledged.version != wanted.number;
+        if is_outdated && (is_edited || self.has_passed(wanted.since, wanted.cadence + LATE)) {
+            return busy(Reason::Comparing, "what the sink holds is being compared with changed specs");
+        }
+        if let Some((_, since)) = now.doing {
+            self.look_again_at(since + LATE);
+        }
+        if let Some(pending) = now.pending {
+            self.look_again_at(pending.since + wanted.cadence + LATE);
+        }
+        match now.late(wanted.cadence, Instant::now())? {
+            Late::Doing(Doing::Writing) => busy(Reason::Writing, "a write has taken longer than 10 s"),
+            Late::Doing(Doing::Comparing) => {
+                busy(Reason::Comparing, "reading what the sink holds takes long")
+            }
+            Late::Pending => busy(Reason::Pending, "changed rows wait for longer than they should"),
+        }
+    }
+
+    /// The targets whose first list is running.
+    pub(super) fn listing(&self, targets: &[TargetId]) -> Option<String> {
+        let listing: Vec<&TargetId> = targets.iter().filter(|id| self.rows.is_listing(id)).collect();
+        let first = listing.first()?;
+        let more = listing.len() - 1;
+        let others =
+            if more == 0 { String::new() } else { format!(" and {}", counted(more, "other", "others")) };
+        Some(format!("the first list of target {first}{others} is running"))
+    }
+
+    fn judge_inventory(
+        &self,
+        resolved: &ResolvedInventory,
+        states: &[SinkState],
+        conditions: &mut Conditions<'_>,
+    ) {
+        if let Some(why) = &resolved.tenant_editable {
+            conditions.set("TenantEditable", true, Reason::NamespaceNotListed, why.clone());
+        }
+        if let Some(first) = resolved.faults.first() {
+            conditions.degraded(first.reason, told(&resolved.faults), true);
+            synced(conditions, false, first.reason, "see condition Ready");
+            return;
+        }
+        if resolved.suspended {
+            conditions.degraded(
+                Reason::Suspended,
+                "spec.suspend is set: nothing is written, rows stay",
+                true,
+            );
+            return;
+        }
+        if let Some(first) = resolved.missing.first() {
+            conditions.set("TargetsMissing", true, first.reason, told(&resolved.missing));
+        }
+        let is_blind = self.judge_sight(resolved, conditions);
+        if states.is_empty() {
+            conditions.ready(Reason::NoExport, "no sink is referenced");
+            synced(conditions, true, Reason::NoExport, "no sink is referenced");
+            conditions.set("SinkReachable", true, Reason::NoSinksConfigured, "no sink is referenced");
+            return;
+        }
+        Self::judge_reachability(resolved, states, conditions);
+        self.judge_sinks(resolved, states, is_blind, conditions);
+    }
+
+    /// Says what cannot be seen. Answers whether that is everything.
+    fn judge_sight(&self, resolved: &ResolvedInventory, conditions: &mut Conditions<'_>) -> bool {
+        let sights = self.rows.sights(&resolved.targets);
+        let blind = kollect_engine::export::coverage(&sights, self.scope);
+        let waiting: Vec<String> = resolved
+            .targets
+            .iter()
+            .filter_map(|id| self.waiting(id, &self.rows.sights(std::slice::from_ref(id))))
+            .collect();
+        if sights.values().any(|sight| *sight == Sight::Pending) {
+            // The first list is running.
+            return false;
+        }
+        if blind != "complete" {
+            conditions.set("Blind", true, Reason::NotSeen, self.unseen(resolved, &sights).unwrap_or(blind));
+        } else if !waiting.is_empty() {
+            conditions.set("Blind", true, Reason::NotSeen, told(&waiting));
+        }
+        !resolved.targets.is_empty() && resolved.targets.iter().all(|id| self.is_unseen(id))
+    }
+
+    /// Whether nothing of what a target selects can be seen.
+    fn is_unseen(&self, id: &TargetId) -> bool {
+        let Some(resolved) = self.resolved.targets.get(id) else { return true };
+        if resolved.target.is_none() {
+            return !resolved.denied;
+        }
+        let sights = self.rows.sights(std::slice::from_ref(id));
+        let coverage = self.coverage_of(resolved, &self.selected(resolved).allowed);
+        sights.values().all(|sight| *sight == Sight::Partial)
+            || !coverage.is_empty() && nothing_seen(&coverage)
+    }
+
+    /// Whether sinks could be reached when that was last tried.
+    fn judge_reachability(
+        resolved: &ResolvedInventory,
+        states: &[SinkState],
+        conditions: &mut Conditions<'_>,
+    ) {
+        let faults: Vec<&Fault> =
+            resolved.sinks.iter().filter_map(|sink| sink.plan.as_ref().as_ref().err()).flatten().collect();
+        let is_wrong = |state: &SinkState| {
+            matches!(state, SinkState::Failing(_) | SinkState::Stopped(Reason::ExportTerminal, _))
+        };
+        let all = || resolved.sinks.iter().zip(states);
+        let failing: Vec<String> = all()
+            .filter(|(sink, state)| is_wrong(state) || sink.plan.is_err())
+            .map(|(sink, _)| sink.name.to_string())
+            .collect();
+        let untried = |(_, state): &(&BoundSink, &SinkState)| {
+            let reasons = [Reason::Listing, Reason::Comparing, Reason::Progressing];
+            matches!(state, SinkState::Busy(reason, _) if reasons.contains(reason))
+        };
+        let unknown = all().filter(untried).count();
+        if !failing.is_empty() {
+            let reason = faults.first().map_or(Reason::ExportFailed, |fault| fault.reason);
+            conditions.set("SinkReachable", false, reason, failing.join(", "));
+        } else if unknown == states.len() {
+            conditions.unknown("SinkReachable", Reason::NotAttempted, "no sink has been tried yet");
+        } else {
+            let message = format!("{} of {} sinks", states.len() - unknown, states.len());
+            conditions.set("SinkReachable", true, Reason::SinksReachable, message);
+        }
+    }
+
+    fn judge_sinks(
+        &self,
+        resolved: &ResolvedInventory,
+        states: &[SinkState],
+        is_blind: bool,
+        conditions: &mut Conditions<'_>,
+    ) {
+        let all = states.len();
+        let good = states.iter().filter(|state| matches!(state, SinkState::Synced)).count();
+        let hold = format!("{good} of {} the rows", counted(all, "sink holds", "sinks hold"));
+        if good == all {
+            synced(conditions, true, Reason::Exported, &hold);
+            if is_blind {
+                let message = format!("nothing of it can be seen: see Blind; {hold} as they were");
+                conditions.degraded(Reason::NotSeen, message, false);
+            } else if resolved.targets.is_empty() {
+                let message =
+                    format!("{hold}; no target is selected: create one, or correct spec.targetRefs");
+                conditions.ready(Reason::Exported, message);
+            } else {
+                conditions.ready(Reason::Exported, hold);
+            }
+            return;
+        }
+        let lacking =
+            resolved.sinks.iter().zip(states).filter(|(_, state)| !matches!(state, SinkState::Synced));
+        let details: Vec<String> = lacking
+            .clone()
+            .map(|(sink, state)| {
+                // A condition of its own has the text.
+                let is_held = state.reason() == Reason::RemovalsHeld;
+                let message = if is_held { "see condition RemovalsHeld" } else { state.message() };
+                format!("{} ({}): {message}", sink.name, sink.field)
+            })
+            .collect();
+        let names: Vec<String> =
+            lacking.clone().map(|(sink, _)| format!("{} ({})", sink.name, sink.field)).collect();
+        let lacking: Vec<&SinkState> = lacking.map(|(_, state)| state).collect();
+        let for_long = |state: &&&SinkState| match state {
+            SinkState::Failing(failure) => self.has_passed_since(failure.since, FAILS_FOR_LONG),
+            _ => false,
+        };
+        let stopped = lacking.iter().find(|state| matches!(state, SinkState::Stopped(..)));
+        let failing = lacking.iter().find(|state| matches!(state, SinkState::Failing(_)));
+        let failed_for_long = lacking.iter().find(for_long);
+        let summary = format!("{hold}; not {}: see Synced", names.join(", "));
+        if good == 0 && lacking.iter().all(|state| state.error().is_some()) {
+            let terminal = failing.is_none();
+            let reason = stopped.filter(|_| terminal).map_or(Reason::Progressing, |state| state.reason());
+            conditions.degraded(reason, summary, terminal);
+            synced(conditions, false, reason, &details.join("; "));
+        } else if stopped.is_some() || failed_for_long.is_some() {
+            conditions.degraded(Reason::PartiallySynced, summary, stopped.is_some());
+            synced(conditions, false, Reason::PartiallySynced, &details.join("; "));
+        } else if failing.is_some() && good > 0 {
+            conditions.ready(Reason::PartiallySynced, summary);
+            synced(conditions, false, Reason::PartiallySynced, &details.join("; "));
+        } else {
+            let reason = lacking.first().map_or(Reason::Progressing, |state| state.reason());
+            conditions.progressing(reason, summary);
+            synced(conditions, false, reason, &details.join("; "));
+        }
+    }
+
+    /// Removals that the guard holds.
+    fn judge_removals(&self, name: &InventoryName, exports: &[SinkExport], conditions: &mut Conditions<'_>) {
+        let held = exports.iter().filter_map(|export| {
+            let held =
+                self.board.look(&binding_name(name, &export.name), |p| p.held_removals.clone()).flatten()?;
+            Some(format!("{}: {}", export.name, removals_held(&held)))
+        });
+        let held: Vec<String> = held.collect();
+        if !held.is_empty() {
+            conditions.set("RemovalsHeld", true, Reason::RemovalsHeld, held.join("; "));
+        }
+    }
+
+    fn sink_export(
+        &self,
+        metadata: &ObjectMeta,
+        before: &InventoryStatus,
+        name: &InventoryName,
+        sink: &BoundSink,
+        state: &SinkState,
+    ) -> SinkExport {
+        let binding = binding_name(name, &sink.name);
+        let known = before.sink_exports.iter().find(|export| export.name == sink.name);
+        let progress = self.board.of(&binding);
+        let now = progress.now();
+        let no_conditions = Vec::new();
+        let before = known.map_or(&no_conditions, |known| &known.conditions);
+        let mut conditions = Conditions::after(before, metadata.generation, self.now);
+        let message = match state.error() {
+            Some(_) => "see lastError",
+            None => state.message(),
+        };
+        conditions.set("Synced", matches!(state, SinkState::Synced), state.reason(), message);
+        // What was acknowledged to an earlier process stands until this one has compared.
+        let known_here = known.filter(|known| progress.line.is_none() || self.is_about(&binding, known));
+        let line = SinkExport {
+            name: sink.name.clone(),
+            namespace: name.namespace.is_none().then(|| sink.key.0.clone()),
+            clean_error: progress.clean_error.clone(),
+            selection: self.bindings.acknowledged_selection(&binding),
+            pending: self.pending(&now),
+            lag_seconds: self.lag(&progress, &now),
+            next_attempt_time: progress.failure().and_then(|failure| failure.next_attempt).and_then(time),
+            last_error: state.error().map(ToOwned::to_owned),
+            conditions: conditions.done(),
+            place: known.and_then(|known| known.place.clone()),
+            claiming: known.and_then(|known| known.claiming.clone()),
+            left: known.map(|known| known.left.clone()).unwrap_or_default(),
+            // It is told with the place, and not before.
+            ..acknowledged_line(now.acknowledged.as_ref().filter(|_| progress.is_held()), known_here)
+        };
+        self.with_destinations(&binding, line)
+    }
+
+    /// What waits, if that is worth telling.
+    fn pending(&self, now: &ProgressNow) -> Option<PendingRows> {
+        let pending = now.pending?;
+        let waits = pending.next_write.is_some_and(|at| at > Instant::now() + WORTH_TELLING);
+        if !waits && !self.has_passed(pending.since, WORTH_TELLING) {
+            return None;
+        }
+        Some(PendingRows {
+            rows: pending.rows.try_into().unwrap_or(i64::MAX),
+            since: wall_clock(pending.since),
+            next_write_time: pending.next_write.and_then(wall_clock),
+        })
+    }
+
+    /// For how long the sink has lacked something that it should have.
+    fn lag(&self, progress: &Progress, now: &ProgressNow) -> Option<i64> {
+        let cadence = progress.wanted().map(|wanted| wanted.cadence).unwrap_or_default();
+        let late = now.late(cadence, Instant::now()).and(now.pending);
+        let waited = late.map(|pending| pending.since.elapsed());
+        let failed = progress.failure().and_then(|failure| clock::now().duration_since(failure.since).ok());
+        let seconds = waited.max(failed)?.as_secs();
+        self.look_again_at(Instant::now() + Duration::from_secs(next_rounded(seconds) - seconds));
+        i64::try_from(rounded(seconds)).ok()
+    }
+
+    /// The rows of a cluster inventory by namespace, as the sink with the smallest revision holds them; `None`: that is
+    /// not known.
+    pub(crate) fn shards(
+        &self,
+        name: &InventoryName,
+        resolved: &ResolvedInventory,
+    ) -> Option<Vec<NamespaceShard>> {
+        let acknowledged = |sink: &BoundSink| {
+            let binding: BindingName = binding_name(name, &sink.name);
+            self.board.look(&binding, |progress| {
+                let revision = progress.now().acknowledged?.revision;
+                Some((revision, progress.engine().clone()))
+            })?
+        };
+        let all: Option<Vec<_>> = resolved.sinks.iter().map(acknowledged).collect();
+        let (_, engine) = all?.into_iter().min_by_key(|(revision, _)| *revision)?;
+        let shard = |(namespace, rows): (std::sync::Arc<str>, NamespaceRows)| NamespaceShard {
+            namespace: namespace.to_string(),
+            item_count: count(rows.rows),
+            target_count: count(rows.targets.len()),
+            checksum: Some(format!("{:032x}", rows.digest)),
+        };
+        Some(engine.namespaces().into_iter().map(shard).collect())
+    }
+}
+
+/// Sets `Synced`, and what the Go implementation documents as its other name.
+fn synced(conditions: &mut Conditions<'_>, holds: bool, reason: Reason, message: &str) {
+    conditions.set("Synced", holds, reason, message);
+    conditions.set("ExportSucceeded", holds, reason, "another name of condition Synced");
+}
+
+/// Whether nothing has come of a binding yet.
+fn is_silent(progress: &Progress) -> bool {
+    let now = progress.now();
+    !now.is_known
+        && progress.failure().is_none()
+        && progress.held_back.is_none()
+        && progress.held_removals.is_none()
+}
+
+/// The part of a line that a sink has acknowledged, to this process or to an earlier one.
+fn acknowledged_line(acknowledged: Option<&Acknowledged>, before: Option<&SinkExport>) -> SinkExport {
+    match (acknowledged, before) {
+        (Some(acknowledged), _) => SinkExport {
+            last_export_time: time(acknowledged.at),
+            last_checksum: Some(
+                acknowledged.checksum.clone().unwrap_or_else(|| format!("{:032x}", acknowledged.digest)),
+            ),
+            revision: i64::try_from(acknowledged.revision).ok(),
+            rows: count(acknowledged.rows),
+            ..SinkExport::default()
+        },
+        (None, Some(SinkExport { last_export_time, last_checksum, revision, rows, .. })) => SinkExport {
+            last_export_time: last_export_time.clone(),
+            last_checksum: last_checksum.clone(),
+            revision: *revision,
+            rows: *rows,
+            ..SinkExport::default()
+        },
+        (None, None) => SinkExport::default(),
+    }
+}
+
+/// What is said about removals that are held, with what to do.
+fn removals_held(held: &HeldRemovals) -> String {
+    format!(
+        "{} of {} rows would be removed because specs changed, which is more than spec.removalGuard allows, and nothing \
+         is written; correct the specs, or let the rows go with the annotation {RELEASE_REMOVALS}: {} on the inventory",
+        held.rows, held.held, held.token
+    )
+}
+
+/// Whether a line of a status says that its sink holds the rows.
+pub(super) fn is_synced(export: &SinkExport) -> bool {
+    let holds = |status: ConditionStatus| status == ConditionStatus::True;
+    export.conditions.iter().any(|condition| condition.type_ == "Synced" && holds(condition.status))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_rounded_and_the_next_step_is_known() {
+        for (seconds, now, next) in [
+            (0, 0, 10),
+            (9, 0, 10),
+            (10, 10, 20),
+            (19, 10, 20),
+            (49, 20, 50),
+            (50, 50, 100),
+            (123, 100, 200),
+            (999, 500, 1000),
+        ] {
+            assert_eq!((rounded(seconds), next_rounded(seconds)), (now, next), "{seconds}");
+        }
+    }
+}

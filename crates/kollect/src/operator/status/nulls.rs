@@ -1,0 +1,109 @@
+//! Attributes that have no value: how many rows, why, and one of the objects.
+
+use kollect_engine::store::{NullCause, NullCount};
+use kollect_model::crd::target::NullAttributeStatus;
+
+use super::counted;
+use crate::{operator::conditions::Conditions, reason::Reason};
+
+/// As many as the schema allows.
+const MOST_LINES: usize = 100;
+/// How many attributes a message names.
+const NAMED: usize = 2;
+
+/// The lines of the status, those first that no one can want.
+pub(super) fn lines(nulls: &[NullCount]) -> Vec<NullAttributeStatus> {
+    sorted(nulls).into_iter().take(MOST_LINES).map(line).collect()
+}
+
+fn sorted(nulls: &[NullCount]) -> Vec<&NullCount> {
+    let mut nulls: Vec<&NullCount> = nulls.iter().collect();
+    nulls.sort_by(|a, b| (a.cause, &a.attribute).cmp(&(b.cause, &b.attribute)));
+    nulls
+}
+
+fn line(null: &NullCount) -> NullAttributeStatus {
+    NullAttributeStatus {
+        name: null.attribute.to_string(),
+        cause: null.cause.as_str().to_owned(),
+        rows: null.rows.try_into().unwrap_or(i64::MAX),
+        example: example(null),
+    }
+}
+
+fn example(NullCount { cause, example: (object, found), .. }: &NullCount) -> String {
+    match cause {
+        NullCause::TypeMismatch => format!("{object} has {found}"),
+        NullCause::Missing | NullCause::Failed => object.clone(),
+    }
+}
+
+/// What is said of an attribute.
+fn sentence(null: &NullCount) -> String {
+    let NullCount { attribute, cause, rows, .. } = null;
+    let (rows, example) = (counted(*rows, "row", "rows"), example(null));
+    match cause {
+        NullCause::TypeMismatch => {
+            format!("{attribute} is null in {rows}: not of the declared type ({example})")
+        }
+        NullCause::Missing => format!("{attribute} has no value in {rows} ({example})"),
+        NullCause::Failed => format!("the expression of {attribute} fails for {rows} ({example})"),
+    }
+}
+
+/// An attribute that is not of its declared type, as an error.
+pub(super) fn first_mismatch(nulls: &[NullCount]) -> Option<String> {
+    let mismatch = sorted(nulls).into_iter().find(|null| null.cause == NullCause::TypeMismatch)?;
+    Some(format!("attribute {}", sentence(mismatch)))
+}
+
+/// Says that attributes have no value.
+pub(super) fn judge(nulls: &[NullCount], conditions: &mut Conditions<'_>) {
+    let sorted = sorted(nulls);
+    let Some(first) = sorted.first() else { return };
+    let reason = match first.cause {
+        NullCause::TypeMismatch => Reason::TypeMismatch,
+        NullCause::Missing | NullCause::Failed => Reason::ValueMissing,
+    };
+    let mut message: Vec<String> = sorted.iter().take(NAMED).map(|null| sentence(null)).collect();
+    let more = sorted.len().saturating_sub(NAMED);
+    if more > 0 {
+        message.push(format!("{} in status.nullAttributes", counted(more, "more", "more")));
+    }
+    conditions.set("AttributesNull", true, reason, message.join("; "));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_comes_first_and_the_rest_is_counted() {
+        let null = |attribute: &str, cause, rows| {
+            let example = ("shop/cart".to_owned(), "a string");
+            NullCount { attribute: attribute.into(), cause, rows, example }
+        };
+        let nulls = [
+            null("owner", NullCause::Missing, 1),
+            null("port", NullCause::Failed, 4),
+            null("team", NullCause::TypeMismatch, 3000),
+        ];
+        let mut conditions = Conditions::after(&[], Some(1), k8s_openapi::jiff::Timestamp::UNIX_EPOCH);
+        judge(&nulls, &mut conditions);
+        let condition = conditions.done().remove(0);
+        assert_eq!(
+            (&*condition.reason, &*condition.message),
+            (
+                "TypeMismatch",
+                "team is null in 3000 rows: not of the declared type (shop/cart has a string); owner has no value in \
+                 1 row (shop/cart); 1 more in status.nullAttributes"
+            )
+        );
+        assert_eq!(
+            first_mismatch(&nulls).unwrap(),
+            "attribute team is null in 3000 rows: not of the declared type (shop/cart has a string)"
+        );
+        let lines = lines(&nulls);
+        assert_eq!((&*lines[0].name, lines[0].rows, lines.len()), ("team", 3000, 3));
+    }
+}

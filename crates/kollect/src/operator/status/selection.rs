@@ -1,0 +1,110 @@
+//! What of a target's selection matches nothing: the condition `Unmatched`.
+
+use kollect_engine::{select::SelectedNamespaces, store::Sight};
+use kollect_model::{crd::shapes::Gvk, row::TargetId};
+
+use super::View;
+use crate::{reason::Reason, world::ResolvedTarget};
+
+/// A part of a selection that matches nothing.
+pub(super) struct Unmatched {
+    pub(super) reason: Reason,
+    pub(super) message: String,
+    /// Nothing can be selected as the specs are.
+    pub(super) is_all: bool,
+}
+
+/// How many names a message has; the others are counted.
+const NAMED: usize = 2;
+
+fn names<T: ToString>(all: &[T]) -> String {
+    let named: Vec<String> = all.iter().take(NAMED).map(ToString::to_string).collect();
+    match all.len().saturating_sub(NAMED) {
+        0 => named.join(", "),
+        more => format!("{} and {more} more", named.join(", ")),
+    }
+}
+
+impl View<'_> {
+    /// What of the selection of a target matches nothing, once its kinds have been looked at.
+    pub(super) fn unmatched(
+        &self,
+        id: &TargetId,
+        resolved: &ResolvedTarget,
+        selected: &SelectedNamespaces,
+        rows: i64,
+    ) -> Option<Unmatched> {
+        let target = resolved.target.as_ref()?;
+        let selection = &target.selection;
+        let kinds: Vec<&Gvk> = selection.kinds().into_iter().collect();
+        let sights = self.rows.sights(std::slice::from_ref(id));
+        let is_absent = |gvk: &&&Gvk| {
+            let key = (id.clone(), gvk.group.as_str().into(), gvk.kind.as_str().into());
+            sights.get(&key) == Some(&Sight::Absent)
+        };
+        let absent: Vec<&Gvk> = kinds.iter().filter(is_absent).copied().collect();
+        let of_cluster = |gvk: &&&Gvk| self.coverage.is_cluster_scoped(gvk) == Some(true);
+        let cluster_scoped: Vec<&Gvk> = kinds.iter().filter(of_cluster).copied().collect();
+        if !absent.is_empty() {
+            let profile = &resolved.profile.1;
+            let message = format!(
+                "the cluster does not serve {}: correct spec.targetGVK of KollectProfile {profile}, or the gvk of \
+                 spec.resourceRules, or install the CustomResourceDefinition",
+                names(&absent),
+            );
+            return Some(Unmatched {
+                reason: Reason::KindNotServed,
+                message,
+                is_all: absent.len() == kinds.len(),
+            });
+        }
+        if selection.excludes_cluster_scoped() && !cluster_scoped.is_empty() {
+            let message = format!(
+                "objects of {} are in no namespace, and the spec selects namespaces: remove spec.namespaceSelector, \
+                 spec.includedNamespaces and spec.excludedNamespaces",
+                names(&cluster_scoped),
+            );
+            let is_all = cluster_scoped.len() == kinds.len();
+            return Some(Unmatched { reason: Reason::ClusterScopedKind, message, is_all });
+        }
+        let namespaces = self.unmatched_namespaces(selection, selected);
+        if let Some(unmatched) = namespaces.filter(|_| cluster_scoped.len() < kinds.len()) {
+            return Some(unmatched);
+        }
+        let nothing = rows == 0 && selection.selects_objects() && self.rows.failures(id).0 == 0;
+        let all_seen = sights.values().all(|sight| *sight.within_reach() == Sight::Everything);
+        (nothing && all_seen).then(|| Unmatched {
+            reason: Reason::NothingSelected,
+            message: format!("no object of {} matches the selectors of the target", names(&kinds)),
+            is_all: false,
+        })
+    }
+
+    fn unmatched_namespaces(
+        &self,
+        selection: &kollect_engine::select::Selection,
+        selected: &SelectedNamespaces,
+    ) -> Option<Unmatched> {
+        // Names that cannot be listed cannot be missed.
+        let known = self.namespaces.as_ref().filter(|namespaces| namespaces.complete)?;
+        let named = selection.named();
+        let is_missing = |name: &&String| !known.known.contains_key(name.as_str());
+        let missing: Vec<&String> = named.iter().filter(is_missing).collect();
+        if !missing.is_empty() {
+            let noun = if missing.len() == 1 { "namespace does" } else { "namespaces do" };
+            let message = format!(
+                "the {noun} not exist: {}; create what is missing, or remove it from spec.includedNamespaces",
+                names(&missing)
+            );
+            let is_all = missing.len() == named.len();
+            return Some(Unmatched { reason: Reason::NamespaceNotFound, message, is_all });
+        }
+        (selected.asked.is_empty() && selection.selects_by_labels()).then(|| Unmatched {
+            reason: Reason::NoNamespaceMatches,
+            message: "no namespace has the labels that the spec asks for: correct spec.namespaceSelector, or label \
+                      the namespaces"
+                .to_owned(),
+            is_all: false,
+        })
+    }
+}
