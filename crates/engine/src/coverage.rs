@@ -228,8 +228,10 @@ impl Coverage {
         let mut ledger = self.ledger();
         let own = ledger.places.iter_mut().filter(|(place, _)| place.gvk == *gvk);
         own.for_each(|(_, known)| known.resource = Some(resource.clone()));
-        ledger.resources.insert(gvk.clone(), (resource, namespaced));
-        self.report(&mut ledger, gvk);
+        let named = (resource, namespaced);
+        if ledger.resources.insert(gvk.clone(), named.clone()) != Some(named) {
+            self.report(&mut ledger, gvk);
+        }
     }
 
     /// Counts an object of a running list.

@@ -8,7 +8,6 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use kollect_model::{
-    backoff::Backoff,
     batch::InventoryId,
     binding::BindingName,
     destination::Destination,
@@ -18,7 +17,7 @@ use tokio::{sync::watch, time};
 
 use crate::{
     export::{Binding, Leftover, MayWrite, Stopped, Told, clean, follow},
-    schedule::TerminalPauses,
+    schedule::{TRANSIENT_PAUSES, TerminalPauses},
     store::StoreReader,
     tasks::{Task, TaskKind, TaskName, Tasks},
 };
@@ -320,7 +319,7 @@ async fn clean_until_done(
     tell: impl Fn(Told<'_>),
 ) {
     let moved = leftover.moved;
-    let (mut backoff, mut terminal) = (Backoff::default(), TerminalPauses::default());
+    let (mut backoff, mut terminal) = (TRANSIENT_PAUSES, TerminalPauses::default());
     loop {
         let error = match clean(leftover, rows, may_write).await {
             Ok(cleaned) => {

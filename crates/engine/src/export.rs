@@ -30,7 +30,9 @@ pub use coverage::coverage;
 pub use guard::{HeldRemovals, RemovalGuard, Selection};
 use outcome::ClaimedSink;
 pub use outcome::{KeptRows, Outcome};
-pub use progress::{Acknowledged, BindingProgress, Doing, LATE, Late, NamespaceRows, Pending, ProgressNow};
+pub use progress::{
+    Acknowledged, Acknowledgement, BindingProgress, Doing, LATE, Late, NamespaceRows, Pending, ProgressNow,
+};
 pub(crate) use state::Stopped;
 use state::{State, Woken};
 
@@ -40,7 +42,7 @@ pub async fn export(binding: &Binding, snapshot: &Snapshot) -> Result<Outcome, S
     let granted = claims::claim(binding, &*sink, 0).await?;
     let mut sink = ClaimedSink::new(sink, granted, binding);
     let difference = sink.compare(binding, snapshot, snapshot.sights()).await?;
-    let receipt = sink.write(binding, &difference.delta, snapshot.revision, snapshot.sights()).await?;
+    let receipt = sink.write(binding, &difference.delta, snapshot.reached.all(), snapshot.sights()).await?;
     Ok(difference.written(receipt, 0).0)
 }
 

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use kollect_model::crd::shapes::GoDuration;
+use kollect_model::{backoff::Backoff, crd::shapes::GoDuration};
 use tokio::{sync::Notify, time::Instant};
 
 /// What one level of configuration asks for.
@@ -67,7 +67,11 @@ impl Cadence {
     }
 }
 
-/// Pauses after errors that a person must mend: short ones while somebody may be at work on it, longer ones later.
+/// Pauses after errors that may pass by themselves: a sink that was mended is tried again within half a minute.
+/// [`Breaker`] keeps the bindings of one sink from trying more often than one of them would.
+pub const TRANSIENT_PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
+
+/// Pauses after errors that a person must mend: short ones while that may happen soon, longer ones later.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TerminalPauses {
     attempts: u32,

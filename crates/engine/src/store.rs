@@ -27,7 +27,7 @@ use changes::{Dirty, Touched};
 pub use kind_rows::{Failed, KindRows};
 use nulls::NullCounts;
 pub use nulls::{NullAttribute, NullAttributes, NullCause, NullCount};
-pub use read::{Sights, Snapshot, StoreReader};
+pub use read::{Listing, Sights, Snapshot, StoreReader};
 pub use sight::Sight;
 use sight::is_replaced;
 
@@ -72,6 +72,8 @@ struct Kind {
     /// Attributes of the rows that have no value.
     nulls: NullCounts,
     sight: Sight,
+    /// The list that is running: its rows are shown when it has ended.
+    listing: Option<RunningList>,
     /// The definition of the target that has seen so much.
     seen_by: Option<u32>,
     /// The last definition of the target that has read everything it selects, and the revision of the target then.
@@ -84,7 +86,24 @@ struct Kind {
     replaces: bool,
 }
 
+/// A list whose rows are not shown before it has ended.
+#[derive(Clone, Copy, Debug)]
+struct RunningList {
+    since: Instant,
+    /// Number of the last change before it.
+    revision: u64,
+}
+
 impl Kind {
+    /// So much of it has been seen. `revision` is the number of the last change.
+    fn see(&mut self, sight: Sight, revision: u64) {
+        self.listing = match sight {
+            Sight::Pending => self.listing.or(Some(RunningList { since: Instant::now(), revision })),
+            _ => None,
+        };
+        self.sight = sight;
+    }
+
     /// Which of its rows are for readers; the others wait.
     fn shown_rows(&self) -> ShownRows<'_> {
         match &self.sight {
@@ -193,6 +212,10 @@ impl Shared {
         *revision
     }
 
+    fn last_revision(&self) -> u64 {
+        *lock(&self.revision)
+    }
+
     /// Something has changed in a target: its rows, what cannot be read, or how much has been seen.
     fn report(&self, id: &TargetId, target: &mut Target) {
         if !std::mem::replace(&mut target.is_reported, true) {
@@ -207,6 +230,47 @@ impl Shared {
         target.wake_readers(id);
         self.report(id, target);
         self.sights.send_replace(());
+    }
+}
+
+/// How far the rows of some targets have come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reached {
+    /// Number of the last change of a row that is shown, or of which rows are shown.
+    revision: u64,
+    /// Rows of running lists have changed after this number, and are not shown yet.
+    hidden_after: u64,
+}
+
+impl Reached {
+    /// Nothing has changed.
+    const NOTHING: Self = Self { revision: 0, hidden_after: u64::MAX };
+
+    /// So far, and no list is running.
+    pub fn at(revision: u64) -> Self {
+        Self { revision, ..Self::NOTHING }
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self {
+            revision: self.revision.max(other.revision),
+            hidden_after: self.hidden_after.min(other.hidden_after),
+        }
+    }
+
+    /// Nothing newer than this number has been looked at.
+    fn up_to(self, last: u64) -> Self {
+        Self { revision: self.revision.min(last), ..self }
+    }
+
+    /// Every change up to this number is shown.
+    pub fn all(self) -> u64 {
+        self.revision.min(self.hidden_after)
+    }
+
+    /// Every change up to this number is shown, but for rows of lists that are running.
+    pub fn shown(self) -> u64 {
+        self.revision
     }
 }
 
@@ -229,7 +293,8 @@ impl StoreWriter {
         let rows = self.0.with(target, |entry, locked| {
             if std::mem::take(&mut locked.frozen) {
                 for kind in locked.kinds.values_mut() {
-                    (kind.sight, kind.seen_by, kind.completed) = (Sight::Pending, None, None);
+                    kind.see(Sight::Pending, shared.last_revision());
+                    (kind.seen_by, kind.completed) = (None, None);
                     // What happened to the objects meanwhile was not seen: rows that no list makes again, because
                     // their namespace is gone, too, are removed.
                     kind.outdate(None);
@@ -241,14 +306,15 @@ impl StoreWriter {
                 failures: BTreeMap::new(),
                 nulls: NullCounts::default(),
                 sight: Sight::Pending,
+                listing: None,
                 seen_by: None,
                 completed: None,
                 left: false,
                 shown: false,
                 replaces: false,
             });
-            if std::mem::take(&mut own.left) {
-                own.sight = Sight::Pending;
+            if std::mem::take(&mut own.left) || own.sight == Sight::Pending {
+                own.see(Sight::Pending, shared.last_revision());
             }
             let number = own.number;
             locked.users += 1;
@@ -263,7 +329,7 @@ impl StoreWriter {
     pub fn freeze(&self, id: &TargetId) {
         self.0.with(id, |_, target| {
             target.frozen = true;
-            target.kinds.values_mut().for_each(|kind| kind.sight = Sight::Partial);
+            target.kinds.values_mut().for_each(|kind| kind.see(Sight::Partial, 0));
             target.show_kinds();
             self.0.report_sight(id, target);
         });
@@ -386,6 +452,13 @@ impl Target {
             kind.replaces = left && (kind.replaces || !kind.shown);
             kind.shown |= !matches!(kind.shown_rows(), ShownRows::None);
         }
+    }
+
+    /// How far it has come.
+    fn reached(&self) -> Reached {
+        let listing = self.kinds.values().filter(|kind| !kind.left).filter_map(|kind| kind.listing);
+        let hidden_after = listing.map(|listing| listing.revision).min().unwrap_or(u64::MAX);
+        Reached { revision: self.revision, hidden_after }
     }
 
     /// Which rows of a kind are for readers.

@@ -132,12 +132,18 @@ impl KindTask {
     fn take_targets(&mut self, targets: &[Arc<Target>]) {
         let before = self.targets.drain(..).map(|target| (target.definition(), target));
         let mut before: BTreeMap<u32, KindTarget> = before.collect();
+        let mut is_new = false;
         let now = targets.iter().map(|target| {
             let known = before.remove(&target.definition);
+            is_new |= known.is_none();
             known.unwrap_or_else(|| KindTarget::new(&self.context, &self.kind, target))
         });
         self.targets.extend(now);
-        self.plan.permissions.review_soon();
+        if is_new {
+            // What an edited target may see is asked for at once.
+            self.plan.permissions.review_soon();
+            self.plan.permissions.doubt_denials(&self.namespaces);
+        }
         self.feeds.set_split(self.targets.iter().any(KindTarget::is_split));
         self.plan.outdate();
     }

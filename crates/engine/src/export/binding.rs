@@ -134,11 +134,6 @@ pub struct Binding {
 }
 
 impl Binding {
-    /// Version and generation.
-    pub(super) fn id(&self) -> (u64, i64) {
-        (self.version, self.generation)
-    }
-
     /// All rows of no targets: what is said about an inventory without more.
     pub fn new(
         inventory: InventoryId,

@@ -10,7 +10,10 @@ use std::{
 use kollect_model::row::{RowDigest, RowKey, TargetId};
 use tokio::time::{self, Instant};
 
-use crate::{clock, store::WaitingChanges};
+use crate::{
+    clock,
+    store::{Reached, WaitingChanges},
+};
 
 /// A call to a sink that takes longer shows in the status, and so does a change that waits for so much longer than
 /// the cadence asks for.
@@ -25,6 +28,10 @@ pub struct Acknowledged {
     pub generation: i64,
     /// Every change of the inventory's rows up to this number is in the sink.
     pub revision: u64,
+    /// The same without rows of targets whose list was running: those join when it has ended.
+    pub shown_revision: u64,
+    /// How many rows the sink refuses: it holds older versions of them, or none.
+    pub refused: usize,
     /// How many rows the sink holds.
     pub rows: usize,
     /// Sum of their digests: the same for the same rows, in whatever order they came.
@@ -33,6 +40,25 @@ pub struct Acknowledged {
     pub checksum: Option<String>,
     /// When the sink acknowledged the last row, or that it held all of them.
     pub at: SystemTime,
+    /// Nothing was written since this process first compared the sink: the last row is older than `at`.
+    pub is_found: bool,
+}
+
+/// What a sink has done with a version of a binding.
+#[derive(Clone, Debug)]
+pub struct Acknowledgement {
+    /// [`super::Binding::version`].
+    pub version: u64,
+    /// Generation of the inventory's spec in that version.
+    pub generation: i64,
+    /// How far the rows had come that it has now.
+    pub reached: Reached,
+    /// Checksum of the document or event that was written last.
+    pub checksum: Option<String>,
+    /// How many rows it refuses.
+    pub refused: usize,
+    /// Whether something was written.
+    pub wrote: bool,
 }
 
 /// Rows that a sink does not have yet.
@@ -73,6 +99,7 @@ pub struct BindingProgress(Arc<Mutex<Inner>>);
 #[derive(Default)]
 struct Inner {
     acknowledged: Option<Acknowledged>,
+    tried: Option<u64>,
     held: HeldRows,
     is_known: bool,
     doing: Option<(Doing, Instant)>,
@@ -87,6 +114,8 @@ struct Inner {
 pub struct ProgressNow {
     /// What the sink has acknowledged last; `None`: nothing since this process began to write it.
     pub acknowledged: Option<Acknowledged>,
+    /// The newest version of the binding of which an attempt has ended, whatever came of it.
+    pub tried: Option<u64>,
     /// Whether the sink holds what it acknowledged last, as far as is known. Otherwise it is going to be compared.
     pub is_known: bool,
     /// What is being done, and since when.
@@ -130,9 +159,10 @@ impl BindingProgress {
     pub fn read(&self) -> ProgressNow {
         let (mut now, changes, taken, next_write) = {
             let inner = self.lock();
-            let Inner { acknowledged, is_known, doing, .. } = &*inner;
+            let Inner { acknowledged, tried, is_known, doing, .. } = &*inner;
             let now = ProgressNow {
                 acknowledged: acknowledged.clone(),
+                tried: *tried,
                 is_known: *is_known,
                 doing: *doing,
                 pending: None,
@@ -157,6 +187,11 @@ impl BindingProgress {
         let inner = self.lock();
         inner.is_known
             && inner.acknowledged.as_ref().is_some_and(|acknowledged| acknowledged.version == version)
+    }
+
+    /// Whether an attempt with this version of the binding, or a newer one, has ended, whatever came of it.
+    pub fn has_tried(&self, version: u64) -> bool {
+        self.lock().tried.is_some_and(|tried| tried >= version)
     }
 
     /// The rows that the sink holds by namespace, if the binding counts them.
@@ -184,6 +219,11 @@ impl BindingProgress {
         self.lock().doing = None;
     }
 
+    /// An attempt to bring the sink up to date with a version of the binding has ended.
+    pub fn tried(&self, version: u64) {
+        self.lock().tried = Some(version);
+    }
+
     /// What the sink holds is not known any more.
     pub fn doubt(&self) {
         self.lock().is_known = false;
@@ -207,30 +247,41 @@ impl BindingProgress {
 
     /// The sink has acknowledged what it holds now. Its time moves only if something was written, or if it was not known
     /// what the sink holds.
-    pub fn acknowledge(
-        &self,
-        (version, generation): (u64, i64),
-        revision: u64,
-        checksum: Option<String>,
-        wrote: bool,
-    ) {
+    pub fn acknowledge(&self, acknowledgement: Acknowledgement) {
+        let Acknowledgement { version, generation, reached, checksum, refused, wrote } = acknowledgement;
         let mut inner = self.lock();
-        let before = inner.acknowledged.as_ref().filter(|_| inner.is_known && !wrote);
+        let last = inner.acknowledged.as_ref();
+        let before = last.filter(|_| inner.is_known && !wrote);
         let at = before.map_or_else(clock::now, |before| before.at);
+        let is_found = !wrote && before.or(last).is_none_or(|last| last.is_found && inner.is_known);
         let HeldRows { rows, digest, .. } = inner.held;
-        inner.acknowledged = Some(Acknowledged { version, generation, revision, rows, digest, checksum, at });
-        (inner.is_known, inner.taken) = (true, None);
+        let (revision, shown_revision) = (reached.all(), reached.shown());
+        inner.acknowledged = Some(Acknowledged {
+            version,
+            generation,
+            revision,
+            shown_revision,
+            refused,
+            rows,
+            digest,
+            checksum,
+            at,
+            is_found,
+        });
+        (inner.is_known, inner.taken, inner.tried) = (true, None, Some(version));
     }
 
-    /// All changes up to a revision have been looked at, and none of them is for the sink. Answers whether that is a newer
-    /// one than before.
-    pub(super) fn advance(&self, revision: u64) -> bool {
+    /// All changes have been looked at up to there, and none of them is for the sink, which refuses so many rows now.
+    /// Answers whether that is further than before.
+    pub(super) fn advance(&self, reached: Reached, refused: usize) -> bool {
         let mut inner = self.lock();
         inner.taken = None;
         let Some(acknowledged) = &mut inner.acknowledged else { return false };
-        let is_newer = acknowledged.revision < revision;
-        acknowledged.revision = acknowledged.revision.max(revision);
-        is_newer
+        let before = (acknowledged.revision, acknowledged.shown_revision);
+        acknowledged.revision = acknowledged.revision.max(reached.all());
+        acknowledged.shown_revision = acknowledged.shown_revision.max(reached.shown());
+        acknowledged.refused = refused;
+        before != (acknowledged.revision, acknowledged.shown_revision)
     }
 
     /// Calls `tell` whenever something begins to take too long. Never returns.
@@ -289,6 +340,11 @@ impl HeldRows {
 mod tests {
     use super::*;
 
+    fn acknowledgement(wrote: bool) -> Acknowledgement {
+        let reached = Reached::at(5);
+        Acknowledgement { version: 1, generation: 1, reached, checksum: None, refused: 0, wrote }
+    }
+
     fn key(namespace: &str, uid: &str) -> RowKey {
         RowKey {
             target: TargetId { namespace: None, name: "all".into() },
@@ -330,7 +386,7 @@ mod tests {
         assert_eq!(progress.read().pending.map(|pending| pending.rows), Some(2), "nothing acknowledged them");
         time::sleep(cadence).await;
         assert_eq!(late(), Some(Late::Pending));
-        progress.acknowledge((1, 1), 5, None, true);
+        progress.acknowledge(acknowledgement(true));
         assert_eq!((late(), progress.read().pending), (None, None));
     }
 
@@ -339,13 +395,14 @@ mod tests {
         clock::simulate(SystemTime::UNIX_EPOCH);
         let progress = BindingProgress::default();
         let at = || progress.read().acknowledged.map(|acknowledged| acknowledged.at);
-        progress.acknowledge((1, 1), 5, None, false);
+        let is_found = || progress.read().acknowledged.is_some_and(|acknowledged| acknowledged.is_found);
+        progress.acknowledge(acknowledgement(false));
         let first = at();
         time::sleep(Duration::from_mins(1)).await;
-        progress.acknowledge((1, 1), 5, None, false);
-        assert_eq!(at(), first, "an audit that finds nothing");
+        progress.acknowledge(acknowledgement(false));
+        assert_eq!((at(), is_found()), (first, true), "an audit that finds nothing");
         progress.doubt();
-        progress.acknowledge((1, 1), 5, None, false);
-        assert!(at() > first, "it was not known what the sink held");
+        progress.acknowledge(acknowledgement(false));
+        assert!(at() > first && !is_found(), "it was not known what the sink held");
     }
 }

@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::{
-    Binding, BindingProgress, Doing, MayWrite, Outcome, Told,
+    Acknowledgement, Binding, BindingProgress, Doing, MayWrite, Outcome, Told,
     claims::{self, Disputes},
     coverage::{self, is_complete},
     deadline,
@@ -28,8 +28,8 @@ use super::{
     progress::HeldRows,
 };
 use crate::{
-    schedule::TerminalPauses,
-    store::{Change, Changes, Sight, Sights, StoreReader, Taken},
+    schedule::{TRANSIENT_PAUSES, TerminalPauses},
+    store::{Change, Changes, Reached, Sight, Sights, StoreReader, Taken},
 };
 
 /// How a wait ended.
@@ -127,7 +127,7 @@ impl<'a> State<'a> {
             last_write: None,
             last_comparison: None,
             disputes: Disputes::default(),
-            backoff: Backoff::default(),
+            backoff: TRANSIENT_PAUSES,
             terminal: TerminalPauses::default(),
             was_open: false,
             binding,
@@ -193,6 +193,7 @@ impl<'a> State<'a> {
         let error = match stopped {
             Stopped::Sink(error) => error,
             Stopped::Breaker(until) => {
+                self.binding.progress.tried(self.binding.version);
                 let pause = until.saturating_duration_since(Instant::now());
                 tell(Told::Paused { pause });
                 return Some(pause);
@@ -217,6 +218,7 @@ impl<'a> State<'a> {
             }
             _ => self.terminal.next_pause(),
         };
+        self.binding.progress.tried(self.binding.version);
         tell(Told::Failed { error: &error, pause: Some(pause) });
         Some(pause)
     }
@@ -311,7 +313,7 @@ impl<'a> State<'a> {
         let contents = match sink.delivery() {
             Delivery::Snapshots => self.send_snapshot(&mut sink, tell).await?,
             Delivery::Changes => {
-                let Taken { changes, revision, since } = self.changes.take_all();
+                let Taken { changes, reached, since } = self.changes.take_all();
                 // What has just been seen may prove rows gone that only the sink knows.
                 let compare = compare || self.rows.sights(&binding.targets) != self.seen;
                 let doing = if compare { Doing::Comparing } else { Doing::Writing };
@@ -323,7 +325,7 @@ impl<'a> State<'a> {
                 if compare || guarded || known {
                     self.compare(&mut sink, contents, (changes, causes), tell).await?
                 } else {
-                    self.write_changes(&mut sink, changes, revision, tell).await?
+                    self.write_changes(&mut sink, changes, reached, tell).await?
                 }
             }
         };
@@ -336,10 +338,10 @@ impl<'a> State<'a> {
 
     /// What has changed leaves nothing to write: the sink has reached a newer revision all the same.
     fn pass(&mut self, tell: &impl Fn(Told<'_>)) {
-        let Some(revision) = self.changes.revision_if_empty() else { return };
+        let Some(reached) = self.changes.reached_if_empty() else { return };
         // If more has just been seen that is looked at next.
         let is_same = self.rows.sights(&self.binding.targets) == self.seen;
-        if is_same && self.binding.progress.advance(revision) {
+        if is_same && self.binding.progress.advance(reached, self.refused.len()) {
             tell(Told::Passed);
         }
     }
@@ -382,6 +384,7 @@ impl<'a> State<'a> {
         if let Some(held) = held {
             (self.seen, self.last_comparison) = (seen, Some(Instant::now()));
             binding.progress.doubt();
+            binding.progress.tried(binding.version);
             tell(Told::RemovalsHeld(&held));
             return Ok(Contents::Held);
         }
@@ -390,7 +393,7 @@ impl<'a> State<'a> {
         if !delta.is_empty() {
             binding.progress.begin(Doing::Writing, None);
         }
-        let receipt = sink.write(&binding, delta, snapshot.revision, &seen).await?;
+        let receipt = sink.write(&binding, delta, snapshot.reached.all(), &seen).await?;
         if !delta.is_empty() {
             self.last_write = Some(Instant::now());
         }
@@ -408,8 +411,8 @@ impl<'a> State<'a> {
         self.refused = refused.collect();
         binding.progress.hold(difference.held.clone());
         binding.progress.change(written(delta, &self.refused, before));
-        let (revision, checksum) = (snapshot.revision, receipt.checksum.clone());
-        binding.progress.acknowledge(binding.id(), revision, checksum, !delta.is_empty());
+        let wrote = !delta.is_empty();
+        binding.progress.acknowledge(self.acknowledgement(snapshot.reached, &receipt, wrote));
         binding.selection.acknowledge(self.last_comparison.is_none());
         (self.seen, self.last_comparison) = (seen, Some(Instant::now()));
         let (outcome, left_alone) = difference.written(receipt, drifted);
@@ -423,7 +426,7 @@ impl<'a> State<'a> {
         &mut self,
         sink: &mut ClaimedSink,
         changes: Vec<Change>,
-        revision: u64,
+        reached: Reached,
         tell: &impl Fn(Told<'_>),
     ) -> Result<Contents, Stopped> {
         let binding = self.binding.clone();
@@ -437,18 +440,18 @@ impl<'a> State<'a> {
         }));
         if delta.is_empty() {
             // What has changed is not for this inventory, or has changed back.
-            let is_newer = binding.progress.advance(revision);
+            refused_before.iter().for_each(|key| drop(self.refused.remove(key)));
+            let is_newer = binding.progress.advance(reached, self.refused.len());
             if is_newer && refused_before.is_empty() {
                 tell(Told::Passed);
             }
             if !refused_before.is_empty() {
-                refused_before.iter().for_each(|key| drop(self.refused.remove(key)));
                 tell(Told::Written(&delta, &Receipt { refused: self.refusals(), ..Receipt::default() }));
             }
             return Ok(Contents::Known);
         }
         self.check_may_write()?;
-        let mut receipt = sink.write(&binding, &delta, revision, &self.seen).await?;
+        let mut receipt = sink.write(&binding, &delta, reached.all(), &self.seen).await?;
         self.last_write = Some(Instant::now());
         // What the sink held of each row before.
         let mut held: BTreeMap<RowKey, Option<RowDigest>> = BTreeMap::new();
@@ -463,12 +466,19 @@ impl<'a> State<'a> {
             self.refused.insert(refusal.key.clone(), refused);
         }
         binding.progress.change(written(&delta, &self.refused, before));
-        binding.progress.acknowledge(binding.id(), revision, receipt.checksum.clone(), true);
+        binding.progress.acknowledge(self.acknowledgement(reached, &receipt, true));
         // Those of earlier writes are still missing.
         receipt.refused = self.refusals();
         binding.selection.acknowledge(false);
         tell(Told::Written(&delta, &receipt));
         Ok(Contents::Known)
+    }
+
+    /// What the sink has done with the rows; [`Self::refused`] is known.
+    fn acknowledgement(&self, reached: Reached, receipt: &Receipt, wrote: bool) -> Acknowledgement {
+        let Binding { version, generation, .. } = *self.binding;
+        let (checksum, refused) = (receipt.checksum.clone(), self.refused.len());
+        Acknowledgement { version, generation, reached, checksum, refused, wrote }
     }
 
     fn refusals(&self) -> Vec<Refusal> {
@@ -499,22 +509,24 @@ impl<'a> State<'a> {
         let blind = unseen || pending || !seen.keys().all(|place| self.once_complete.contains(place));
         (self.seen, self.last_comparison) = (seen.clone(), Some(Instant::now()));
         if blind && binding.last_checksum.get().is_some() {
+            binding.progress.tried(binding.version);
             tell(Told::HeldBack { coverage: &coverage::unseen(&seen, is_seen) });
             return Ok(Contents::Known);
         }
         let added = snapshot.rows.values().cloned().collect();
         let delta = Delta { added, ..Delta::default() };
         self.check_may_write()?;
-        let receipt = sink.write(&binding, &delta, snapshot.revision, &seen).await?;
+        let receipt = sink.write(&binding, &delta, snapshot.reached.all(), &seen).await?;
         if !delta.is_empty() {
             self.last_write = Some(Instant::now());
         }
+        // The same rows are not sent twice.
+        let wrote = binding.last_checksum.get() != receipt.checksum;
         binding.last_checksum.set(receipt.checksum.as_ref());
         let mut held = HeldRows::new(binding.counts_namespaces);
         delta.rows().for_each(|row| held.change(&row.key, None, Some(row.digest)));
         binding.progress.hold(held);
-        let (revision, checksum) = (snapshot.revision, receipt.checksum.clone());
-        binding.progress.acknowledge(binding.id(), revision, checksum, true);
+        binding.progress.acknowledge(self.acknowledgement(snapshot.reached, &receipt, wrote));
         let kept = BTreeMap::new();
         let is_complete = !blind;
         let outcome = Outcome { delta, receipt, unchanged: 0, left_alone: 0, drifted: 0, is_complete, kept };

@@ -8,7 +8,7 @@ use std::{
 use kollect_model::row::{Row, RowKey, TargetId};
 use tokio::{sync::Notify, time::Instant};
 
-use super::{KindName, Shared, ShownRows, Snapshot, Target, lock};
+use super::{KindName, Reached, Shared, ShownRows, Snapshot, Target, lock};
 
 /// Rows that have changed since a reader last asked.
 pub(super) type TouchedRows = BTreeMap<RowKey, Touched>;
@@ -61,8 +61,8 @@ pub struct Change {
 pub struct Taken {
     /// The changes.
     pub changes: Vec<Change>,
-    /// Every change of the targets up to this number has been taken, now or before.
-    pub revision: u64,
+    /// Every change of the targets up to there has been taken, now or before.
+    pub reached: Reached,
     /// Since when there was one, if there was.
     pub since: Option<Instant>,
 }
@@ -118,8 +118,8 @@ impl Changes {
         let since = lock(&self.0.dirty.rows).since.take();
         // A change gets its number and is noted while its target is locked. So what has a number now has been noted
         // when its target can be locked afterwards.
-        let last = *lock(&self.0.shared.revision);
-        let revision = self.0.of_targets(|target, dirty| {
+        let last = self.0.shared.last_revision();
+        let reached = self.0.of_targets(|target, dirty| {
             dirty.retain(|name, rows| {
                 let shown = target.shown_rows(name);
                 let taken = match shown {
@@ -136,7 +136,7 @@ impl Changes {
         if dirty.targets.is_empty() {
             dirty.since = None;
         }
-        Taken { changes, revision: revision.min(last), since }
+        Taken { changes, reached: reached.up_to(last), since }
     }
 
     /// To look at what nothing has taken yet.
@@ -146,20 +146,20 @@ impl Changes {
 
     /// Whether [`Self::take`] would find nothing.
     pub fn is_empty(&self) -> bool {
-        lock(&self.0.dirty.rows).targets.is_empty() || self.revision_if_empty().is_some()
+        lock(&self.0.dirty.rows).targets.is_empty() || self.reached_if_empty().is_some()
     }
 
-    /// If [`Self::take`] would find nothing: the revision that it would reach.
-    pub fn revision_if_empty(&self) -> Option<u64> {
-        let last = *lock(&self.0.shared.revision);
+    /// If [`Self::take`] would find nothing: how far it would reach.
+    pub fn reached_if_empty(&self) -> Option<Reached> {
+        let last = self.0.shared.last_revision();
         let mut empty = true;
-        let revision = self.0.of_targets(|target, dirty| {
+        let reached = self.0.of_targets(|target, dirty| {
             empty &= !dirty.iter().any(|(name, rows)| match target.shown_rows(name) {
                 ShownRows::None => false,
                 shown => rows.keys().any(|key| shown.contain(key)),
             });
         });
-        empty.then_some(revision.min(last))
+        empty.then_some(reached.up_to(last))
     }
 
     /// The reader knows this snapshot: what it contains is no change.
@@ -189,13 +189,13 @@ impl Changes {
 
 impl Reader {
     /// Looks at what has changed, target by target. Each is locked meanwhile, so that what was changed at once is
-    /// seen at once. Writers lock in the same order: the target, then the changes of a reader. Answers the newest
-    /// revision of a target.
-    fn of_targets(&self, mut look: impl FnMut(&Target, &mut BTreeMap<KindName, TouchedRows>)) -> u64 {
-        let mut revision = 0;
+    /// seen at once. Writers lock in the same order: the target, then the changes of a reader. Answers how far the
+    /// targets have come.
+    fn of_targets(&self, mut look: impl FnMut(&Target, &mut BTreeMap<KindName, TouchedRows>)) -> Reached {
+        let mut reached = Reached::NOTHING;
         for (id, target) in &self.targets {
             let target = lock(target);
-            revision = revision.max(target.revision);
+            reached = reached.and(target.reached());
             let mut rows = lock(&self.dirty.rows);
             if let Some(dirty) = rows.targets.get_mut(id) {
                 look(&target, dirty);
@@ -204,7 +204,7 @@ impl Reader {
                 }
             }
         }
-        revision
+        reached
     }
 }
 

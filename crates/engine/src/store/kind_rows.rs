@@ -179,7 +179,7 @@ impl KindRows {
         let Some(kind) = target.open(self) else { return };
         let is_news = std::mem::replace(&mut kind.seen_by, self.definition) != self.definition;
         if kind.sight != sight {
-            kind.sight = sight;
+            kind.see(sight, self.shared.last_revision());
             target.replace_left_kinds(&self.shared);
             self.shared.report_sight(&self.id, &mut target);
         } else if is_news {

@@ -9,16 +9,25 @@ use kollect_model::{
     crd::shapes::Gvk,
     row::{Row, RowKey, TargetId},
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 use super::{
-    Changes, Dirty, Held, Kind, NullAttribute, NullCause, NullCount, Place, Shared, ShownRows, Sight, Target,
-    changes::Reader, is_replaced, lock,
+    Changes, Dirty, Held, Kind, NullAttribute, NullCause, NullCount, Place, Reached, Shared, ShownRows,
+    Sight, Target, changes::Reader, is_replaced, lock,
 };
 
 /// Reads rows.
 #[derive(Clone)]
 pub struct StoreReader(pub(super) Arc<Shared>);
+
+/// A list of a kind of a target that is running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listing {
+    /// The kind has never been read as a whole before.
+    pub is_first: bool,
+    /// When it began.
+    pub since: Instant,
+}
 
 /// How much has been seen of each kind of each target.
 pub type Sights = BTreeMap<Place, Sight>;
@@ -28,8 +37,8 @@ pub type Sights = BTreeMap<Place, Sight>;
 pub struct Snapshot {
     /// The rows, in a stable order.
     pub rows: BTreeMap<RowKey, Arc<Row>>,
-    /// Every change of the targets up to this number is in it.
-    pub revision: u64,
+    /// Every change of the targets up to there is in it.
+    pub reached: Reached,
     sights: Sights,
     /// Targets of which nothing is known: no task collects them now.
     frozen: BTreeSet<TargetId>,
@@ -93,19 +102,19 @@ impl StoreReader {
     pub fn snapshot_of_seen(&self, targets: &[TargetId], rest: Sight) -> Snapshot {
         let mut snapshot = Snapshot {
             rows: BTreeMap::new(),
-            revision: 0,
+            reached: Reached::NOTHING,
             sights: BTreeMap::new(),
             frozen: BTreeSet::new(),
             rest,
         };
-        let last = *lock(&self.0.revision);
+        let last = self.0.last_revision();
         for id in targets {
             let Some(target) = self.0.get(id) else {
                 snapshot.frozen.insert(id.clone());
                 continue;
             };
             let target = lock(&target);
-            snapshot.revision = snapshot.revision.max(target.revision);
+            snapshot.reached = snapshot.reached.and(target.reached());
             if target.frozen || target.kinds.values().all(|kind| kind.left) {
                 snapshot.frozen.insert(id.clone());
             }
@@ -121,7 +130,7 @@ impl StoreReader {
             }
         }
         // What changed in a target while another one was read may have a smaller number, and is not here.
-        snapshot.revision = snapshot.revision.min(last);
+        snapshot.reached = snapshot.reached.up_to(last);
         snapshot
     }
 
@@ -144,7 +153,7 @@ impl StoreReader {
 
     /// Number of the last change of any row.
     pub fn last_revision(&self) -> u64 {
-        *lock(&self.0.revision)
+        self.0.last_revision()
     }
 
     /// Number of the last change of these targets' rows.
@@ -172,12 +181,13 @@ impl StoreReader {
         !target.frozen && target.kinds.values().filter(|kind| !kind.left).all(has_read)
     }
 
-    /// Whether a kind of the target has never been read as a whole, and its first list is running.
-    pub fn is_listing(&self, target: &TargetId) -> bool {
-        let Some(target) = self.0.get(target) else { return false };
+    /// The list of a kind of the target that is running, if there is one: rows join when it has ended.
+    pub fn listing(&self, target: &TargetId) -> Option<Listing> {
+        let target = self.0.get(target)?;
         let target = lock(&target);
-        let first = |kind: &Kind| !kind.left && kind.sight == Sight::Pending && kind.completed.is_none();
-        target.kinds.values().any(first)
+        let kinds = target.kinds.values().filter(|kind| !kind.left);
+        let running = kinds.filter_map(|kind| Some((kind.completed.is_none(), kind.listing?.since)));
+        running.map(|(is_first, since)| Listing { is_first, since }).max_by_key(|listing| listing.is_first)
     }
 
     /// The targets in which something has changed since the last call: rows, what cannot be read, or how much has been
@@ -210,7 +220,19 @@ impl StoreReader {
         lock(&target).kinds.values().map(|kind| kind.nulls.mismatched()).sum()
     }
 
-    /// Attributes of a target's rows that have no value, by name and cause.
+    /// In how many rows of a target attributes have no value, by name and cause.
+    pub fn null_rows(&self, target: &TargetId) -> BTreeMap<(Arc<str>, NullCause), usize> {
+        let mut sums = BTreeMap::new();
+        let Some(target) = self.0.get(target) else { return sums };
+        for kind in lock(&target).kinds.values() {
+            for (name, cause, rows, _) in kind.nulls.iter() {
+                *sums.entry((name.clone(), cause)).or_default() += rows;
+            }
+        }
+        sums
+    }
+
+    /// The same with an example of each, which may have to be looked for among all rows.
     pub fn nulls(&self, target: &TargetId) -> Vec<NullCount> {
         let Some(target) = self.0.get(target) else { return Vec::new() };
         let target = lock(&target);

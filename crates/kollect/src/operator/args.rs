@@ -430,6 +430,15 @@ mod tests {
         args: Args,
     }
 
+    #[test]
+    fn the_read_api_is_refused() {
+        let rules =
+            |flag: &str| Line::try_parse_from(["kollect", flag]).map(|line| line.args).unwrap().rules();
+        let refused = rules("--inventory-http-enabled=true").unwrap_err().to_string();
+        assert!(refused.contains("--inventory-http-enabled: the read API is not part"), "{refused}");
+        rules("--inventory-http-enabled=false").unwrap();
+    }
+
     fn metrics(flags: &[&str]) -> Option<(String, bool, bool)> {
         let args = Line::try_parse_from([&["kollect"], flags].concat()).map(|line| line.args).unwrap();
         let (endpoint, guarded) = args.metrics()?;

@@ -267,23 +267,27 @@ impl Bindings {
             return None;
         }
         line.export.into_iter().for_each(|export| self.board.remember(&line.binding, export));
-        self.want(inventory, line, sink);
+        let is_newest = self.want(inventory, line, sink);
+        self.board.set_newest(&line.binding, is_newest);
         let binding = self.good.get(&line.binding)?.binding.clone();
         let suspended = inventory.resolved.suspended || sink.plan.is_err();
         Some((line.binding.clone(), Wanted { binding, suspended }))
     }
 
-    /// Keeps the definition of a binding, the same value as before if nothing has changed.
-    fn want(&mut self, inventory: &Inventory<'_>, line: &Line<'_>, sink: &BoundSink) {
+    /// Keeps the definition of a binding, the same value as before if nothing has changed. Answers whether it is what specs
+    /// ask for: while that cannot be made, the last one stands.
+    fn want(&mut self, inventory: &Inventory<'_>, line: &Line<'_>, sink: &BoundSink) -> bool {
         let Inventory { name, metadata, resolved, .. } = inventory;
         let choice = resolved.rows.among(self.namespaces.as_deref());
-        let (Ok(Some(plan)), Some(place), Some(choice)) = (&*sink.plan, &sink.place, choice) else { return };
+        let (Ok(Some(plan)), Some(place), Some(choice)) = (&*sink.plan, &sink.place, choice) else {
+            return false;
+        };
         // Before a claim is asked for the inventory cannot vanish, and its status says where: a process that comes
         // after this one finds the rows. Until then they are written where they were.
         let findable = is_protected(name.kind(), metadata) && line.told().speak_of(place);
         let known = self.good.get(&line.binding).filter(|known| known.place.is_at(place));
         if known.is_none() && !findable {
-            return;
+            return false;
         }
         let (last_checksum, current, selection, progress) = match known.map(|known| &*known.binding) {
             Some(Binding { last_checksum, current, selection, progress, .. }) => {
@@ -321,7 +325,7 @@ impl Bindings {
         };
         let known = self.good.get(&line.binding).filter(|known| known.place.is_at(place));
         if known.is_some_and(|known| same(&known.binding, &candidate)) {
-            return;
+            return true;
         }
         let is_other = |known: &Good| {
             known.binding.requested != candidate.requested
@@ -341,6 +345,7 @@ impl Bindings {
         self.board.begin(&line.binding, place, &candidate.progress, wanted);
         let binding = Arc::new(Binding { version: self.versions, ..candidate });
         self.good.insert(line.binding.clone(), Good { place: place.clone(), binding });
+        true
     }
 
     /// A binding without targets.

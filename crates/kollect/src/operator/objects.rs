@@ -70,8 +70,8 @@ pub(crate) struct Known {
     blind: BTreeMap<Query, Blindness>,
     /// How often something has changed, other than a status.
     definitions: u64,
-    /// Kind and name of objects whose status has changed since [`Objects::take_changed_statuses`] was last called, and
-    /// nothing else of them.
+    /// Kind and name of objects whose status has changed since [`Objects::take_changed`] was last called, and nothing else
+    /// of them.
     changed_statuses: BTreeSet<ObjectKey>,
 }
 
@@ -335,9 +335,12 @@ impl Objects {
         self.statuses.subscribe()
     }
 
-    /// Kind and name of objects whose status has changed since the last call, and nothing else of them.
-    pub(crate) fn take_changed_statuses(&self) -> BTreeSet<ObjectKey> {
-        std::mem::take(&mut lock(&self.known).changed_statuses)
+    /// What is known now, with kind and name of objects whose status has changed since the last call, and nothing else of
+    /// them. Both at once: a status that changes later is among those of the next call.
+    pub(crate) fn take_changed(&self) -> (Known, BTreeSet<ObjectKey>) {
+        let mut known = lock(&self.known);
+        let changed = std::mem::take(&mut known.changed_statuses);
+        (known.clone(), changed)
     }
 
     /// Returns when every kind has been listed, or is certainly not there. Half of the objects would mean

@@ -29,8 +29,9 @@ pub(crate) struct Progress {
     engine: BindingProgress,
     /// The version of the binding that is wanted.
     wanted: Option<WantedVersion>,
-    /// Something has come of the version that is wanted: it was acknowledged, held back, or failed.
-    pub(crate) was_tried: bool,
+    /// Since when specs have asked for something newer, which cannot be wanted yet: the Secrets of the sink are being
+    /// looked up.
+    newer_since: Option<Instant>,
     /// What was told last.
     news: News,
     /// Rows that the sink refuses, by name.
@@ -170,10 +171,21 @@ impl Board {
         }
         (progress.engine, progress.wanted) = (engine.clone(), Some(wanted));
         progress.news.is_acknowledged = false;
-        progress.was_tried = false;
+        progress.newer_since = None;
         progress.destinations.begin(place);
         drop(bindings);
         self.note(name, false);
+    }
+
+    /// Whether the version of a binding that is wanted is what specs ask for.
+    pub(crate) fn set_newest(&self, name: &BindingName, is_newest: bool) {
+        let mut bindings = self.lock();
+        let Some(progress) = bindings.get_mut(name) else { return };
+        if is_newest != progress.newer_since.is_none() {
+            progress.newer_since = if is_newest { None } else { Some(Instant::now()) };
+            drop(bindings);
+            self.note(name, false);
+        }
     }
 
     /// What the line of a binding shall say about its destinations, and whether those that it has left may be cleaned.
@@ -310,15 +322,6 @@ impl Progress {
         for warning in warnings {
             warn!(binding = %name, warning, "written with a warning");
         }
-        self.was_tried |= !matches!(
-            told,
-            Told::Claimed(_)
-                | Told::ClaimLost(_)
-                | Told::Passed
-                | Told::Waits
-                | Told::Late
-                | Told::NotCleaned { .. }
-        );
         match told {
             Told::Claimed(claim) => {
                 info!(binding = %name, %place, epoch = claim.epoch, taken_from = claim.taken_from, "claimed");
@@ -389,7 +392,7 @@ impl Progress {
         self.engine.read()
     }
 
-    /// The rows that the sink holds by namespace, if that is counted.
+    /// The same, shared with the task of the binding.
     pub(crate) fn engine(&self) -> &BindingProgress {
         &self.engine
     }
@@ -399,6 +402,36 @@ impl Progress {
         self.wanted.as_ref()
     }
 
+    /// Since when specs have asked for something newer than the version that is wanted.
+    pub(crate) fn newer_since(&self) -> Option<Instant> {
+        self.newer_since
+    }
+
+    /// Whether an attempt has ended, whatever came of it, with the newest version of the binding and this value of the
+    /// annotation that asks for a comparison.
+    pub(crate) fn has_handled(&self, requested: Option<&String>) -> bool {
+        let is_tried = |wanted: &WantedVersion| {
+            wanted.requested.as_ref() == requested && self.engine.has_tried(wanted.number)
+        };
+        self.duplicate.is_some() || self.newer_since.is_none() && self.wanted.as_ref().is_some_and(is_tried)
+    }
+
+    /// Whether an attempt has ended, whatever came of it.
+    pub(crate) fn has_been_tried(&self) -> bool {
+        self.engine.has_tried(0) || self.failure().is_some()
+    }
+
+    /// For how long the sink has not got what it should have: because it fails, is held back, or is late.
+    pub(crate) fn lag(&self, now: SystemTime) -> Option<Duration> {
+        let failing = self.failure().map(|failure| failure.since);
+        let since = [failing, self.held_back_since].into_iter().flatten().min();
+        let failed = since.map(|since| now.duration_since(since).unwrap_or_default());
+        let engine = self.now();
+        let cadence = self.wanted.as_ref().map(|wanted| wanted.cadence).unwrap_or_default();
+        let late = engine.late(cadence, Instant::now()).and(engine.pending);
+        failed.max(late.map(|pending| pending.since.elapsed()))
+    }
+
     /// Rows of a target that the sink keeps although their objects are not collected.
     pub(crate) fn kept(&self, target: &TargetId) -> Option<&KeptRows> {
         self.kept.get(target)
@@ -406,7 +439,8 @@ impl Progress {
 
     /// Whether the sink has acknowledged the version that is wanted, and is known to hold that.
     fn is_acknowledged(&self) -> bool {
-        self.wanted.as_ref().is_some_and(|wanted| self.engine.has_acknowledged(wanted.number))
+        self.newer_since.is_none()
+            && self.wanted.as_ref().is_some_and(|wanted| self.engine.has_acknowledged(wanted.number))
     }
 
     /// Whether the sink holds the rows of the version that is wanted, in the destination that the status names.

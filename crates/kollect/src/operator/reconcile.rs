@@ -336,7 +336,7 @@ impl Operator {
 
     /// Looks at what has changed. A turn that is cut short by the end of leadership does not count.
     async fn turn(&mut self, news: News, leading: bool) {
-        let known = self.objects.known();
+        let (known, changed_statuses) = self.objects.take_changed();
         let before = self.resolution.clone();
         let is_same = |known_then: &Resolution| known_then.definitions == known.definitions();
         let resolution = match before.filter(|before| is_same(before) && !news.definitions) {
@@ -354,7 +354,7 @@ impl Operator {
             return;
         }
         let is_new = !self.told_about(&resolution);
-        let mut look = self.look(&known, &resolution, is_new || news.namespaces);
+        let mut look = self.look(&known, changed_statuses, &resolution, is_new || news.namespaces);
         if look.everything || look.destinations || self.deliver_at.is_some_and(|at| at <= Instant::now()) {
             self.deliver(&known, &resolution.world, &resolution.resolved).await;
             // What is wanted from now on shows in statuses.

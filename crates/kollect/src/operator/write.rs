@@ -242,11 +242,16 @@ async fn tell(client: &Client, kind: &'static str, (namespace, name): &Name, cha
 /// Type, reason and message of the events that changed conditions are worth.
 fn news(before: &[Condition], after: &[Condition]) -> Vec<(&'static str, String, String)> {
     let mut events = Vec::new();
-    for condition in transitions(before, after) {
+    let changed = transitions(before, after);
+    let has_own_condition =
+        |reason: &String| changed.iter().any(|other| is_problem(&other.type_) && other.reason == *reason);
+    for condition in &changed {
         let Condition { type_, status, reason, message, .. } = condition;
         let ready = after.iter().find(|condition| condition.type_ == "Ready");
         let (type_, message) = match type_.as_str() {
             "Ready" if *status == ConditionStatus::True => ("Normal", message),
+            // That condition says more.
+            "Degraded" if has_own_condition(reason) => continue,
             // Ready says why.
             "Degraded" => ("Warning", ready.map_or(message, |ready| &ready.message)),
             "AttributesNull" if reason == Reason::ValueMissing.as_str() => ("Normal", message),
@@ -312,3 +317,6 @@ pub(crate) async fn patch_metadata(
         other => other.map(drop),
     }
 }
+
+#[cfg(test)]
+mod tests;

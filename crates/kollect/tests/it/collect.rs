@@ -306,6 +306,7 @@ spec:
   attributes:
     - { name: type, path: $.type }
     - { name: whole, path: '{.}' }
+    - { name: cel, path: 'cel:object' }
     - { name: annotations, path: $.metadata.annotations }
 ---
 apiVersion: kollect.dev/v1alpha1

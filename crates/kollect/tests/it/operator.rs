@@ -645,6 +645,9 @@ fn w13_w14_w16_w54_cluster_inventories_roll_up_cluster_targets_and_nothing_else(
         });
         plane.apply(&map.to_string()).unwrap();
     }
+    // The team's own row, in a namespace that the cluster targets select too.
+    world.map("own", "1");
+    plane.kubectl(&["label", "namespace", &world.namespace, "all=yes"]).unwrap();
     world.install();
     let rule = json!([{ "gvk": { "version": "v1", "kind": "ConfigMap" }, "matchLabels": { "app": "shop" } }]);
     let target = |name: &str| {
@@ -692,7 +695,8 @@ fn w13_w14_w16_w54_cluster_inventories_roll_up_cluster_targets_and_nothing_else(
         let good = names == ["shop-a", "shop-b"] && status["itemCount"] == 2 && status["targetCount"] == 2;
         good.then_some(()).ok_or(status.to_string())
     });
-    assert_eq!(rows("all"), "", "rows of cluster targets are not the team's");
+    // Rows of cluster targets are not the team's, and the team's are not in cluster inventories.
+    becomes("all", "maps own\n");
     // A label decides, and a broken target stops nobody.
     plane.kubectl(&["label", "namespace", "other", "tier=front", "--overwrite"]).unwrap();
     becomes("rollup", "maps map-other\nmaps map-shop-a\nmaps map-shop-b\n");
@@ -705,13 +709,16 @@ fn w13_w14_w16_w54_cluster_inventories_roll_up_cluster_targets_and_nothing_else(
         }),
     );
     plane.kubectl(&["delete", "configmap", "-n", "shop-b", "map-shop-b"]).unwrap();
+    let began = std::time::Instant::now();
     becomes("rollup", "maps map-other\nmaps map-shop-a\n");
+    assert!(began.elapsed() < Duration::from_secs(15), "nothing is polled: {:?}", began.elapsed());
     plane.kubectl(&["delete", "kollectclustertarget", "maps"]).unwrap();
     becomes("rollup", "twice map-other\ntwice map-shop-a\n");
     // ⚠27: without a selector all namespaces are meant.
     let sink = json!([{ "name": "portal", "namespace": world.namespace }]);
     cluster("KollectClusterInventory", "whole", json!({ "databaseSinkRefs": sink }));
-    becomes("whole", "twice map-other\ntwice map-shop-a\n");
+    becomes("whole", "twice map-other\ntwice map-shop-a\ntwice own\n");
+    assert_eq!(rows("all"), "maps own\n");
     cluster("KollectClusterScope", "none", json!({ "allowedStaticRefNamespaces": ["elsewhere"] }));
     world.becomes("kollectclusterinventory/rollup", "Degraded", "True SinkNamespaceDenied");
     world.becomes("kollectclustertarget/twice", "Degraded", "True ScopeNamespaceDenied");

@@ -58,6 +58,37 @@ async fn law_12_what_is_acknowledged_is_what_the_sink_holds() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn law_12_rows_of_a_list_that_is_running_are_not_below_the_revision() {
+    let mut world = World::new(Duration::ZERO);
+    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
+    world.put("Pod", 1, 1);
+    world.start();
+    time::sleep(Duration::from_secs(1)).await;
+    let reached = || {
+        let acknowledged = world.binding.progress.read().acknowledged.unwrap();
+        (acknowledged.revision, acknowledged.shown_revision)
+    };
+    let (before, _) = reached();
+    // The profile has changed: Pods are listed again, and their rows join when all of them are there.
+    world.see("Pod", Sight::Pending);
+    world.put("Pod", 1, 2);
+    world.put("Node", 1, 1);
+    time::sleep(Duration::from_secs(1)).await;
+    let last = world.rows.revision(&[target()]);
+    let (all, shown) = reached();
+    assert!(before <= all && all < last - 1 && shown == last, "{before} {all} {shown} {last}");
+    assert_eq!(world.holds().len(), 2, "the Pod as it was, and the Node");
+    let listing = world.rows.listing(&target()).unwrap();
+    assert_eq!((listing.is_first, listing.since.elapsed()), (true, Duration::from_secs(1)));
+    world.see("Pod", Sight::Everything);
+    time::sleep(Duration::from_secs(1)).await;
+    let last = world.rows.revision(&[target()]);
+    assert_eq!((reached(), world.holds()), ((last, last), world.expected()));
+    assert_eq!(world.rows.listing(&target()), None);
+    world.halt(true).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn law_12_changes_that_wait_for_the_cadence_are_pending_and_not_acknowledged() {
     let mut world = World::new(Duration::from_mins(10));
     world.binding.cadence.audit = None;

@@ -19,8 +19,6 @@ use prometheus_client::{
     metrics::MetricType,
 };
 
-use tokio::time::Instant;
-
 use super::{Shared, picture::Picture};
 use crate::operator::progress::{Board, Progress};
 
@@ -115,9 +113,9 @@ fn rows(encoder: &mut DescriptorEncoder<'_>, picture: &Picture, rows: &StoreRead
 fn nulls(picture: &Picture, rows: &StoreReader) -> BTreeMap<(String, String, &'static str), usize> {
     let mut sums = BTreeMap::new();
     for target in &picture.targets {
-        for null in rows.nulls(&target.id) {
-            let key = (target.profile.clone(), null.attribute.to_string(), null.cause.as_str());
-            *sums.entry(key).or_default() += null.rows;
+        for ((attribute, cause), rows) in rows.null_rows(&target.id) {
+            let key = (target.profile.clone(), attribute.to_string(), cause.as_str());
+            *sums.entry(key).or_default() += rows;
         }
     }
     sums
@@ -219,17 +217,8 @@ fn rows_of(progress: &Progress) -> Option<[usize; 3]> {
 
 /// For how many seconds the sink has not got what it should have.
 fn lag(progress: &Progress, now: SystemTime) -> Option<f64> {
-    let failing = progress.failure().map(|failure| failure.since);
-    let since = [failing, progress.held_back_since].into_iter().flatten().min();
-    let failed_for = since.map(|since| now.duration_since(since).unwrap_or_default());
-    let engine = progress.now();
-    let cadence = progress.wanted().map(|wanted| wanted.cadence).unwrap_or_default();
-    let late = engine.late(cadence, Instant::now()).and(engine.pending);
-    let waited = late.map(|pending| pending.since.elapsed());
-    match failed_for.max(waited) {
-        Some(lag) => Some(lag.as_secs_f64()),
-        None => engine.acknowledged.map(|_| 0.0),
-    }
+    let lag = progress.lag(now).map(|lag| lag.as_secs_f64());
+    lag.or_else(|| progress.now().acknowledged.map(|_| 0.0))
 }
 
 fn bindings(encoder: &mut DescriptorEncoder<'_>, bound: &[Bound]) -> Result {

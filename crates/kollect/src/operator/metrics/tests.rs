@@ -8,8 +8,8 @@ use std::time::SystemTime;
 use exposition::Exposition;
 use kollect_engine::{
     deliver::Place,
-    export::{BindingProgress, Outcome, Told},
-    store::{NullAttribute, NullCause, Origin, Sight, StoreWriter, store},
+    export::{Acknowledgement, BindingProgress, Outcome, Told},
+    store::{NullAttribute, NullCause, Origin, Reached, Sight, StoreWriter, store},
     tasks::Tasks,
 };
 use kollect_model::{
@@ -99,7 +99,16 @@ fn written(board: &Board, drifted: usize) {
         let keys: Vec<RowKey> = (0..5).map(|uid| row_key("a", "Volume", uid)).collect();
         engine.change(keys.iter().map(|key| (key, None, Some(RowDigest(1)))));
     }
-    engine.acknowledge((1, 1), 1, None, true);
+    let reached = Reached::at(1);
+    let checksum = None;
+    engine.acknowledge(Acknowledgement {
+        version: 1,
+        generation: 1,
+        reached,
+        checksum,
+        refused: 0,
+        wrote: true,
+    });
     let outcome =
         Outcome { delta, receipt, unchanged: 5, left_alone: 0, drifted, is_complete: true, kept: [].into() };
     hear(board, &Told::Compared(&outcome));

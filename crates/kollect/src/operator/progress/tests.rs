@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kollect_engine::{export::Acknowledgement, store::Reached};
 use kollect_model::{
     batch::{Changed, Refusal, Removed},
     binding::InventoryName,
@@ -44,6 +45,11 @@ fn delta(added: &[&str], changed: &[&str], removed: &[&str]) -> Delta {
 fn outcome(delta: Delta, receipt: Receipt) -> Outcome {
     let kept = BTreeMap::new();
     Outcome { delta, receipt, unchanged: 0, left_alone: 0, drifted: 0, is_complete: true, kept }
+}
+
+fn acknowledgement(version: u64, wrote: bool) -> Acknowledgement {
+    let reached = Reached::at(1);
+    Acknowledgement { version, generation: 1, reached, checksum: None, refused: 0, wrote }
 }
 
 /// Begins a version of the binding. Answers how far it has come.
@@ -110,7 +116,7 @@ fn writes_that_change_nothing_but_counts_are_told_apart() {
     let (news, only_counts) = ((true, false), (false, true));
     let (rows, works, refuses) = (delta(&["1"], &[], &[]), receipt(None, &[]), receipt(None, &["1"]));
     let outcome = outcome(delta(&["1"], &[], &[]), receipt(None, &[]));
-    engine.acknowledge((1, 1), 1, None, true);
+    engine.acknowledge(acknowledgement(1, true));
     assert_eq!(told(Told::Compared(&outcome)), news, "it has not worked before");
     assert_eq!(told(Told::Written(&rows, &works)), only_counts);
     assert_eq!(told(Told::Waits), only_counts);
@@ -127,7 +133,7 @@ fn writes_that_change_nothing_but_counts_are_told_apart() {
     assert_eq!(told(Told::Written(&rows, &works)), news, "it works again");
     begin(&board, &export_place(&place()), 2);
     assert_eq!(told(Told::Written(&rows, &works)), only_counts, "the last write of the old version");
-    engine.acknowledge((2, 1), 1, None, false);
+    engine.acknowledge(acknowledgement(2, false));
     assert_eq!(told(Told::Compared(&outcome)), news, "the new version");
     assert_eq!(board.take_heard().failed, BTreeSet::from([name.clone()]));
 }
@@ -136,7 +142,7 @@ fn writes_that_change_nothing_but_counts_are_told_apart() {
 fn what_a_binding_did_in_another_destination_does_not_count() {
     let (board, name) = (Board::default(), binding());
     let old = begin(&board, &export_place(&place()), 1);
-    old.acknowledge((1, 1), 1, None, true);
+    old.acknowledge(acknowledgement(1, true));
     tell_place(&board, &export_place(&place()));
     assert!(board.of(&name).is_synced());
     let new = export_place(&Place { destination: "sqlite:/new".into(), ..place() });
@@ -144,9 +150,49 @@ fn what_a_binding_did_in_another_destination_does_not_count() {
     board.begin(&name, &new, &BindingProgress::default(), wanted);
     assert!(!board.of(&name).is_synced());
     // The last write to the old one.
-    old.acknowledge((1, 1), 2, None, true);
+    old.acknowledge(acknowledgement(1, true));
     board.hear(&name, &place(), &Told::Written(&delta(&["1"], &[], &[]), &receipt(None, &[])));
     assert!(!board.of(&name).is_synced());
+}
+
+#[test]
+fn law_12_what_specs_have_outgrown_is_not_synced_although_the_sink_has_acknowledged_it() {
+    let (board, name) = (Board::default(), binding());
+    let engine = begin(&board, &export_place(&place()), 1);
+    tell_place(&board, &export_place(&place()));
+    engine.acknowledge(acknowledgement(1, true));
+    assert!(board.of(&name).is_synced());
+    // A changed Secret is being looked up: what is wanted now cannot be made yet.
+    board.set_newest(&name, false);
+    assert!(!board.of(&name).is_synced());
+    let since = board.of(&name).newer_since();
+    board.set_newest(&name, false);
+    assert_eq!(board.of(&name).newer_since(), since);
+    board.set_newest(&name, true);
+    assert!(board.of(&name).is_synced(), "the Secret holds what it held");
+    board.set_newest(&name, false);
+    begin(&board, &export_place(&place()), 2);
+    assert!(board.of(&name).newer_since().is_none() && !board.of(&name).is_synced());
+}
+
+#[test]
+fn a_request_is_handled_when_an_attempt_has_ended_that_began_after_it() {
+    let (board, name) = (Board::default(), binding());
+    let engine = begin(&board, &export_place(&place()), 1);
+    let is_handled = |value: &str| board.of(&name).has_handled(Some(&value.to_owned()));
+    let error = SinkError::new(SinkReason::Unreachable, "away");
+    engine.tried(1);
+    board.hear(&name, &place(), &Told::Failed { error: &error, pause: None });
+    let requested = Some("now".to_owned());
+    let wanted = WantedVersion { number: 2, since: Instant::now(), cadence: Duration::ZERO, requested };
+    board.begin(&name, &export_place(&place()), &engine, wanted);
+    assert!(!is_handled("now"), "the failure is older");
+    engine.tried(1);
+    board.hear(&name, &place(), &Told::Failed { error: &error, pause: None });
+    assert!(!is_handled("now"), "an attempt that had begun before");
+    engine.tried(2);
+    assert!(is_handled("now"));
+    assert!(!is_handled("later"));
 }
 
 #[test]
@@ -156,7 +202,7 @@ fn the_last_write_of_a_duplicate_does_not_count() {
     tell_place(&board, &export_place(&place()));
     let other = BindingName { sink: "database/r".into(), ..binding() };
     board.refuse_duplicates(&BTreeMap::from([(name.clone(), other)]));
-    engine.acknowledge((1, 1), 1, None, true);
+    engine.acknowledge(acknowledgement(1, true));
     board.hear(&name, &place(), &Told::Compared(&outcome(delta(&["1"], &[], &[]), receipt(None, &[]))));
     assert_eq!(
         board.of(&name).failure().unwrap().message,

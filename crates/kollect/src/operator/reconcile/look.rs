@@ -60,12 +60,18 @@ impl Look {
 
 impl Operator {
     /// What has changed since the last turn.
-    pub(super) fn look(&mut self, known: &Known, resolution: &Resolution, everything: bool) -> Look {
+    pub(super) fn look(
+        &mut self,
+        known: &Known,
+        changed_statuses: BTreeSet<ObjectKey>,
+        resolution: &Resolution,
+        everything: bool,
+    ) -> Look {
         let mut look = Look { everything, ..Look::default() };
         self.look_at_targets(resolution, &mut look);
         self.look_at_bindings(known, resolution, &mut look);
         self.look_at_probes(known, &mut look);
-        self.look_at_statuses(known, &mut look);
+        self.look_at_statuses(known, changed_statuses, &mut look);
         let now = Instant::now();
         look.objects.extend(self.later.extract_if(.., |_, at| *at <= now).map(|(key, _)| key));
         self.look_at_unexported(resolution, &mut look);
@@ -126,8 +132,8 @@ impl Operator {
     }
 
     /// Statuses that were written, by this process too.
-    fn look_at_statuses(&self, known: &Known, look: &mut Look) {
-        for key in self.objects.take_changed_statuses() {
+    fn look_at_statuses(&self, known: &Known, changed: BTreeSet<ObjectKey>, look: &mut Look) {
+        for key in changed {
             let is_inventory = matches!(key.0, "KollectInventory" | "KollectClusterInventory");
             if is_inventory {
                 let name = inventory_name(&key);

@@ -104,7 +104,7 @@ async fn a_secret_that_has_changed_after_a_refusal_is_not_doubted() {
     assert_eq!(seconds_until(&mut reads, 1).await, 0);
     secrets.read_again(&name);
     assert_eq!(seconds_until(&mut reads, 2).await, 10);
-    assert_eq!(seconds_until(&mut reads, 3).await, 290);
+    assert_eq!(seconds_until(&mut reads, 3).await, 300);
 }
 
 #[tokio::test(start_paused = true)]

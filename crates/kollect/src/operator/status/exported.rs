@@ -18,7 +18,11 @@ use kollect_model::{
 
 use super::{View, inventory::is_synced};
 use crate::{
-    operator::{bindings::binding_name, conditions::Conditions, progress::Progress},
+    operator::{
+        bindings::binding_name,
+        conditions::{Conditions, SEE_READY},
+        progress::Progress,
+    },
     reason::Reason,
     world::{BoundSink, InventoryName, Name, ResolvedInventory, ResolvedTarget},
 };
@@ -63,7 +67,7 @@ impl View<'_> {
         let targets = self.links.targets_of(name);
         let mut used = targets.iter().filter(|id| !self.links.inventories_of(id).is_empty()).peekable();
         let outcome = if errors.is_some() {
-            Err(Missing::because(Reason::InvalidSpec, "see condition Ready"))
+            Err(Missing::because(Reason::InvalidSpec, SEE_READY))
         } else if used.peek().is_none() {
             let message =
                 if targets.is_empty() { "no target uses it" } else { "no inventory has its targets" };
@@ -111,7 +115,7 @@ impl View<'_> {
         conditions: &mut Conditions<'_>,
     ) {
         let outcome = if let Some(first) = resolved.faults.first() {
-            Err(Missing::because(first.reason, "see condition Ready"))
+            Err(Missing::because(first.reason, SEE_READY))
         } else {
             self.inventory_is_exported(name, resolved)
         };
@@ -169,7 +173,7 @@ impl View<'_> {
             return Ok(Some(revision));
         }
         let sights = self.rows.sights(std::slice::from_ref(id));
-        if sights.is_empty() || self.rows.is_listing(id) {
+        if sights.is_empty() || self.rows.listing(id).is_some_and(|listing| listing.is_first) {
             return Ok(None);
         }
         if !self.rows.has_read(id, target.definition()) {
@@ -228,9 +232,10 @@ impl View<'_> {
         let acknowledged = progress.now().acknowledged;
         let is_current = |acknowledged: &Acknowledged| {
             progress.is_held()
+                && progress.newer_since().is_none()
                 && progress.wanted().is_some_and(|wanted| wanted.number == acknowledged.version)
-                && progress.refused.is_empty()
-                && acknowledged.revision >= revision
+                && acknowledged.refused == 0
+                && acknowledged.shown_revision >= revision
         };
         match &acknowledged {
             Some(acknowledged) if is_current(acknowledged) => Held::Yes,
@@ -279,6 +284,8 @@ fn tell(
         Ok(_) | Err(Missing::OnTheWay) => {
             conditions.set_of(held, (TYPE, false), Reason::Reconciling, ON_THE_WAY);
         }
-        Err(Missing::Because(reason, message)) => conditions.set(TYPE, false, reason, message),
+        Err(Missing::Because(reason, message)) => {
+            conditions.set_of(held, (TYPE, false), reason, message);
+        }
     }
 }

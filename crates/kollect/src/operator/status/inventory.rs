@@ -23,7 +23,7 @@ use super::{View, count, counted, nothing_seen, stands, time, told, wall_clock};
 use crate::{
     operator::{
         bindings::{RELEASE_REMOVALS, binding_name},
-        conditions::Conditions,
+        conditions::{Conditions, SEE_READY},
         objects::request,
         progress::{Failure, Progress},
     },
@@ -122,8 +122,8 @@ impl View<'_> {
         let left: Vec<SinkExport> =
             left.filter_map(|export| self.left_export(metadata, name, export)).collect();
         let mut conditions = Conditions::after(&before.conditions, metadata.generation, self.now);
-        self.judge_inventory(resolved, &states, &mut conditions);
-        self.judge_removals(name, &exports, &mut conditions);
+        self.judge_inventory(name, resolved, &states, &mut conditions);
+        self.judge_removals(name, resolved, &mut conditions);
         self.judge_destinations(name, &exports, &mut conditions);
         Self::judge_take_overs(metadata, resolved, &mut conditions);
         self.judge_inventory_export(metadata, &before.conditions, name, resolved, &mut conditions);
@@ -156,10 +156,8 @@ impl View<'_> {
 
     /// Whether something has come of the last request to compare a sink.
     fn was_tried(&self, metadata: &ObjectMeta, name: &InventoryName, sink: &BoundSink) -> bool {
-        let was_tried = |progress: &Progress| {
-            let wanted = progress.wanted().map(|wanted| &wanted.requested);
-            progress.was_tried && wanted == Some(&request(metadata)) || progress.failure().is_some()
-        };
+        let requested = request(metadata);
+        let was_tried = |progress: &Progress| progress.has_handled(requested.as_ref());
         sink.plan.is_err() || self.board.look(&binding_name(name, &sink.name), was_tried).unwrap_or(false)
     }
 
@@ -226,7 +224,8 @@ impl View<'_> {
         if let Some(busy) = self.sink_is_busy(metadata, before, resolved, (&binding, sink), &progress, &now) {
             return busy;
         }
-        if !progress.refused.is_empty() {
+        let refused = now.acknowledged.as_ref().map_or(0, |acknowledged| acknowledged.refused);
+        if refused > 0 || !progress.refused.is_empty() {
             return SinkState::Stopped(Reason::RowsRefused, told(&progress.refused));
         }
         SinkState::Synced
@@ -255,7 +254,8 @@ impl View<'_> {
         if matches!(&*sink.plan, Ok(None)) && progress.wanted().is_none() {
             return busy(Reason::Progressing, "its Secrets are being looked up");
         }
-        if let Some(listing) = self.listing(&resolved.targets) {
+        let cadence = progress.wanted().map(|wanted| wanted.cadence).unwrap_or_default();
+        if let Some(listing) = self.listing(&resolved.targets, cadence) {
             return Some(SinkState::Busy(Reason::Listing, listing));
         }
         let acknowledged = now.acknowledged.as_ref().filter(|_| now.is_known);
@@ -266,8 +266,9 @@ impl View<'_> {
             return busy(Reason::Progressing, "the destination is being claimed");
         }
         let is_edited = acknowledged.generation != metadata.generation.unwrap_or(0);
-        let is_outdated = acknowledged.version != wanted.number;
-        if is_outdated && (is_edited || self.has_passed(wanted.since, wanted.cadence + LATE)) {
+        let is_outdated = acknowledged.version != wanted.number || progress.newer_since().is_some();
+        let since = progress.newer_since().unwrap_or(wanted.since);
+        if is_outdated && (is_edited || self.has_passed(since, wanted.cadence + LATE)) {
             return busy(Reason::Comparing, "what the sink holds is being compared with changed specs");
         }
         if let Some((_, since)) = now.doing {
@@ -285,18 +286,23 @@ impl View<'_> {
         }
     }
 
-    /// The targets whose first list is running.
-    pub(super) fn listing(&self, targets: &[TargetId]) -> Option<String> {
-        let listing: Vec<&TargetId> = targets.iter().filter(|id| self.rows.is_listing(id)).collect();
+    /// The targets whose first list is running, or a later one for longer than changes may wait.
+    fn listing(&self, targets: &[TargetId], cadence: Duration) -> Option<String> {
+        let is_listing = |id: &&TargetId| {
+            let listing = self.rows.listing(id);
+            listing.is_some_and(|own| own.is_first || self.has_passed(own.since, cadence + LATE))
+        };
+        let listing: Vec<&TargetId> = targets.iter().filter(is_listing).collect();
         let first = listing.first()?;
         let more = listing.len() - 1;
         let others =
             if more == 0 { String::new() } else { format!(" and {}", counted(more, "other", "others")) };
-        Some(format!("the first list of target {first}{others} is running"))
+        Some(format!("objects of target {first}{others} are being listed"))
     }
 
     fn judge_inventory(
         &self,
+        name: &InventoryName,
         resolved: &ResolvedInventory,
         states: &[SinkState],
         conditions: &mut Conditions<'_>,
@@ -306,7 +312,7 @@ impl View<'_> {
         }
         if let Some(first) = resolved.faults.first() {
             conditions.degraded(first.reason, told(&resolved.faults), true);
-            synced(conditions, false, first.reason, "see condition Ready");
+            synced(conditions, false, first.reason, SEE_READY);
             return;
         }
         if resolved.suspended {
@@ -322,12 +328,16 @@ impl View<'_> {
         }
         let is_blind = self.judge_sight(resolved, conditions);
         if states.is_empty() {
-            conditions.ready(Reason::NoExport, "no sink is referenced");
+            if is_blind {
+                conditions.degraded(Reason::NotSeen, "nothing of it can be seen: see Blind", false);
+            } else {
+                conditions.ready(Reason::NoExport, "no sink is referenced");
+            }
             synced(conditions, true, Reason::NoExport, "no sink is referenced");
             conditions.set("SinkReachable", true, Reason::NoSinksConfigured, "no sink is referenced");
             return;
         }
-        Self::judge_reachability(resolved, states, conditions);
+        self.judge_reachability(name, resolved, states, conditions);
         self.judge_sinks(resolved, states, is_blind, conditions);
     }
 
@@ -366,6 +376,8 @@ impl View<'_> {
 
     /// Whether sinks could be reached when that was last tried.
     fn judge_reachability(
+        &self,
+        name: &InventoryName,
         resolved: &ResolvedInventory,
         states: &[SinkState],
         conditions: &mut Conditions<'_>,
@@ -378,20 +390,19 @@ impl View<'_> {
         let all = || resolved.sinks.iter().zip(states);
         let failing: Vec<String> = all()
             .filter(|(sink, state)| is_wrong(state) || sink.plan.is_err())
-            .map(|(sink, _)| sink.name.to_string())
+            .map(|(sink, _)| named(sink))
             .collect();
-        let untried = |(_, state): &(&BoundSink, &SinkState)| {
-            let reasons = [Reason::Listing, Reason::Comparing, Reason::Progressing];
-            matches!(state, SinkState::Busy(reason, _) if reasons.contains(reason))
+        let is_tried = |sink: &&BoundSink| {
+            self.board.look(&binding_name(name, &sink.name), Progress::has_been_tried).unwrap_or(false)
         };
-        let unknown = all().filter(untried).count();
+        let tried = resolved.sinks.iter().filter(is_tried).count();
         if !failing.is_empty() {
             let reason = faults.first().map_or(Reason::ExportFailed, |fault| fault.reason);
             conditions.set("SinkReachable", false, reason, failing.join(", "));
-        } else if unknown == states.len() {
+        } else if tried == 0 {
             conditions.unknown("SinkReachable", Reason::NotAttempted, "no sink has been tried yet");
         } else {
-            let message = format!("{} of {} sinks", states.len() - unknown, states.len());
+            let message = format!("{tried} of {} sinks", states.len());
             conditions.set("SinkReachable", true, Reason::SinksReachable, message);
         }
     }
@@ -428,11 +439,10 @@ impl View<'_> {
                 // A condition of its own has the text.
                 let is_held = state.reason() == Reason::RemovalsHeld;
                 let message = if is_held { "see condition RemovalsHeld" } else { state.message() };
-                format!("{} ({}): {message}", sink.name, sink.field)
+                format!("{}: {message}", named(sink))
             })
             .collect();
-        let names: Vec<String> =
-            lacking.clone().map(|(sink, _)| format!("{} ({})", sink.name, sink.field)).collect();
+        let names: Vec<String> = lacking.clone().map(|(sink, _)| named(sink)).collect();
         let lacking: Vec<&SinkState> = lacking.map(|(_, state)| state).collect();
         let for_long = |state: &&&SinkState| match state {
             SinkState::Failing(failure) => self.has_passed_since(failure.since, FAILS_FOR_LONG),
@@ -450,22 +460,33 @@ impl View<'_> {
         } else if stopped.is_some() || failed_for_long.is_some() {
             conditions.degraded(Reason::PartiallySynced, summary, stopped.is_some());
             synced(conditions, false, Reason::PartiallySynced, &details.join("; "));
-        } else if failing.is_some() && good > 0 {
-            conditions.ready(Reason::PartiallySynced, summary);
+        } else if good > 0 && lacking.iter().all(|state| matches!(state, SinkState::Failing(_))) {
+            if is_blind {
+                let message = format!("nothing of it can be seen: see Blind; {summary}");
+                conditions.degraded(Reason::NotSeen, message, false);
+            } else {
+                conditions.ready(Reason::PartiallySynced, summary);
+            }
             synced(conditions, false, Reason::PartiallySynced, &details.join("; "));
         } else {
-            let reason = lacking.first().map_or(Reason::Progressing, |state| state.reason());
+            let busy = lacking.iter().find(|state| matches!(state, SinkState::Busy(..)));
+            let reason = busy.map_or(Reason::Progressing, |state| state.reason());
             conditions.progressing(reason, summary);
             synced(conditions, false, reason, &details.join("; "));
         }
     }
 
     /// Removals that the guard holds.
-    fn judge_removals(&self, name: &InventoryName, exports: &[SinkExport], conditions: &mut Conditions<'_>) {
-        let held = exports.iter().filter_map(|export| {
-            let held =
-                self.board.look(&binding_name(name, &export.name), |p| p.held_removals.clone()).flatten()?;
-            Some(format!("{}: {}", export.name, removals_held(&held)))
+    fn judge_removals(
+        &self,
+        name: &InventoryName,
+        resolved: &ResolvedInventory,
+        conditions: &mut Conditions<'_>,
+    ) {
+        let held = resolved.sinks.iter().filter_map(|sink| {
+            let binding = binding_name(name, &sink.name);
+            let held = self.board.look(&binding, |progress| progress.held_removals.clone()).flatten()?;
+            Some(format!("{}: {}", named(sink), removals_held(&held)))
         });
         let held: Vec<String> = held.collect();
         if !held.is_empty() {
@@ -501,7 +522,7 @@ impl View<'_> {
             clean_error: progress.clean_error.clone(),
             selection: self.bindings.acknowledged_selection(&binding),
             pending: self.pending(&now),
-            lag_seconds: self.lag(&progress, &now),
+            lag_seconds: self.lag(&progress),
             next_attempt_time: progress.failure().and_then(|failure| failure.next_attempt).and_then(time),
             last_error: state.error().map(ToOwned::to_owned),
             conditions: conditions.done(),
@@ -529,12 +550,8 @@ impl View<'_> {
     }
 
     /// For how long the sink has lacked something that it should have.
-    fn lag(&self, progress: &Progress, now: &ProgressNow) -> Option<i64> {
-        let cadence = progress.wanted().map(|wanted| wanted.cadence).unwrap_or_default();
-        let late = now.late(cadence, Instant::now()).and(now.pending);
-        let waited = late.map(|pending| pending.since.elapsed());
-        let failed = progress.failure().and_then(|failure| clock::now().duration_since(failure.since).ok());
-        let seconds = waited.max(failed)?.as_secs();
+    fn lag(&self, progress: &Progress) -> Option<i64> {
+        let seconds = progress.lag(clock::now())?.as_secs();
         self.look_again_at(Instant::now() + Duration::from_secs(next_rounded(seconds) - seconds));
         i64::try_from(rounded(seconds)).ok()
     }
@@ -546,6 +563,9 @@ impl View<'_> {
         name: &InventoryName,
         resolved: &ResolvedInventory,
     ) -> Option<Vec<NamespaceShard>> {
+        if resolved.sinks.is_empty() {
+            return Some(Vec::new());
+        }
         let acknowledged = |sink: &BoundSink| {
             let binding: BindingName = binding_name(name, &sink.name);
             self.board.look(&binding, |progress| {
@@ -565,6 +585,11 @@ impl View<'_> {
     }
 }
 
+/// A sink with the field that names it.
+fn named(sink: &BoundSink) -> String {
+    format!("{} ({})", sink.name, sink.field)
+}
+
 /// Sets `Synced`, and what the Go implementation documents as its other name.
 fn synced(conditions: &mut Conditions<'_>, holds: bool, reason: Reason, message: &str) {
     conditions.set("Synced", holds, reason, message);
@@ -582,24 +607,30 @@ fn is_silent(progress: &Progress) -> bool {
 
 /// The part of a line that a sink has acknowledged, to this process or to an earlier one.
 fn acknowledged_line(acknowledged: Option<&Acknowledged>, before: Option<&SinkExport>) -> SinkExport {
-    match (acknowledged, before) {
-        (Some(acknowledged), _) => SinkExport {
-            last_export_time: time(acknowledged.at),
-            last_checksum: Some(
-                acknowledged.checksum.clone().unwrap_or_else(|| format!("{:032x}", acknowledged.digest)),
-            ),
-            revision: i64::try_from(acknowledged.revision).ok(),
-            rows: count(acknowledged.rows),
-            ..SinkExport::default()
-        },
-        (None, Some(SinkExport { last_export_time, last_checksum, revision, rows, .. })) => SinkExport {
+    let Some(acknowledged) = acknowledged else {
+        let Some(SinkExport { last_export_time, last_checksum, rows, .. }) = before else {
+            return SinkExport::default();
+        };
+        // Revisions of an earlier process are other numbers.
+        return SinkExport {
             last_export_time: last_export_time.clone(),
             last_checksum: last_checksum.clone(),
-            revision: *revision,
             rows: *rows,
             ..SinkExport::default()
-        },
-        (None, None) => SinkExport::default(),
+        };
+    };
+    let checksum = acknowledged.checksum.clone().unwrap_or_else(|| format!("{:032x}", acknowledged.digest));
+    // The rows are those that an earlier process has written.
+    let is_same = |before: &&SinkExport| before.last_checksum.as_ref() == Some(&checksum);
+    let written = before.filter(|_| acknowledged.is_found).filter(is_same);
+    SinkExport {
+        last_export_time: written
+            .and_then(|before| before.last_export_time.clone())
+            .or_else(|| time(acknowledged.at)),
+        revision: i64::try_from(acknowledged.revision).ok(),
+        rows: count(acknowledged.rows),
+        last_checksum: Some(checksum),
+        ..SinkExport::default()
     }
 }
 

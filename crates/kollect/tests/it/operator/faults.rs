@@ -1,5 +1,13 @@
 //! Faults of the Go implementation that only a running operator can show: see docs/faults.md.
 
+use std::{
+    fs,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use kollect_testbed::git::GitHttp;
+
 use super::*;
 
 impl World {
@@ -90,6 +98,140 @@ fn w23_a_database_that_comes_late_is_found_without_a_change_of_any_object() {
     assert_eq!(generations(), before);
 }
 
+impl World {
+    /// What a sink expects an administrator to create.
+    pub(super) fn expected_ddl(&self, sink: &str) -> String {
+        self.annotate(sink, "kollect.dev/preview=true");
+        let mut ddl = String::new();
+        eventually("the preview", || {
+            let preview = self.get(sink)["status"]["preview"].clone();
+            preview["postgres"]["expectedDDL"].as_str().ok_or(preview.to_string())?.clone_into(&mut ddl);
+            Ok(())
+        });
+        ddl
+    }
+}
+
+#[test]
+fn w22_w23_a_probe_that_fails_blocks_no_export() {
+    let mut world = World::new("probed");
+    let server = Postgres::start().unwrap();
+    world.map("a", "1");
+    world.install();
+    world.secret(&server.dsn().replace("postgres@", "portal@"));
+    let mut sink = world.sink();
+    sink["provisioning"] = json!({ "mode": "existing" });
+    world.kollect("KollectDatabaseSink", "portal", sink);
+    world.start(&[]);
+    let ddl = world.expected_ddl("kollectdatabasesink/portal");
+    // The probe asks for the right to delete rows, which these rows do not need.
+    let grant =
+        "CREATE ROLE portal LOGIN; GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO portal";
+    server.psql(&format!("{ddl}; {grant}")).unwrap();
+    world.annotate("kollectdatabasesink/portal", "kollect.dev/requestedAt=1");
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    assert_eq!(server.psql(&format!("SELECT name FROM {}", world.table())).unwrap(), "a\n");
+    world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "False ConnectionTestFailed");
+    let message = world.message("kollectdatabasesink/portal", "Ready");
+    assert!(message.contains("may not DELETE"), "{message}");
+    world.map("b", "1");
+    eventually("the next row", || {
+        let found = server.psql(&format!("SELECT name FROM {} ORDER BY 1", world.table())).unwrap();
+        (found == "a\nb\n").then_some(()).ok_or(found)
+    });
+    assert_eq!(
+        world.condition("kollectdatabasesink/portal", "ConnectionVerified"),
+        "False ConnectionTestFailed"
+    );
+}
+
+/// Command lines and environments of a process and everything that it has started.
+fn processes_of(pid: u32) -> Vec<u8> {
+    let mut found = Vec::new();
+    let mut waiting = vec![pid];
+    while let Some(pid) = waiting.pop() {
+        let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        found.extend([read("cmdline"), read("environ")].concat());
+        for thread in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+            let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            waiting.extend(children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
+        }
+    }
+    found
+}
+
+fn files_below(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let below = |path: PathBuf| if path.is_dir() { files_below(&path) } else { vec![path] };
+    entries.flat_map(below).collect()
+}
+
+#[test]
+fn w41_a_password_is_in_no_file_and_no_process_list() {
+    let mut world = World::new("passwords");
+    let temporary = world.dir.path().join("tmp");
+    fs::create_dir(&temporary).unwrap();
+    world.environment = vec![("TMPDIR".into(), temporary.to_str().unwrap().into())];
+    world.map("a", "1");
+    world.install();
+    // The server asks for no password, and the sink does not know that.
+    world.secret(&world.postgres.dsn().replace("postgres@", "postgres:correct-horse@"));
+    let repository = super::truth::git_sink(&world);
+    let inventory =
+        json!({ "databaseSinkRefs": ["portal"], "snapshotSinkRefs": ["git"], "minChangeInterval": "0s" });
+    world.kollect("KollectInventory", "all", inventory);
+    world.start(&["--log-level", "kollect=trace"]);
+    let pid = world.operator.as_ref().unwrap().child.id();
+    let passwords = [GitHttp::PASSWORD, "correct-horse"];
+    let holds =
+        |bytes: &[u8], password: &str| bytes.windows(password.len()).any(|part| part == password.as_bytes());
+    let running = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        let watched = scope.spawn(|| {
+            let mut looked = 0;
+            while running.load(Relaxed) {
+                let processes = processes_of(pid);
+                assert!(!processes.is_empty());
+                for password in passwords {
+                    assert!(!holds(&processes, password), "{password} is in the list of processes");
+                }
+                looked += 1;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            looked
+        });
+        world.becomes("kollectinventory/all", "Ready", "True Exported");
+        for value in ["2", "3"] {
+            world.map("a", value);
+            world.holds(&[&format!("a={value}")]);
+            eventually("the commit", || {
+                let log = repository.git(&["log", "-p", "-1", "main"]).unwrap();
+                log.contains(value).then_some(()).ok_or(log)
+            });
+        }
+        // What is refused is told without the password, too.
+        repository.git(&["config", "http.receivepack", "false"]).unwrap();
+        world.map("a", "4");
+        world.export_becomes(("kollectinventory/all", "snapshot/git"), "Synced", "False ExportTerminal");
+        running.store(false, Relaxed);
+        assert!(watched.join().unwrap() > 100);
+    });
+    let kinds = "kinv,ktgt,kprof,kollectdatabasesinks,kollectsnapshotsinks,events";
+    let told = world.plane.kubectl(&["get", "-n", &world.namespace, kinds, "-o", "json"]).unwrap();
+    let files = files_below(world.dir.path());
+    assert!(files.iter().any(|file| file.ends_with("HEAD")), "the mirror is among them: {files:?}");
+    for password in passwords {
+        assert!(!told.contains(password), "{password} is in an object");
+        for file in &files {
+            assert!(
+                !holds(&fs::read(file).unwrap_or_default(), password),
+                "{password} in {}",
+                file.display()
+            );
+        }
+    }
+}
+
 #[test]
 fn w36_w66_an_idle_sink_stays_synced_whatever_happens_to_another() {
     let mut world = World::new("idle");
@@ -156,8 +298,12 @@ fn w60_inventories_of_a_namespace_divide_its_targets() {
     };
     target("only-a", "a");
     target("only-b", "b");
-    for (inventory, target) in [("first", "only-a"), ("second", "only-b")] {
-        let spec = json!({ "databaseSinkRefs": ["portal"], "targetRefs": [target] });
+    let label = ["label", "-n", &world.namespace, "kollecttarget/only-b", "part=b"];
+    world.plane.kubectl(&label).unwrap();
+    let by_name = json!({ "databaseSinkRefs": ["portal"], "targetRefs": ["only-a"] });
+    let by_label =
+        json!({ "databaseSinkRefs": ["portal"], "targetSelector": { "matchLabels": { "part": "b" } } });
+    for (inventory, spec) in [("first", by_name), ("second", by_label)] {
         world.kollect("KollectInventory", inventory, spec);
     }
     world.delete("kollectinventory/all");

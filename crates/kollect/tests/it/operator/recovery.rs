@@ -6,7 +6,7 @@ use std::{
 };
 
 use async_nats::jetstream;
-use kollect_testbed::Postgres;
+use kollect_testbed::{Postgres, Rule};
 use serde_json::json;
 
 use super::{World, readers::Destinations};
@@ -72,10 +72,9 @@ impl World {
     }
 }
 
-#[test]
-fn a_sink_that_was_mended_is_tried_within_a_minute_and_at_once_when_asked() {
-    let mut world = World::new("mended-server");
-    let server = Postgres::start().unwrap();
+/// An operator whose sink lacks its table, which it may not create.
+fn without_table(name: &str, server: &Postgres) -> World {
+    let mut world = World::new(name);
     world.map("a", "1");
     world.install();
     world.secret(&server.dsn());
@@ -84,6 +83,27 @@ fn a_sink_that_was_mended_is_tried_within_a_minute_and_at_once_when_asked() {
     world.kollect("KollectDatabaseSink", "portal", sink);
     world.start(&[]);
     world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "False ExportTerminal");
+    world
+}
+
+#[test]
+fn a_sink_that_was_mended_is_tried_again_within_a_minute() {
+    let server = Postgres::start().unwrap();
+    let world = without_table("mended-unasked", &server);
+    server.psql(&world.expected_ddl("kollectdatabasesink/portal")).unwrap();
+    let mended = Instant::now();
+    let count = format!("SELECT count(*) FROM {}", world.table());
+    while server.psql(&count).unwrap() != "1\n" {
+        assert!(mended.elapsed() < Duration::from_secs(70));
+        thread::sleep(Duration::from_millis(200));
+    }
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+}
+
+#[test]
+fn a_sink_that_was_mended_is_tried_at_once_when_asked() {
+    let server = Postgres::start().unwrap();
+    let world = without_table("mended-server", &server);
     let line = world.export("kollectinventory/all", "database/portal");
     let next = line["nextAttemptTime"].as_str().unwrap().to_owned();
     // Nothing has changed: it fails again, and the answer is not waited for.
@@ -92,30 +112,43 @@ fn a_sink_that_was_mended_is_tried_within_a_minute_and_at_once_when_asked() {
     assert!(failed.contains("ExportTerminal: 0 of 1 sink holds the rows; not database/portal"), "{failed}");
     world.becomes("kollectinventory/all", "Degraded", "True ExportTerminal");
     // The administrator makes the tables: by the preview of the sink.
-    world.annotate("kollectdatabasesink/portal", "kollect.dev/preview=true");
-    let mut ddl = String::new();
-    eventually("the preview", || {
-        let preview = world.get("kollectdatabasesink/portal")["status"]["preview"].clone();
-        ddl = preview["postgres"]["expectedDDL"].as_str().ok_or(preview.to_string())?.to_owned();
-        Ok(())
-    });
-    server.psql(&ddl).unwrap();
+    server.psql(&world.expected_ddl("kollectdatabasesink/portal")).unwrap();
     let began = Instant::now();
+    // The answer is that of an attempt that was made after the request: the last one had failed.
+    let done = world.reconcile("kinv/all", 60).unwrap();
+    assert!(done.contains("Exported: 1 of 1 sink holds the rows"), "{done}");
+    assert_eq!(server.psql(&format!("SELECT count(*) FROM {}", world.table())).unwrap(), "1\n");
+    assert!(began.elapsed() < Duration::from_secs(20), "not at {next}: {:?}", began.elapsed());
+    // A sink is probed, and its inventories are compared.
+    server.psql(&format!("DELETE FROM {}", world.table())).unwrap();
     let done = world.reconcile("databasesink/portal", 60).unwrap();
     assert!(done.contains("Ready: KollectDatabaseSink portal"), "{done}");
     eventually("the rows", || {
         let found = server.psql(&format!("SELECT count(*) FROM {}", world.table())).unwrap();
         (found == "1\n").then_some(()).ok_or(found)
     });
-    assert!(began.elapsed() < Duration::from_secs(20), "not at {next}: {:?}", began.elapsed());
-    let done = world.reconcile("kinv/all", 60).unwrap();
-    assert!(done.contains("Exported: 1 of 1 sink holds the rows"), "{done}");
     let done = world.reconcile("target/maps", 60).unwrap();
     assert!(done.contains("Ready: KollectTarget maps") && done.contains("collecting 1 row"), "{done}");
     let refused = world.reconcile("profile/maps", 60).unwrap_err();
     assert!(refused.contains("is not a kind that can be reconciled"), "{refused}");
     let missing = world.reconcile("target/none", 60).unwrap_err();
     assert!(missing.contains("not found"), "{missing}");
+}
+
+#[test]
+fn a_target_is_answered_after_its_rights_were_asked_for_again() {
+    let mut world = World::new("granted");
+    world.map("a", "1");
+    world.install();
+    world.kubeconfig = Some(super::truth::blind_user(&world, None));
+    world.start(&[]);
+    world.becomes("kollecttarget/maps", "Degraded", "True ScopeForbidden");
+    let refused = world.reconcile("target/maps", 60).unwrap_err();
+    assert!(refused.contains("ScopeForbidden"), "{refused}");
+    let more = Rule::cluster("", &["configmaps"], &["get", "list", "watch"]);
+    super::truth::blind_user(&world, Some(more));
+    let done = world.reconcile("target/maps", 60).unwrap();
+    assert!(done.contains("collecting 1 row"), "{done}");
 }
 
 #[test]

@@ -73,7 +73,7 @@ fn law_12_changes_that_wait_for_the_cadence_are_pending_and_not_acknowledged() {
 }
 
 /// A Git sink with files per row, and its repository.
-fn git_sink(world: &World) -> Repository {
+pub(super) fn git_sink(world: &World) -> Repository {
     let git = GitHttp::shared();
     let repository = git.create(&world.namespace).unwrap();
     world.apply(json!({
@@ -242,14 +242,15 @@ fn law_12_rows_that_wait_behind_slow_writes_are_pending() {
     world.eventually("all rows", |status| status["itemCount"] == number + 1);
 }
 
-/// A user who may do everything but list what is collected.
-fn blind_user(world: &World) -> std::path::PathBuf {
-    let rules = [
+/// A user who may do everything but list what is collected, and more.
+pub(super) fn blind_user(world: &World, more: Option<Rule>) -> std::path::PathBuf {
+    let mut rules = vec![
         Rule::cluster("kollect.dev", &["*"], &["*"]),
         Rule::cluster("", &["namespaces", "secrets"], &["get", "list", "watch"]),
         Rule::cluster("apiextensions.k8s.io", &["customresourcedefinitions"], &["list", "watch"]),
         Rule::cluster("", &["events"], &["create"]),
     ];
+    rules.extend(more);
     world.plane.user(&world.namespace, "blind", &rules).unwrap()
 }
 
@@ -265,7 +266,7 @@ fn law_12_an_inventory_of_which_nothing_can_be_seen_is_not_ready_and_counts_what
     let before = world.line("database/portal");
     world.stop();
     thread::sleep(Duration::from_secs(2));
-    world.kubeconfig = Some(blind_user(&world));
+    world.kubeconfig = Some(blind_user(&world, None));
     world.start(&[]);
     world.becomes("kollectinventory/all", "Ready", "False NotSeen");
     world.becomes("kollectinventory/all", "Degraded", "True NotSeen");
@@ -341,9 +342,20 @@ fn w36_one_sink_that_fails_for_good_or_for_a_minute_makes_the_inventory_not_read
     world.becomes("kollectinventory/all", "Ready", "True Exported");
     assert!(world.events_about("kollectinventory/all").contains(&"Warning PartiallySynced".to_owned()));
 
-    // For good: at once, and nothing happens until somebody does something.
-    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal", "missing"] }));
+    // For good: at once, and nothing happens until it is mended. There is no such table.
+    let mut sink = world.sink();
+    sink["postgres"]["databaseRef"]["name"] = json!("second");
+    sink["postgres"]["table"] = json!("there_is_no_such_table");
+    sink["provisioning"] = json!({ "mode": "existing" });
+    world.kollect("KollectDatabaseSink", "second", sink);
+    let began = Instant::now();
     world.becomes("kollectinventory/all", "Ready", "False PartiallySynced");
+    world.becomes("kollectinventory/all", "Stalled", "True PartiallySynced");
+    world.export_becomes(("kollectinventory/all", "database/second"), "Synced", "False ExportTerminal");
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    // So does a sink that does not exist.
+    world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal", "missing"] }));
+    world.export_becomes(("kollectinventory/all", "database/missing"), "Synced", "False SinkNotFound");
     world.becomes("kollectinventory/all", "Stalled", "True PartiallySynced");
 }
 
@@ -535,7 +547,8 @@ fn rows_that_are_on_their_way_are_not_exported_and_say_why() {
 
 #[test]
 fn an_operator_that_has_nothing_to_do_does_nothing() {
-    let mut world = World::new("idle-loop");
+    // On a control plane of its own: namespaces that other tests create are changes, too.
+    let mut world = World::on(super::own_plane(), "idle-loop");
     world.map("a", "1");
     world.install();
     world.start(&super::metrics::PLAIN);

@@ -118,7 +118,7 @@ fn put<T: PartialEq>(known: &mut BTreeMap<String, Versions<T>>, mut now: Now<T>,
 impl History {
     /// When a record was made.
     pub(super) fn time(&self, record: u64) -> Instant {
-        self.times[record as usize - 1]
+        self.times[usize::try_from(record).unwrap() - 1]
     }
 
     /// Takes down what has changed.
