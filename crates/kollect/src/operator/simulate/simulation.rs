@@ -21,7 +21,7 @@ use super::{
     schedule::{CLUSTERS, ClusterStep, Schedule, SinkStep, Step, TARGETS},
     sink_servers::{Contents, SinkServers},
     specs::{Inventory, Profile, Sink, TEAM, Target, name},
-    statuses::{Export, exported, exports, generation},
+    statuses::{Export, check_summary, exported, exports, generation},
     truth::{Expected, ExpectedRows, Place, Rows, expected, inventory_id, unserved_kind, waits_for_kind},
 };
 
@@ -120,6 +120,9 @@ impl Simulation {
             if !export.acknowledged.map_or(!export.synced, has_held) {
                 return Err(format!("a status says what was not so: {export:?}"));
             }
+        }
+        if told.plural == "kollectinventories" {
+            check_summary(&told.object, &Inventory::of(&told.object).sinks)?;
         }
         let generation = exported(&told.object);
         let is_new = generation.is_some() && exported(&told.before) != generation;

@@ -47,6 +47,31 @@ pub(super) fn exports(inventory: &Value) -> Vec<Export> {
     inventory["status"]["sinkExports"].as_array().into_iter().flatten().map(export).collect()
 }
 
+/// What an inventory says about all of its sinks is what their lines say: it has reached the smallest revision, is Ready
+/// as Exported only if all of them are synced, and is not Ready while it is Degraded.
+pub(super) fn check_summary(inventory: &Value, sinks: &[String]) -> Result<(), String> {
+    let status = &inventory["status"];
+    let lines: Vec<&Value> = status["sinkExports"].as_array().into_iter().flatten().collect();
+    let line = |sink: &String| lines.iter().find(|line| text(&line["name"]) == format!("database/{sink}"));
+    let revisions: Vec<Option<i64>> =
+        sinks.iter().map(|sink| line(sink).and_then(|line| line["revision"].as_i64())).collect();
+    let told = status["observedRevision"].as_i64();
+    let condition = |type_: &str| {
+        let all = status["conditions"].as_array().into_iter().flatten();
+        all.clone().find(|condition| condition["type"] == type_ && condition["status"] == "True")
+    };
+    let ready = condition("Ready");
+    let synced = exports(inventory).into_iter().filter(|export| export.synced).count();
+    let is_exported = ready.is_some_and(|ready| ready["reason"] == "Exported");
+    if told.is_some() && revisions.iter().any(|revision| *revision < told) {
+        return Err(format!("a sink has not reached what the inventory says: {status}"));
+    }
+    if is_exported && synced < sinks.len() || ready.is_some() && condition("Degraded").is_some() {
+        return Err(format!("Ready is not what the sinks are: {status}"));
+    }
+    Ok(())
+}
+
 fn acknowledged(line: &Value) -> Option<(usize, u128)> {
     let rows = usize::try_from(line["rows"].as_i64()?).unwrap();
     Some((rows, u128::from_str_radix(text(&line["lastChecksum"]), 16).unwrap()))

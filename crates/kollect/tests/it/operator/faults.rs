@@ -124,11 +124,18 @@ fn w22_w23_a_probe_that_fails_blocks_no_export() {
     world.kollect("KollectDatabaseSink", "portal", sink);
     world.start(&[]);
     let ddl = world.expected_ddl("kollectdatabasesink/portal");
-    // The probe asks for the right to delete rows, which these rows do not need.
-    let grant =
-        "CREATE ROLE portal LOGIN; GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO portal";
+    // The probe asks for the right to delete claims, which only an inventory that goes needs.
+    let grant = format!(
+        "CREATE ROLE portal LOGIN; GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO portal;
+         GRANT DELETE ON {} TO portal",
+        world.table()
+    );
     server.psql(&format!("{ddl}; {grant}")).unwrap();
     world.annotate("kollectdatabasesink/portal", "kollect.dev/requestedAt=1");
+    eventually("the first row", || {
+        let line = world.export("kollectinventory/all", "database/portal");
+        (line["rows"] == 1).then_some(()).ok_or(line.to_string())
+    });
     world.becomes("kollectinventory/all", "Ready", "True Exported");
     assert_eq!(server.psql(&format!("SELECT name FROM {}", world.table())).unwrap(), "a\n");
     world.becomes("kollectdatabasesink/portal", "ConnectionVerified", "False ConnectionTestFailed");
