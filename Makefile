@@ -26,6 +26,7 @@ test: lint servers ## What CI runs: format, lints, generated files, unit, pipeli
 
 .PHONY: test-all
 test-all: test check-features check-simulator ## What runs nightly: all tests, each feature alone, planted faults, the real-server tests again and again
+	TIMES=100 cargo test -p kollect --test it kubectl_wait_for_exported
 	$(MAKE) soak N=$(or $(N),3)
 
 .PHONY: check-features

@@ -360,13 +360,13 @@ pub struct SinkExport {
     /// Why a place of left could not be cleaned; it is tried again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clean_error: Option<String>,
-    /// When the sink acknowledged the last write, or, after a start or a failure, that it holds the rows.
+    /// When the sink acknowledged the last write; after a failure, or if none is known: that it holds the rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_export_time: Option<Time>,
     /// Digest of what the sink has acknowledged to hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_checksum: Option<String>,
-    /// The sink has acknowledged all rows up to this revision.
+    /// The sink has acknowledged all rows up to this revision; absent until the operator has compared it since its start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<i64>,
     /// Rows that the sink has acknowledged to hold.

@@ -486,6 +486,43 @@ fn kubectl_wait_for_exported_after_an_edit_returns_when_every_sink_has_the_new_r
 }
 
 #[test]
+fn kubectl_wait_after_one_apply_of_a_sink_and_its_inventory_returns_when_the_rows_are_there() {
+    let mut world = World::new("together");
+    world.map("a", "1");
+    world.install();
+    world.start(&[]);
+    world.becomes("kollectinventory/all", "Ready", "True Exported");
+    for round in 0..times() {
+        // A changed Secret and a changed sink are looked at beside the loop; the inventory is what it was meanwhile.
+        let (targets, expected) = if round % 2 == 0 { ("none", &[][..]) } else { ("maps", &["a=1"][..]) };
+        let object = |kind: &str, name: &str, spec: Value| {
+            let metadata = json!({ "name": name, "namespace": world.namespace });
+            json!({ "apiVersion": "kollect.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec })
+        };
+        let mut sink = world.sink();
+        sink["auditInterval"] = json!(format!("{}m", 10 + round));
+        let dsn = format!("{}?application_name=round{round}", world.postgres.dsn());
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret", "stringData": { "dsn": dsn },
+            "metadata": { "name": "portal", "namespace": world.namespace },
+        });
+        let inventory = json!({ "databaseSinkRefs": ["portal"], "targetRefs": [targets] });
+        let items = json!([
+            secret,
+            object("KollectDatabaseSink", "portal", sink),
+            object("KollectInventory", "all", inventory),
+        ]);
+        world
+            .plane
+            .apply(&json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string())
+            .unwrap();
+        let args = ["wait", "-n", &world.namespace, "kinv/all", "--for=condition=Exported", "--timeout=60s"];
+        world.plane.kubectl(&args).unwrap();
+        assert_eq!(world.rows(), expected, "round {round}");
+    }
+}
+
+#[test]
 fn rows_that_are_on_their_way_are_not_exported_and_say_why() {
     let mut world = World::new("on-its-way");
     let mut server = Postgres::start().unwrap();
