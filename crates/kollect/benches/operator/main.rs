@@ -119,6 +119,19 @@ impl Bench {
         Ok(Self { plane, client, postgres, reader })
     }
 
+    /// Creates Deployments, and an inventory with all of them.
+    async fn create_deployments(&self, count: usize) -> Result<()> {
+        objects::create_namespaces(&self.client).await?;
+        let told = |done: usize, seconds: f64| tell(format_args!("{done} Deployments after {seconds:.0} s"));
+        objects::create(&self.client, count, told).await?;
+        definitions::create_namespace(&self.client, HOME).await?;
+        definitions::allow_all_namespaces(&self.client, HOME).await?;
+        let manifests = Manifests::deployments(&[])?;
+        let path = manifests.path().to_str().context("a strange directory")?;
+        self.plane.kubectl(&["apply", "-n", HOME, "-f", path])?;
+        definitions::export(&self.client, HOME, &self.postgres.dsn()).await
+    }
+
     /// Changes an object, and waits until its row can be seen.
     async fn change(&mut self, path: &str, namespace: &str, target: &str, value: &str) -> Result<Change> {
         let change = json!({ "metadata": { "annotations": { "owner": value } } });
@@ -150,16 +163,7 @@ fn percentile(changes: &[Change], percent: usize, what: impl Fn(&Change) -> Dura
 /// One inventory with all Deployments of the cluster.
 async fn many_rows(table: &mut Table, count: usize) -> Result<()> {
     let mut bench = Bench::start().await?;
-    objects::create_namespaces(&bench.client).await?;
-    let told = |done: usize, seconds: f64| tell(format_args!("{done} Deployments after {seconds:.0} s"));
-    objects::create(&bench.client, count, told).await?;
-    definitions::create_namespace(&bench.client, HOME).await?;
-    definitions::allow_all_namespaces(&bench.client, HOME).await?;
-    let manifests = Manifests::deployments(&[])?;
-    let path = manifests.path().to_str().context("a strange directory")?;
-    bench.plane.kubectl(&["apply", "-n", HOME, "-f", path])?;
-    definitions::export(&bench.client, HOME, &bench.postgres.dsn()).await?;
-
+    bench.create_deployments(count).await?;
     let operator = Operating::start(bench.plane.kubeconfig())?;
     definitions::ready(&bench.client, 1, async || Ok(())).await?;
     let took = operator.began.elapsed();
@@ -275,14 +279,7 @@ async fn many_teams(table: &mut Table, teams: Teams) -> Result<()> {
 /// From the end of a leader, which nobody announces, until the first row is written.
 async fn recovery(table: &mut Table, count: usize) -> Result<()> {
     let mut bench = Bench::start().await?;
-    objects::create_namespaces(&bench.client).await?;
-    objects::create(&bench.client, count, |_, _| {}).await?;
-    definitions::create_namespace(&bench.client, HOME).await?;
-    definitions::allow_all_namespaces(&bench.client, HOME).await?;
-    let manifests = Manifests::deployments(&[])?;
-    let path = manifests.path().to_str().context("a strange directory")?;
-    bench.plane.kubectl(&["apply", "-n", HOME, "-f", path])?;
-    definitions::export(&bench.client, HOME, &bench.postgres.dsn()).await?;
+    bench.create_deployments(count).await?;
     let kubeconfig = bench.plane.kubeconfig().to_owned();
     let mut leader = Operating::start_in_pod(&kubeconfig, "1")?;
     definitions::ready(&bench.client, 1, async || Ok(())).await?;

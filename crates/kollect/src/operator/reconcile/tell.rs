@@ -2,12 +2,13 @@
 
 use std::{cell::Cell, time::Duration};
 
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 use kollect_engine::clock;
 use kollect_model::crd::{
     inventory::{ClusterInventoryStatus, InventoryStatus, SinkExport},
     shapes::{Condition, ConditionStatus},
     sinks::SinkStatus,
+    target::TargetStatus,
 };
 
 use super::{
@@ -84,28 +85,12 @@ impl Operator {
         match *kind {
             "KollectProfile" => profile(view, key),
             "KollectTarget" => {
-                let target = view.known.targets().get(name)?;
-                let rules = target.spec.filter.resource_rules.len();
-                let before = target.status.clone().unwrap_or_default();
-                let (id, metadata) = (target_id(key), &target.metadata);
-                let after = view.target(metadata, &before, &id, view.resolved.targets.get(&id)?, rules);
-                Some(Told::of(
-                    &after.conditions,
-                    metadata.generation,
-                    Desired::new(kind, name, metadata, &before, &after),
-                ))
+                let own = view.known.targets().get(name)?;
+                target(view, key, &own.metadata, own.spec.filter.resource_rules.len(), own.status.as_ref())
             }
             "KollectClusterTarget" => {
-                let target = view.known.cluster_targets().get(name)?;
-                let rules = target.spec.filter.resource_rules.len();
-                let before = target.status.clone().unwrap_or_default();
-                let (id, metadata) = (target_id(key), &target.metadata);
-                let after = view.target(metadata, &before, &id, view.resolved.targets.get(&id)?, rules);
-                Some(Told::of(
-                    &after.conditions,
-                    metadata.generation,
-                    Desired::new(kind, name, metadata, &before, &after),
-                ))
+                let own = view.known.cluster_targets().get(name)?;
+                target(view, key, &own.metadata, own.spec.filter.resource_rules.len(), own.status.as_ref())
             }
             "KollectInventory" | "KollectClusterInventory" => inventory(view, key),
             _ => self.sink(view, key),
@@ -162,6 +147,20 @@ fn profile(view: &View<'_>, (kind, name): &ObjectKey) -> Option<Told> {
         metadata.generation,
         Desired::new(kind, name, metadata, &before, &after),
     ))
+}
+
+fn target(
+    view: &View<'_>,
+    key: &ObjectKey,
+    metadata: &ObjectMeta,
+    rules: usize,
+    before: Option<&TargetStatus>,
+) -> Option<Told> {
+    let before = before.cloned().unwrap_or_default();
+    let id = target_id(key);
+    let after = view.target(metadata, &before, &id, view.resolved.targets.get(&id)?, rules);
+    let desired = Desired::new(key.0, &key.1, metadata, &before, &after);
+    Some(Told::of(&after.conditions, metadata.generation, desired))
 }
 
 fn inventory(view: &View<'_>, key: &ObjectKey) -> Option<Told> {

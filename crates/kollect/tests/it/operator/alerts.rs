@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kollect_testbed::{Postgres, Proxy, Rule, promtool};
+use kollect_testbed::{Postgres, promtool};
 use serde_json::{Value, json};
 
 use super::{World, metrics::PLAIN};
@@ -212,16 +212,7 @@ fn a_right_is_taken_away() -> Situation {
     world.map("a", "1");
     world.install();
     let namespace = world.namespace.clone();
-    let all = |group, kinds| Rule::in_namespace(&namespace, group, kinds, &["*"]);
-    let rules = [
-        all("", &["configmaps"]),
-        all("kollect.dev", &["*"]),
-        all("", &["secrets", "events"]),
-        Rule::cluster("", &["namespaces"], &["get", "list", "watch"]),
-    ];
-    let kubeconfig = world.plane.user(&namespace, "watcher", &rules).unwrap();
-    let proxy = Proxy::start(world.plane).unwrap();
-    world.kubeconfig = Some(proxy.kubeconfig(&kubeconfig).unwrap());
+    let proxy = world.operate_as_watcher();
     world.start(&PLAIN);
     world.becomes("kollectinventory/all", "Ready", "True Exported");
     let before = world.scrape_all();

@@ -204,22 +204,36 @@ fn places_that_cannot_be_seen_are_told_with_the_reason() {
     });
 }
 
+impl World {
+    /// Gives the service account `watcher` its rights, the first of which is to list ConfigMaps of the namespace.
+    fn grant_watcher(&self) -> std::path::PathBuf {
+        let namespace = &self.namespace;
+        let all = |group, kinds| Rule::in_namespace(namespace, group, kinds, &["*"]);
+        let rules = [
+            all("", &["configmaps"]),
+            all("kollect.dev", &["*"]),
+            all("", &["secrets", "events"]),
+            Rule::cluster("", &["namespaces"], &["get", "list", "watch"]),
+        ];
+        self.plane.user(namespace, "watcher", &rules).unwrap()
+    }
+
+    /// Lets the operator run as the service account `watcher`, behind a proxy.
+    pub(super) fn operate_as_watcher(&mut self) -> Proxy {
+        let kubeconfig = self.grant_watcher();
+        let proxy = Proxy::start(self.plane).unwrap();
+        self.kubeconfig = Some(proxy.kubeconfig(&kubeconfig).unwrap());
+        proxy
+    }
+}
+
 #[test]
 fn law_9_a_right_that_is_taken_away_shows_and_empties_no_sink() {
     let mut world = World::new("revoked");
     world.map("a", "1");
     world.install();
     let namespace = world.namespace.clone();
-    let all = |group, kinds| Rule::in_namespace(&namespace, group, kinds, &["*"]);
-    let rules = [
-        all("", &["configmaps"]),
-        all("kollect.dev", &["*"]),
-        all("", &["secrets", "events"]),
-        Rule::cluster("", &["namespaces"], &["get", "list", "watch"]),
-    ];
-    let kubeconfig = world.plane.user(&namespace, "watcher", &rules).unwrap();
-    let proxy = Proxy::start(world.plane).unwrap();
-    world.kubeconfig = Some(proxy.kubeconfig(&kubeconfig).unwrap());
+    let proxy = world.operate_as_watcher();
     world.start(&PLAIN);
     world.holds(&["a=1"]);
     let place = format!(r#"gvk="v1 ConfigMap",namespace="{namespace}""#);
@@ -252,7 +266,7 @@ fn law_9_a_right_that_is_taken_away_shows_and_empties_no_sink() {
     world.audit(2);
     assert_eq!(world.rows(), ["a=1"]);
 
-    world.plane.user(&namespace, "watcher", &rules).unwrap();
+    world.grant_watcher();
     world.holds(&["b=2"]);
     world.counts(&synced, 1.0);
     assert_eq!(world.number(&blind), None);
