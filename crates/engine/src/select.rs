@@ -202,9 +202,11 @@ impl Selection {
         kinds.filter(|gvk| self.bounds.permit_kind(gvk)).collect()
     }
 
-    /// The namespaces that the spec names.
-    pub fn named(&self) -> &[String] {
-        &self.named
+    /// The namespaces that the spec names, and that the target may reach if they exist: whether others exist is not for
+    /// the author of the target to know.
+    pub fn named_within_bounds(&self) -> impl Iterator<Item = &String> {
+        let may_reach = |name: &&String| !matches!(self.bounds.permit_namespace(name, None), Some(Err(_)));
+        self.named.iter().filter(may_reach)
     }
 
     /// Whether namespaces are chosen by their labels.

@@ -31,6 +31,8 @@ const SETTLING: Duration = Duration::from_mins(16);
 const LOOK_AGAIN: Duration = Duration::from_secs(20);
 /// One of so many schedules goes on for [`QUIET`] afterwards.
 const WATCHED_LONGER: u64 = 20;
+/// Kinds that are not served are known to be gone within this time, and the last writes have ended.
+const LAST_WRITES: Duration = Duration::from_mins(2);
 /// For this long nothing is written.
 const QUIET: Duration = Duration::from_mins(11);
 
@@ -150,6 +152,8 @@ impl Simulation {
         if !schedule.seed.is_multiple_of(WATCHED_LONGER) {
             return Ok(());
         }
+        // Destinations that were left, and hold rows that wait for another kind, are in order for the check.
+        time::sleep(LAST_WRITES).await;
         let written = (self.sinks.lock().rows_written, self.statuses_written());
         time::sleep(QUIET).await;
         self.check()?;
@@ -203,12 +207,13 @@ impl Simulation {
         let claims_changed = self.sinks.lock().claims_changed.clone();
         let late_claims = self.sinks.lock().late_claims.clone();
         let kept = clusters().flat_map(kept_places).collect::<BTreeSet<Place>>();
-        let moved_from = clusters().flat_map(moved_from).collect::<BTreeSet<Place>>();
         self.sinks.visit(|all| {
             let held = |place: &Place| all.get(place.0.as_str()).and_then(|contents| contents.get(&place.1));
             // What was left stays as it is while a row in it waits, for the other cluster too.
-            let keeps_rows = |place: &&Place| {
-                held(place).is_some_and(|held| held.rows.keys().any(|key| self.waits(place, key)))
+            let keeps_rows = |cluster: &Cluster, place: &Place| {
+                let waits =
+                    |key: &RowKey| self.waits(place, key) || waits_for_kind(&cluster.api, &place.1.name, key);
+                held(place).is_some_and(|held| held.rows.keys().any(waits))
             };
             // A claim of the other cluster came when its process was gone, and the place was clean.
             let is_taken = |place: &&Place| {
@@ -216,8 +221,10 @@ impl Simulation {
                 let owner = held(place).and_then(|held| held.claim.as_ref()?.owner.as_deref());
                 owner.is_some() && owner != named.map(|cluster| cluster.id.as_str())
             };
-            let left = moved_from.iter().filter(keeps_rows);
-            let blocked: BTreeSet<Place> = left.chain(late_claims.iter().filter(is_taken)).cloned().collect();
+            let mut blocked: BTreeSet<Place> = late_claims.iter().filter(is_taken).cloned().collect();
+            for cluster in clusters() {
+                blocked.extend(moved_from(cluster).into_iter().filter(|place| keeps_rows(cluster, place)));
+            }
             for (&destination, &contents) in all {
                 for (inventory, held) in contents {
                     let place = (destination.to_owned(), inventory.clone());
