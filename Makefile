@@ -19,7 +19,7 @@ demo: ## The operator at work, on a throw-away control plane (needs no cluster)
 check: lint ## While you work: format, lints, unit and pipeline tests; no servers
 	cargo test --quiet --workspace --exclude kollect-testbed --lib --bins -- $$(scripts/server-tests)
 
-# Servers from source first: tests wait for limited times, and should not compete with compilers.
+# Builds the servers first: tests have time limits, and must not compete with compilers for the CPU.
 .PHONY: test
 test: lint servers ## What CI runs: format, lints, generated files, unit, pipeline and real-server tests
 	SEEDS=$(or $(SEEDS),2000) cargo test --workspace --no-fail-fast
@@ -64,7 +64,7 @@ bench-operator: servers ## The operator with a real control plane and PostgreSQL
 soak: server-tools ## The real-server tests again and again: N=20 by default
 	for round in $$(seq $(or $(N),20)); do echo "round $$round"; cargo test --quiet -p kollect -p kollect-testbed; done
 
-# Optimised: a schedule is minutes of virtual time, and all of it is computing.
+# A release build: a schedule simulates minutes, and its speed depends on the CPU only.
 .PHONY: simulate
 simulate: tools ## Random schedules of faults against the operator, without servers: SEEDS=2000 FROM=0 by default, SEED=N for one
 	SEED=$(SEED) CUT=$(CUT) TRACE=$(TRACE) FROM=$(FROM) SEEDS=$(or $(SEEDS),2000) \
@@ -80,7 +80,7 @@ generate: tools ## Rewrite the generated files
 	rm -f config/crd/bases/*.yaml
 	target/debug/kollect crds --dir config/crd/bases
 
-# What the build and the tests need from the system. As root on Debian it is installed, otherwise named.
+# Programs that the build and the tests need. As root on Debian missing ones are installed, otherwise named.
 .PHONY: tools
 tools:
 	@scripts/tools cargo go cc

@@ -1,9 +1,8 @@
-//! Events to rows, with everything between but the network: a scripted source, the collector, the store
-//! and a reader of changes in one process.
+//! Events to rows, with everything in between except the network: a scripted source, the collector, the store and a
+//! reader of changes in one process.
 //!
-//! First so many events per second as a large cluster has on a bad day, then as many as can be taken. The
-//! source makes each event from text and parses its metadata, as a real one does; CPU time includes that
-//! and the reader.
+//! The first phase has the event rate of a large cluster under load, the second is as fast as possible. The source
+//! makes each event from text and parses its metadata, as a real one does; CPU time includes that and the reader.
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on stops")]
 
 mod shapes;
@@ -39,7 +38,7 @@ const ROWS: u64 = 100_000;
 const RATE: u64 = 5000;
 const PACED: u64 = RATE * 10;
 const UNPACED: u64 = 200_000;
-/// The object whose change ends a phase. No other change concerns it.
+/// The object whose change ends a phase. It has no other changes.
 const LAST: u64 = ROWS;
 
 /// A cluster with one kind, which changes twice: slowly and as fast as possible.
@@ -150,7 +149,7 @@ fn target_id() -> TargetId {
     TargetId { namespace: Some("team".into()), name: "deployments".into() }
 }
 
-/// CPU time of this process; the kernel tells it in hundredths of a second.
+/// CPU time of this process; the kernel reports it in hundredths of a second.
 fn cpu() -> Duration {
     let stat = fs::read_to_string("/proc/self/stat").unwrap();
     let (_, numbers) = stat.rsplit_once(')').unwrap();
@@ -165,7 +164,7 @@ fn memory() -> f64 {
     value.trim().strip_suffix(" kB").unwrap().parse::<f64>().unwrap() * 1024.0
 }
 
-/// Lets a phase run, and prints its line when the reader has heard of its last change.
+/// Lets a phase run, and prints its line when the reader has received its last change.
 async fn run(name: &str, events: u64, due: Duration, phases: &Semaphore, changes: &mut Changes) {
     let (began, cpu_before, memory_before) = (Instant::now(), cpu(), memory());
     phases.add_permits(1);

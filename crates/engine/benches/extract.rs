@@ -1,8 +1,8 @@
 //! Raw bytes to attributes, over objects of real shapes, against parsing the same bytes into a
 //! `serde_json::Value`.
 //!
-//! Times are ratios of medians taken in turns in one process, so that a busy machine slows both sides.
-//! Allocations and instructions (callgrind, if valgrind is there) do not depend on the machine's mood.
+//! Times are ratios of medians taken in turns in one process, so that a busy machine slows both sides. Allocations
+//! and instructions (callgrind, if valgrind is installed) do not depend on the load of the machine.
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on stops")]
 
 mod shapes;

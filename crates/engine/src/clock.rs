@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 thread_local! {
-    /// What the clock showed at an instant, on threads of the simulator.
+    /// Start of the simulated time, and the instant at which it was set. Set only on threads of the simulator.
     static SIMULATED: Cell<Option<(SystemTime, Instant)>> = const { Cell::new(None) };
 }
 
@@ -22,12 +22,12 @@ pub fn now() -> SystemTime {
     }
 }
 
-/// The time now, as objects of Kubernetes show it.
+/// The current time as a Kubernetes timestamp.
 pub fn timestamp() -> Timestamp {
     Timestamp::try_from(now()).unwrap_or_default()
 }
 
-/// On this thread the clock shows `start` now and goes on with the time of the runtime, which tests may pause.
+/// Sets the clock of this thread to `start`. It then advances with tokio's time, which tests may pause.
 pub fn simulate(start: SystemTime) {
     SIMULATED.set(Some((start, Instant::now())));
 }

@@ -1,4 +1,4 @@
-//! Collection: which targets want what, and one task for each kind that a target wants.
+//! Collection: one task for each kind that a target selects.
 //!
 //! ```text
 //!              ┌─ namespaces ──┐  what is known about namespaces
@@ -8,7 +8,7 @@
 //!                  └──▶ select, extract ──▶ store
 //! ```
 //!
-//! A kind that fails, stalls or panics does not concern the others. Dropping the collector stops all.
+//! A kind that fails, stalls or panics does not affect the others. Dropping the collector stops all tasks.
 
 mod kind;
 mod namespaces;
@@ -34,7 +34,7 @@ use crate::{
     watch::{BlindReason, Blindness, WatchSource},
 };
 
-/// A target, ready to collect. A changed target is another value behind another pointer.
+/// A target, ready to collect. A changed target is a new value with a new pointer: pointers are compared.
 pub struct Target {
     /// Which target.
     pub id: TargetId,
@@ -42,7 +42,7 @@ pub struct Target {
     pub profile: Arc<CompiledProfile>,
     /// What it selects.
     pub selection: Selection,
-    /// Tells definitions of one target apart; rows remember which of them made them.
+    /// Number of this definition of the target; each row records which definition made it.
     definition: u32,
 }
 
@@ -55,16 +55,16 @@ impl Target {
         Self { id, profile, selection, definition }
     }
 
-    /// The number that tells this definition of the target from others.
+    /// Number of this definition; no other definition in the process has it.
     pub fn definition(&self) -> u32 {
         self.definition
     }
 }
 
-/// Something that cannot be seen or read.
+/// A problem of collection, such as a kind that cannot be watched or an object that cannot be read.
 #[derive(Debug)]
 pub enum Problem {
-    /// A kind, or a part of it, cannot be seen.
+    /// A kind, or a part of it, cannot be listed or watched.
     Blind {
         /// Where.
         place: Place,
@@ -106,15 +106,15 @@ pub enum Problem {
 /// How to collect.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Look at these namespaces only, and at cluster-scoped kinds.
+    /// Collect from these namespaces only, and cluster-scoped kinds.
     pub within: Option<BTreeSet<Arc<str>>>,
     /// Whether to follow changes; otherwise everything is read once.
     pub follow: bool,
     /// How often everything is compared with a fresh list of metadata.
     pub resync: Duration,
-    /// How often a question that was answered with no is asked again: may we list, is the kind served.
+    /// How often denied permissions and kinds that are not served are checked again.
     pub review: Duration,
-    /// How long a first list may stand still until it counts as blind.
+    /// How long a first list may receive nothing before it counts as blind.
     pub patience: Duration,
 }
 
@@ -142,7 +142,7 @@ struct Context {
     tasks: Tasks,
     /// `None`: nothing is known yet.
     namespaces: watch::Sender<Option<Arc<Namespaces>>>,
-    /// Namespaces that targets name, for the case that listing them is not permitted.
+    /// Namespaces that targets name; used if listing namespaces is not permitted.
     named: watch::Sender<BTreeSet<Arc<str>>>,
 }
 
@@ -157,12 +157,12 @@ pub struct Collector {
     kinds: BTreeMap<Gvk, Kind>,
     /// Targets whose rows are in the store.
     known: BTreeSet<TargetId>,
-    /// Follows namespaces.
+    /// The task that watches namespaces.
     follower: Task,
 }
 
 impl Collector {
-    /// A collector without targets. `report` hears what cannot be seen or read.
+    /// A collector without targets. `report` is called with each problem.
     pub fn start(
         source: Arc<dyn WatchSource>,
         store: StoreWriter,
@@ -184,8 +184,7 @@ impl Collector {
         Self { context, kinds: BTreeMap::new(), known: BTreeSet::new(), follower }
     }
 
-    /// Forgets everything that was seen, as if it had just been started: it has no targets, and what they select is
-    /// listed again.
+    /// Resets the collector: it has no targets and no rows, and lists everything again when it gets targets.
     pub async fn begin_again(&mut self) {
         let kinds = self.kinds.values_mut().map(|kind| &mut kind.task);
         tasks::abort(kinds.chain([&mut self.follower])).await;
@@ -196,7 +195,7 @@ impl Collector {
         self.follower = namespaces::start(&self.context);
     }
 
-    /// What is being watched, and what cannot be seen.
+    /// The ledger of what is watched, and what is blind.
     pub fn coverage(&self) -> &Coverage {
         &self.context.coverage
     }
@@ -206,8 +205,8 @@ impl Collector {
         self.context.namespaces.subscribe()
     }
 
-    /// The targets from now on. Rows of targets that are neither among them nor frozen are removed;
-    /// frozen ones keep their rows, and no task looks at their objects.
+    /// Sets the targets. Rows of targets that are neither among them nor frozen are removed; frozen targets keep
+    /// their rows, and no task collects their objects.
     pub fn set_targets(&mut self, targets: &[Arc<Target>], frozen: &BTreeSet<TargetId>) {
         let store = &self.context.store;
         let current: BTreeSet<TargetId> = targets.iter().map(|target| target.id.clone()).collect();
@@ -217,7 +216,7 @@ impl Collector {
         let mut wanted: BTreeMap<Gvk, Vec<Arc<Target>>> = BTreeMap::new();
         for target in targets {
             let kinds = target.selection.kinds();
-            // From here on snapshots wait for them.
+            // From here on, snapshots of the target wait for these kinds.
             drop(kinds.iter().map(|gvk| store.rows(&target.id, gvk)).collect::<Vec<_>>());
             store.keep_kinds(&target.id, &kinds);
             for gvk in kinds {
@@ -252,7 +251,7 @@ impl Collector {
     }
 }
 
-/// The task of a kind. If it panics nothing is known about the kind until it has been read again.
+/// Starts the task of a kind. If it panics, the kind is blind until it has been listed again.
 fn follow_kind(context: &Arc<Context>, gvk: &Gvk, wanted: watch::Receiver<Vec<Arc<Target>>>) -> Task {
     let name = TaskName::of_kind(TaskKind::Watch, gvk, None);
     let (own, gvk, targets) = (context.clone(), gvk.clone(), wanted.clone());
@@ -262,7 +261,7 @@ fn follow_kind(context: &Arc<Context>, gvk: &Gvk, wanted: watch::Receiver<Vec<Ar
         (own.report)(Problem::Crashed { gvk: gvk.clone() });
         own.tell_panic(&gvk);
         for target in targets.borrow().iter() {
-            // How far it came is not known: what it had read is read again, and nothing counts as gone.
+            // The task may have stopped anywhere: all objects are read again, and no absent row counts as gone.
             let rows = own.store.rows(&target.id, &gvk);
             rows.outdate(None);
             rows.set_sight(Sight::Partial);
@@ -271,20 +270,20 @@ fn follow_kind(context: &Arc<Context>, gvk: &Gvk, wanted: watch::Receiver<Vec<Ar
     })
 }
 
-/// What is said about a kind whose task panicked.
+/// The blindness of a kind whose task panicked.
 fn panic_of(gvk: &Gvk) -> Blindness {
     let message = format!("watch {gvk}: the task panicked and is started again; this is a bug: see the log");
     Blindness { reason: BlindReason::Failed, message }
 }
 
 impl Context {
-    /// A place cannot be seen from now on.
+    /// Reports that a place is blind from now on.
     fn tell_blind(&self, place: &Place, blindness: Blindness) {
         (self.report)(Problem::Blind { place: place.clone(), blindness: blindness.clone() });
         self.coverage.set(place, State::blind(blindness));
     }
 
-    /// Nothing is known about a kind, wherever it was looked at.
+    /// Marks all places of a kind as blind after a panic.
     fn tell_panic(&self, gvk: &Gvk) {
         let known = self.coverage.of_kind(gvk);
         let everywhere = Place { gvk: gvk.clone(), namespace: None, field_selector: None };
@@ -293,7 +292,7 @@ impl Context {
     }
 }
 
-/// What is known about targets and kinds that a run was not asked for.
+/// How much has been seen of targets and kinds that do not belong to a run.
 pub fn rest(source: &dyn WatchSource, settings: &Settings) -> Sight {
     match &settings.within {
         _ if !source.is_complete() => Sight::Partial,

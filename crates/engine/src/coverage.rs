@@ -1,4 +1,4 @@
-//! What is being watched, since when, and every gap with its reason.
+//! The coverage ledger: which places are watched, since when, and every gap with its reason.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -14,10 +14,10 @@ use crate::{
     watch::{BlindReason, Blindness, Query},
 };
 
-/// How many gaps of a place are remembered.
+/// Gaps that are kept per place; the oldest is dropped first.
 const GAPS: usize = 16;
 
-/// A kind, and where it is looked at.
+/// A kind, and the scope in which it is watched.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     /// Kind.
@@ -38,10 +38,10 @@ impl Place {
     }
 }
 
-/// How much of a place is known.
+/// How much is known about the objects of a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Nothing has been asked yet.
+    /// The list has not begun yet.
     Waiting,
     /// The first list is running.
     Listing {
@@ -50,16 +50,16 @@ pub enum State {
         /// Objects in all, if known.
         total: Option<u64>,
     },
-    /// Everything is known.
+    /// All objects are known.
     Synced {
-        /// Since when without a gap.
+        /// Start of the time without a gap.
         since: SystemTime,
-        /// Resource version up to which everything is known.
+        /// Every event up to this resource version has been received.
         version: u64,
     },
     /// The kind does not exist.
     Absent,
-    /// Nothing is known about what happens now; what was known is frozen.
+    /// Events are not received now; what was known is frozen.
     Blind {
         /// Since when.
         since: SystemTime,
@@ -82,7 +82,7 @@ impl State {
     }
 }
 
-/// A time of which nothing is known.
+/// A period in which events were not received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gap {
     /// When it began.
@@ -96,13 +96,13 @@ pub struct Gap {
 /// What is known about a place.
 #[derive(Clone, Debug)]
 pub struct Known {
-    /// Now.
+    /// Current state.
     pub state: State,
-    /// What permissions call the kind, such as `deployments.apps`, if that is known.
+    /// Resource name as in RBAC rules, such as `deployments.apps`; `None`: not known yet.
     pub resource: Option<Arc<str>>,
     /// The last gaps, oldest first.
     pub gaps: VecDeque<Gap>,
-    /// Rows that the regular comparison with a list had to repair.
+    /// Rows that the periodic comparison with a list has repaired.
     pub repaired: u64,
 }
 
@@ -115,7 +115,7 @@ impl Known {
     }
 }
 
-/// The ledger. Whoever watches writes it, everybody can read it.
+/// The coverage ledger. Collector tasks write it, other tasks read it. Clones share one ledger.
 #[derive(Clone, Default)]
 pub struct Coverage {
     ledger: Arc<Mutex<Ledger>>,
@@ -125,11 +125,11 @@ pub struct Coverage {
 #[derive(Default)]
 struct Ledger {
     places: BTreeMap<Place, Known>,
-    /// Gaps that have ended, those of forgotten places too.
+    /// Number of ended gaps by reason, including gaps of places that were removed.
     restarts: BTreeMap<BlindReason, u64>,
-    /// What permissions call the kinds, and whether their objects are in namespaces.
+    /// Resource name of each kind as in RBAC rules, and whether the kind is namespaced.
     resources: BTreeMap<Gvk, (Arc<str>, bool)>,
-    /// Kinds of which something else can be seen since [`Coverage::take_changed_kinds`] was last called.
+    /// Kinds that have changed since [`Coverage::take_changed_kinds`] was last called.
     changed: BTreeSet<Gvk>,
 }
 
@@ -138,12 +138,12 @@ impl Coverage {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes whenever something can be seen or cannot be seen any more, or for another reason.
+    /// Notified when a place is added or removed, or when its state or resource name changes.
     pub fn news(&self) -> watch::Receiver<()> {
         self.news.subscribe()
     }
 
-    /// The kinds of which that has changed since the last call.
+    /// The kinds with such a change since the last call.
     pub fn take_changed_kinds(&self) -> BTreeSet<Gvk> {
         std::mem::take(&mut self.ledger().changed)
     }
@@ -157,17 +157,17 @@ impl Coverage {
         change(&mut self.ledger().places)
     }
 
-    /// Looks at everything that is known now, without a copy. `look` must return soon.
+    /// Calls `look` for every place, without a copy. The ledger is locked meanwhile: `look` must return soon.
     pub fn visit(&self, mut look: impl FnMut(&Place, &Known)) {
         self.with(|places| places.iter().for_each(|(place, known)| look(place, known)));
     }
 
-    /// How many places could be seen again after they could not, by why they could not.
+    /// Number of gaps that have ended, by reason.
     pub fn restarts(&self) -> BTreeMap<BlindReason, u64> {
         self.ledger().restarts.clone()
     }
 
-    /// Looks at what is known now about the places of a kind, without a copy. `look` must return soon.
+    /// Like [`Self::visit`], for the places of one kind.
     pub fn visit_kind(&self, gvk: &Gvk, mut look: impl FnMut(&Place, &Known)) {
         let first = Place { gvk: gvk.clone(), namespace: None, field_selector: None };
         self.with(|places| {
@@ -176,12 +176,12 @@ impl Coverage {
         });
     }
 
-    /// Whether objects of a kind are in no namespace; `None`: that is not known.
+    /// Whether a kind is cluster-scoped; `None`: not known yet.
     pub fn is_cluster_scoped(&self, gvk: &Gvk) -> Option<bool> {
         self.ledger().resources.get(gvk).map(|(_, namespaced)| !namespaced)
     }
 
-    /// Everything that is known now.
+    /// A copy of all places.
     pub fn read(&self) -> BTreeMap<Place, Known> {
         self.with(|places| places.clone())
     }
@@ -196,11 +196,11 @@ impl Coverage {
             return;
         };
         let state = match (&known.state, state) {
-            // The newest reason stands, and the first time.
+            // Keep the start of the gap, and take the newest reason.
             (State::Blind { since, .. }, State::Blind { blindness, .. }) => {
                 State::Blind { since: *since, blindness }
             }
-            // A list after a gap does not end it, and what is known stays known while it runs.
+            // A list that is still running neither ends a gap nor replaces a synced state.
             (State::Blind { .. } | State::Synced { .. }, State::Listing { .. } | State::Waiting) => {
                 return;
             }
@@ -222,7 +222,7 @@ impl Coverage {
         }
     }
 
-    /// What permissions call a kind, and whether its objects are in namespaces.
+    /// Sets the resource name of a kind as in RBAC rules, and whether the kind is namespaced.
     pub(crate) fn name(&self, gvk: &Gvk, resource: &str, namespaced: bool) {
         let resource: Arc<str> = resource.into();
         let mut ledger = self.ledger();
@@ -234,7 +234,7 @@ impl Coverage {
         }
     }
 
-    /// Counts an object of a running list.
+    /// Adds objects to the count of a running list.
     pub(crate) fn count(&self, place: &Place, more: u64) {
         self.with(|places| {
             if let Some(Known { state: State::Listing { seen, .. }, .. }) = places.get_mut(place) {
@@ -251,15 +251,15 @@ impl Coverage {
         });
     }
 
-    /// What is known about the places of one kind.
+    /// A copy of the places of one kind.
     pub(crate) fn of_kind(&self, gvk: &Gvk) -> BTreeMap<Place, Known> {
         let mut found = BTreeMap::new();
         self.visit_kind(gvk, |place, known| drop(found.insert(place.clone(), known.clone())));
         found
     }
 
-    /// Nobody looks at the other places of the kind any more. What was blind there is a gap in what is
-    /// looked at instead.
+    /// Removes the places of the kind that `keep` rejects. An open gap of a removed place is recorded as a gap of the
+    /// remaining places of the kind.
     pub(crate) fn forget(&self, gvk: &Gvk, keep: impl Fn(&Place) -> bool) {
         let kind = self.of_kind(gvk);
         let gone: Vec<(&Place, &Known)> = kind.iter().filter(|(place, _)| !keep(place)).collect();
@@ -279,7 +279,7 @@ impl Coverage {
         });
     }
 
-    /// Nobody wants these kinds any more.
+    /// Removes kinds that no target selects any more.
     pub(crate) fn forget_kinds(&self, gone: impl Fn(&Gvk) -> bool) {
         let mut ledger = self.ledger();
         ledger.places.retain(|place, _| !gone(&place.gvk));

@@ -1,8 +1,8 @@
-//! All bindings of a process: what is wanted becomes tasks.
+//! Runs all bindings of a process as tasks.
 //!
-//! In each place (an inventory in a destination) at most one task is at work: it writes a binding, or it
-//! removes what a binding has left there. [`Plan::of`] compares what is wanted with what is running and says what to
-//! do in which place; [`Deliveries::set`] does it. A task that takes a place over waits for the one before it.
+//! In each place (an inventory in a destination) at most one task is at work: it writes a binding, or it removes what
+//! a binding has left there. [`Plan::of`] compares the wanted jobs with the running ones, and [`Deliveries::set`]
+//! carries out the plan. A task that takes a place over waits for the task before it.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -27,7 +27,7 @@ use crate::{
 pub struct Wanted {
     /// What to write, and where.
     pub binding: Arc<Binding>,
-    /// Writes nothing, and leaves what is there.
+    /// Nothing is written, and the rows in the sink stay.
     pub suspended: bool,
 }
 
@@ -36,7 +36,7 @@ pub struct Wanted {
 pub struct Place {
     /// The destination.
     pub destination: Destination,
-    /// What the destination tells inventories apart by.
+    /// Identifies the inventory in the destination.
     pub inventory: InventoryId,
 }
 
@@ -46,7 +46,7 @@ impl Binding {
     }
 }
 
-/// The references of `wanted` that lead to the place of an earlier one.
+/// The bindings in `wanted` that lead to the place of an earlier one, each with the earlier one.
 pub fn duplicates(wanted: &BTreeMap<BindingName, Wanted>) -> BTreeMap<BindingName, BindingName> {
     let mut first: BTreeMap<Place, &BindingName> = BTreeMap::new();
     let mut later = BTreeMap::new();
@@ -59,7 +59,7 @@ pub fn duplicates(wanted: &BTreeMap<BindingName, Wanted>) -> BTreeMap<BindingNam
     later
 }
 
-/// What a status says about a binding whose task panicked.
+/// Status message of a binding whose task panicked.
 const PANICKED: &str = "the task of this binding panicked and is started again; this is a bug: see the log";
 
 type Tell = dyn Fn(&BindingName, &Place, Told<'_>) + Send + Sync;
@@ -70,13 +70,13 @@ pub struct Deliveries {
     tasks: Tasks,
     may_write: Arc<MayWrite>,
     tell: Arc<Tell>,
-    /// At work, or suspended.
+    /// Places with a running task or a suspended binding.
     running: BTreeMap<Place, Running>,
-    /// Told to end: they finish the write that has begun.
+    /// Tasks that are ending: they finish a write that has begun.
     ending: BTreeMap<Place, Vec<Task>>,
 }
 
-/// What is to be done in a place.
+/// The job of a place.
 #[derive(Clone)]
 enum Job {
     Write(BindingName, Wanted),
@@ -94,19 +94,19 @@ enum Running {
     Cleans(Leftover, Task),
 }
 
-/// What has to be done to come from what is running to what is wanted.
+/// The steps from the running jobs to the wanted ones.
 #[derive(Default)]
 struct Plan {
-    /// Bindings that stay, with what they are now.
+    /// Bindings that keep their task, with their new version.
     updates: Vec<(Place, Wanted)>,
     /// Places whose task must end.
     ends: Vec<Place>,
-    /// Jobs that begin, after whatever ends in their places.
+    /// Jobs that begin, after the task that ends in their place.
     starts: Vec<(Place, Job)>,
 }
 
 impl Plan {
-    /// In a place that a binding writes nothing is cleaned.
+    /// A place that a binding writes is not cleaned.
     fn of(
         running: &BTreeMap<Place, Running>,
         wanted: BTreeMap<BindingName, Wanted>,
@@ -138,7 +138,7 @@ impl Plan {
 }
 
 impl Running {
-    /// Whether the task can go on with the job. One that has ended cannot, unless it is done.
+    /// Whether the task can go on with the job. A write task that has ended cannot, unless it is suspended now.
     fn goes_on_with(&self, job: &Job) -> bool {
         match (self, job) {
             (Self::Writes { name, wanted: known, task, .. }, Job::Write(other, wanted)) => {
@@ -157,7 +157,7 @@ impl Running {
 }
 
 impl Deliveries {
-    /// Nothing yet. `tell` hears what each binding does, and where.
+    /// No bindings yet. `tell` is called with what each binding does, and where.
     pub fn new(
         rows: StoreReader,
         tasks: Tasks,
@@ -168,8 +168,8 @@ impl Deliveries {
         Self { rows, tasks, may_write, tell: Arc::new(tell), running, ending }
     }
 
-    /// From now on exactly these bindings are written, and these leftovers are cleaned. Of two bindings that lead to
-    /// one place the second is refused: the answer names the refused ones, each with the one that is written.
+    /// Writes exactly these bindings from now on, and cleans these leftovers. Of two bindings that lead to one place
+    /// the second is refused. Returns the refused ones, each with the one that is written.
     pub fn set(
         &mut self,
         mut wanted: BTreeMap<BindingName, Wanted>,
@@ -203,7 +203,7 @@ impl Deliveries {
         refused
     }
 
-    /// Ends what is at work in a place. A write that has begun is finished; cleaning is broken off.
+    /// Ends the task of a place. A write that has begun is finished; cleaning is aborted.
     fn end(&mut self, place: Place) {
         let task = match self.running.remove(&place) {
             Some(Running::Writes { signal, task, .. }) => {
@@ -231,7 +231,7 @@ impl Deliveries {
         join_all(writers).await;
     }
 
-    /// What hears of a binding in a place.
+    /// The function to call with what a binding does in a place.
     fn tell_of(&self, name: &BindingName, place: Place) -> Arc<dyn Fn(Told<'_>) + Send + Sync> {
         let (tell, name) = (self.tell.clone(), name.clone());
         Arc::new(move |told| tell(&name, &place, told))
@@ -258,7 +258,7 @@ impl Deliveries {
             let mut changed = changed.clone();
             async move {
                 tokio::select! {
-                    // Both lead to the next start.
+                    // Either branch leads to the next start.
                     biased;
                     () = time::sleep(pause) => {}
                     _ = changed.changed() => {}
@@ -269,7 +269,7 @@ impl Deliveries {
         Running::Writes { name, wanted, signal, task: Some(task) }
     }
 
-    /// Removes what a binding has left in a place, however long it takes.
+    /// Removes what a binding has left in a place; retries until that succeeds.
     fn clean(&self, leftover: Leftover, mut before: Option<Vec<Task>>) -> Running {
         let tell = self.tell_of(&leftover.name, leftover.binding.place());
         let (rows, may_write) = (self.rows.clone(), self.may_write.clone());
@@ -294,11 +294,11 @@ impl Deliveries {
 }
 
 impl Running {
-    /// Another version of the same binding.
+    /// Takes over another version of the same binding.
     fn update(&mut self, new: Wanted) {
         let Self::Writes { wanted, signal, .. } = self else { return };
         if new.suspended {
-            // It finishes its write by itself.
+            // The task finishes a write that has begun, and ends.
             signal.send_replace(None);
         } else {
             signal.send_if_modified(|current| {
@@ -311,7 +311,7 @@ impl Running {
     }
 }
 
-/// Removes what a binding wrote, however long it takes.
+/// Removes what a binding wrote; retries until that succeeds or this process may not write any more.
 async fn clean_until_done(
     leftover: &Leftover,
     rows: &StoreReader,

@@ -1,10 +1,10 @@
-//! What a sink must change to hold a snapshot.
+//! The changes that make a sink hold the rows of a snapshot.
 
 use kollect_model::batch::{Baseline, Changed, Delta, Removed};
 
 use crate::store::Snapshot;
 
-/// The difference between what a sink holds and a snapshot. Rows whose kind is blind stay as they are.
+/// The difference between the rows of a sink and a snapshot. Rows of blind kinds are not removed.
 pub fn difference(baseline: &Baseline, snapshot: &Snapshot) -> Delta {
     let mut delta = Delta::default();
     for (key, row) in &snapshot.rows {

@@ -1,10 +1,10 @@
 //! Brings a sink up to date: once, or for as long as rows change.
 //!
-//! A binding is one inventory and one sink. It claims the inventory in the sink, compares what the sink holds with
-//! the rows when it starts, after an error, when something can be seen again, and on audits; in between it writes
-//! what has changed, and looks now and then whether its claim still stands. A sink that fails or is slow concerns its
-//! binding only: changes of one row become one, so that a day of failures costs memory for the rows that changed, not
-//! for the changes.
+//! A binding is one inventory and one sink. It claims the inventory in the sink. It compares the rows of the sink
+//! with those of the store when it starts, after an error, when more can be seen, and on audits. In between it writes
+//! what has changed, and checks periodically that it still holds its claim. A sink that fails or is slow affects only
+//! its binding: several changes of one row are merged, so that memory grows with the number of changed rows, not of
+//! changes.
 
 mod binding;
 mod claims;
@@ -46,19 +46,19 @@ pub async fn export(binding: &Binding, snapshot: &Snapshot) -> Result<Outcome, S
     Ok(difference.written(receipt, 0).0)
 }
 
-/// Keeps a sink up to date for as long as `wanted` holds a binding; a write that has begun is finished.
-/// Whatever changes in the binding takes effect without a new start.
+/// Keeps a sink up to date for as long as `wanted` holds a binding; a write that has begun is finished. Changes of
+/// the binding take effect without a restart.
 pub async fn follow(
     mut wanted: watch::Receiver<Option<Arc<Binding>>>,
     rows: &StoreReader,
     may_write: &MayWrite,
     tell: impl Fn(Told<'_>),
 ) {
-    // Nothing is written before everything has been seen or is known to be blind.
+    // Nothing is written before every kind has been seen or is known to be blind.
     let binding = loop {
         let Some(binding) = wanted.borrow_and_update().clone() else { return };
         tokio::select! {
-            // The first round below looks at what is wanted again.
+            // The loop below checks `wanted` again.
             biased;
             () = settled(rows, &binding.targets) => break binding,
             changed = wanted.changed() => if changed.is_err() { return },
@@ -77,7 +77,7 @@ pub async fn follow(
         }
         let (progress, cadence) = state.progress();
         let attempted = tokio::select! {
-            // The other one only tells that this one takes long.
+            // The second branch only reports that the first one takes long.
             biased;
             attempted = state.act(&woken, &tell) => attempted,
             () = progress.watch(cadence, || tell(Told::Late)) => return,

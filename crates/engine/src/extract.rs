@@ -1,8 +1,8 @@
 //! From the bytes of an object to the attributes of its row: a profile, compiled once.
 //!
-//! [`CompiledProfile::compile`] is the only judge of a profile: the command line and admission ask it.
-//! [`CompiledProfile::extract`] runs for every event of every watched object. It reads only the fields
-//! that the profile asks for, never what must stay secret, and every expression has a bound.
+//! [`CompiledProfile::compile`] alone decides whether a profile is valid: the command line and admission call it.
+//! [`CompiledProfile::extract`] runs for every event of every watched object. It reads only the fields that the
+//! profile asks for, never what must stay secret, and every expression has a bound.
 
 mod cel;
 mod helm;
@@ -59,7 +59,7 @@ pub struct OptIns {
 }
 
 impl OptIns {
-    /// Only exactly `"true"` counts.
+    /// The opt-ins in annotations; only the exact value `"true"` counts.
     pub fn of(annotations: &BTreeMap<String, String>) -> Self {
         let says_true = |key: &str| annotations.get(key).is_some_and(|value| value == "true");
         Self {
@@ -83,7 +83,7 @@ impl OptIns {
     }
 }
 
-/// What whoever runs the program adds to every profile.
+/// What an administrator adds to every profile.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
     /// More keys whose values are redacted.
@@ -92,23 +92,23 @@ pub struct Policy {
     pub sensitive_kinds: Vec<(String, String)>,
 }
 
-/// A profile whose expressions are known to be right.
+/// A profile whose expressions are valid.
 pub struct CompiledProfile {
     /// The profile's kind.
     pub gvk: Gvk,
-    /// What deserves a look and is no error.
+    /// Possible mistakes that are no errors.
     pub warnings: Vec<SpecError>,
     attributes: Vec<CompiledAttribute>,
     resource: Option<Resource>,
     projection: Projection,
-    /// What expressions read of objects, and fields of releases.
+    /// What CEL expressions read of objects; `helm`: what is read of Helm releases.
     cel: Projection,
     helm: Option<Projection>,
     reads_namespace: bool,
     guard: Guard,
 }
 
-/// What stands between an object and the expressions that read it.
+/// Removes secrets from an object before expressions read it.
 struct Guard {
     scrubber: Scrubber,
     secret_extraction: bool,
@@ -124,7 +124,7 @@ impl Guard {
         }
     }
 
-    /// Takes out what no expression may see, and puts in what items of a list do not repeat: a row must
+    /// Removes what no expression may read, and adds `apiVersion` and `kind`, which items of a list lack: a row must
     /// not depend on how its object was sent.
     fn prepare(&self, fields: &mut Map<'_>, gvk: &Gvk, reads: impl Fn(&str) -> bool) {
         let listed = |(group, kind): &(String, String)| *group == gvk.group && *kind == gvk.kind;
@@ -133,7 +133,7 @@ impl Guard {
         if let Some(Json::Map(data)) = fields.get_mut("data")
             && scrub::is_secret(gvk)
         {
-            // Only the decoder of Helm releases sees one: no opt-in opens what the chart renders.
+            // Only the decoder of Helm releases may read one: no opt-in exports what the chart renders.
             data.remove("release");
         }
         if reads("apiVersion") {
@@ -168,11 +168,11 @@ pub enum Needs {
     MetadataOnly,
     /// Some fields.
     Fields,
-    /// An expression looks at the object as a whole.
+    /// An expression reads the object as a whole.
     Everything,
 }
 
-/// What came out of one object.
+/// The result of extracting one object.
 #[derive(Debug)]
 pub struct Extracted {
     /// The attributes as canonical JSON.
@@ -181,7 +181,7 @@ pub struct Extracted {
     pub nulls: Vec<NullAttribute>,
 }
 
-/// A value as text that takes no more memory than it needs; the buffer is used again.
+/// The JSON text of a value, without spare capacity; the buffer is reused.
 fn in_one_piece(value: &Json<'_>) -> Result<Box<RawValue>, ExtractError> {
     thread_local! {
         static BUFFER: RefCell<String> = const { RefCell::new(String::new()) };
@@ -195,7 +195,7 @@ fn in_one_piece(value: &Json<'_>) -> Result<Box<RawValue>, ExtractError> {
     })
 }
 
-/// What CEL sees of an object's namespace: as little of its secrets as of the object's.
+/// What CEL sees of an object's namespace; its secrets are removed as those of the object are.
 fn namespace_object<'a>(metadata: &Metadata, scrubber: &Scrubber) -> Json<'a> {
     let text = |text: &str| Json::String(Cow::Owned(text.to_owned()));
     let map = |entries: &BTreeMap<String, String>| {
@@ -228,13 +228,13 @@ pub enum ExtractError {
         /// Why.
         problem: String,
     },
-    /// This program failed on the object.
+    /// The extraction panicked on the object.
     #[error("internal error; please report it")]
     Panicked,
 }
 
 impl CompiledProfile {
-    /// Compiles a profile, or says everything that is wrong with it.
+    /// Compiles a profile, or returns everything that is wrong with it.
     pub fn compile(
         spec: &KollectProfileSpec,
         opt_ins: &OptIns,
@@ -286,7 +286,7 @@ impl CompiledProfile {
         Ok(profile)
     }
 
-    /// Puts together what is read of objects and of Helm releases.
+    /// Computes what is read of objects and of Helm releases.
     fn project(&mut self) {
         for attribute in &self.attributes {
             self.projection = self.projection.union(&attribute.projection);
@@ -360,7 +360,7 @@ impl CompiledProfile {
     }
 }
 
-/// One object on its way to a row. What several attributes share is made once.
+/// The extraction of one object. What several attributes share is computed once.
 struct Reading<'r, 'a> {
     profile: &'a CompiledProfile,
     object: &'r Json<'a>,
@@ -388,7 +388,7 @@ impl<'r, 'a> Reading<'r, 'a> {
         let mut attributes = Map::with_capacity(self.profile.attributes.len() + 1);
         for attribute in &self.profile.attributes {
             let (value, mut cause) = match self.value(attribute) {
-                // What was redacted cannot be looked into, or computed with: no fault of the object.
+                // A redacted value has no parts and cannot be computed with; that is no error of the object.
                 Ok(Json::Null) if attribute.is_path() && self.is_redacted(attribute) => {
                     (scrub::marker(), NullCause::Missing)
                 }
@@ -454,7 +454,7 @@ impl CompiledAttribute {
     }
 }
 
-/// A rule's CEL over an object: anything but true is no match.
+/// The CEL expression of a rule: an object matches only if the result is true.
 pub(crate) struct MatchPolicy {
     expression: Expression,
     projection: Projection,
@@ -481,7 +481,7 @@ impl MatchPolicy {
         self.expression.reads_namespace()
     }
 
-    /// Whether the policy says true. It sees no more than a profile without opt-ins.
+    /// Whether the policy is true. It can read no more than a profile without opt-ins.
     pub(crate) fn agrees(&self, gvk: &Gvk, raw: &RawValue, namespace: Option<&Metadata>) -> bool {
         let Ok(Json::Map(mut fields)) = Json::read(raw.get(), &self.projection) else { return false };
         self.guard.prepare(&mut fields, gvk, |key| self.projection.of_key(key).is_some());

@@ -1,9 +1,9 @@
 //! JSON values that borrow from the bytes they were read from, and a reader that builds only what is
 //! asked for.
 //!
-//! Extraction works on these. Numbers keep their text, so that integers and decimals of any size
-//! survive; maps are sorted, so that equal values are equal bytes. What a [`Projection`] does not name
-//! is skipped without being looked at.
+//! Extraction works on these. Numbers keep their text, so that integers and decimals of any size survive; maps are
+//! sorted, so that equal values are equal bytes. Fields that a [`Projection`] does not name are skipped without being
+//! parsed.
 
 use std::{borrow::Cow, collections::BTreeMap, fmt::Write as _};
 
@@ -31,7 +31,7 @@ impl<'a> Map<'a> {
     }
 
     pub(crate) fn get(&self, key: &str) -> Option<&Json<'a>> {
-        // Most maps are small: looking at each key beats a binary search.
+        // Most maps are small: a linear search is faster than a binary search.
         self.0.iter().find(|(known, _)| known == key).map(|(_, value)| value)
     }
 
@@ -107,7 +107,7 @@ impl<'a> Json<'a> {
         matches!(self, Json::Null)
     }
 
-    /// What it is, for messages.
+    /// Name of its JSON type, for messages.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Json::Null => "null",
@@ -119,7 +119,7 @@ impl<'a> Json<'a> {
         }
     }
 
-    /// How many bytes the value has as JSON, about.
+    /// Approximate size of the value as JSON, in bytes.
     pub(crate) fn size(&self) -> usize {
         match self {
             Json::Null | Json::Bool(_) => 4,
@@ -295,7 +295,7 @@ pub(crate) struct ReadError {
     expected: &'static str,
 }
 
-/// Objects of the API server stay far below; more is an attack on the stack.
+/// Limits recursion. Objects of the API server nest far less.
 const MAX_DEPTH: usize = 128;
 
 struct Reader<'a> {
@@ -371,7 +371,7 @@ impl<'a> Reader<'a> {
         let each = projection.of_items().unwrap_or(&nothing);
         let mut items = Vec::new();
         self.items(b']', |reader| {
-            // Items keep their places, even those of which nothing is read.
+            // An item of which nothing is read becomes null, so that the others keep their index.
             if each.reads_nothing() {
                 reader.skip()?;
                 items.push(Json::Null);
@@ -443,7 +443,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Moves behind a string; whether it has escapes.
+    /// Moves past a string. Returns whether it has escapes.
     fn skip_string(&mut self) -> Result<bool, ReadError> {
         let bytes = self.text.as_bytes();
         self.at += 1;
@@ -460,8 +460,8 @@ impl<'a> Reader<'a> {
         Err(self.fail("the end of a string"))
     }
 
-    /// Moves behind a value without building it. The bytes come from a JSON reader that has checked
-    /// them, so only what is needed to find the end is looked at.
+    /// Moves past a value without building it. A JSON reader has validated the bytes before, so this only searches
+    /// for the end.
     fn skip(&mut self) -> Result<(), ReadError> {
         let bytes = self.text.as_bytes();
         match self.peek() {

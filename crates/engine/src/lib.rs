@@ -1,4 +1,4 @@
-//! From events to rows to deltas.
+//! Turns watch events into rows, and rows into the changes that a sink needs.
 //!
 //! ```text
 //! WatchSource ──▶ collect ──▶ select ──▶ extract + scrub ──▶ store ──▶ delta ──▶ export ──▶ Sink
@@ -6,9 +6,9 @@
 //!  per query                                                  only     differs
 //! ```
 //!
-//! The operator, the command line and the tests use this path; only the source differs. Nothing here
-//! knows a Kubernetes client or a sink type: events come in through [`watch::WatchSource`], rows go
-//! out through [`kollect_model::sink::Sink`].
+//! The operator, the command line and the tests use this path; only the source differs. This crate depends on no
+//! Kubernetes client and on no sink type: events come in through [`watch::WatchSource`], rows go out through
+//! [`kollect_model::sink::Sink`].
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests start tasks as they like"))]
 

@@ -1,4 +1,4 @@
-//! How messages name namespaces: how many there are, and two examples.
+//! Names of namespaces in messages: their number, and at most two examples.
 
 /// `namespace a`, `2 namespaces (a and b)`, `37 namespaces (a, b and 35 more)`. There are `all` of them; `names` has
 /// at least the first two.

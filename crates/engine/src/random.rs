@@ -1,4 +1,4 @@
-//! Numbers for tests on random input: the same ones in every run, on every machine.
+//! Random numbers for tests: the same in every run, on every machine.
 
 /// Marsaglia's xorshift.
 pub(crate) struct Random(pub(crate) u64);

@@ -1,8 +1,8 @@
-//! When a binding writes and when it looks: pure functions of specs and a clock.
+//! When a binding writes and when it audits its sink: computed from specs and a clock.
 //!
-//! A change is written at once when nothing is running, and not sooner than `minChangeInterval` after
-//! the last write. With nothing changed there is nothing to send: every `auditInterval` the binding
-//! compares what the sink holds with the rows. `exportMinInterval` never delays a change.
+//! A change is written at once, but not sooner than `minChangeInterval` after the last write. Without changes nothing
+//! is written; every `auditInterval` the binding compares the rows of the sink with those of the store.
+//! `exportMinInterval` never delays a change.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -12,7 +12,7 @@ use std::{
 use kollect_model::{backoff::Backoff, crd::shapes::GoDuration};
 use tokio::{sync::Notify, time::Instant};
 
-/// What one level of configuration asks for.
+/// The intervals that one level of configuration sets.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Intervals {
     /// `exportMinInterval`
@@ -26,16 +26,16 @@ pub struct Intervals {
 const DEFAULT_EXPORT_MIN: Duration = Duration::from_secs(30);
 const SHORTEST_DEFAULT_AUDIT: Duration = Duration::from_mins(10);
 
-/// The pace of one binding.
+/// How often one binding writes and audits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cadence {
     /// Shortest time between two writes.
     pub min_change: Duration,
-    /// How often the sink is compared with the rows; `None`: never.
+    /// Time between two comparisons of the sink with the rows; `None`: there are none.
     pub audit: Option<Duration>,
 }
 
-/// Changes are written at once, and audits happen as often as they do without any configuration.
+/// Changes are written at once, and audits have their default interval.
 impl Default for Cadence {
     fn default() -> Self {
         Self::of([Intervals::default(); 3], None, Duration::ZERO)
@@ -43,8 +43,8 @@ impl Default for Cadence {
 }
 
 impl Cadence {
-    /// The first level that says something decides: reference, sink, inventory. `floor` is the scope's
-    /// `minExportInterval`; `min_change` is what the kind of sink wants if nobody says anything.
+    /// The first level that sets an interval decides: reference, sink, inventory. `floor` is the scope's
+    /// `minExportInterval`; `min_change` is the default of the sink type.
     pub fn of(levels: [Intervals; 3], floor: Option<Duration>, min_change: Duration) -> Self {
         let first = |get: fn(&Intervals) -> Option<GoDuration>| levels.iter().find_map(get).map(|d| d.0);
         let export_min = first(|level| level.export_min).unwrap_or(DEFAULT_EXPORT_MIN);
@@ -61,17 +61,17 @@ impl Cadence {
         last_write.map_or(now, |last| (last + self.min_change).max(now))
     }
 
-    /// When to compare next.
+    /// When to audit next.
     pub fn next_audit(&self, last_comparison: Instant) -> Option<Instant> {
         self.audit.map(|audit| last_comparison + audit)
     }
 }
 
-/// Pauses after errors that may pass by themselves: a sink that was mended is tried again within half a minute.
-/// [`Breaker`] keeps the bindings of one sink from trying more often than one of them would.
+/// Pauses after transient errors: a sink that works again is tried within 30 seconds. [`Breaker`] limits all bindings
+/// of one sink to the attempts that one binding would make.
 pub const TRANSIENT_PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
 
-/// Pauses after errors that a person must mend: short ones while that may happen soon, longer ones later.
+/// Pauses after errors that an administrator must correct: the first ten are short, later ones are long.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TerminalPauses {
     attempts: u32,
@@ -80,7 +80,7 @@ pub struct TerminalPauses {
 impl TerminalPauses {
     const SHORT_ONES: u32 = 10;
     const SHORT: Duration = Duration::from_mins(1);
-    /// The longest.
+    /// The longest pause.
     pub const LONG: Duration = Duration::from_mins(5);
 
     /// How long to wait before the next attempt.
@@ -89,14 +89,14 @@ impl TerminalPauses {
         if self.attempts <= Self::SHORT_ONES { Self::SHORT } else { Self::LONG }
     }
 
-    /// Something worked, or something has changed.
+    /// Starts again with short pauses, after a success or a change.
     pub fn reset(&mut self) {
         *self = Self::default();
     }
 }
 
-/// Keeps a sink that keeps failing from being tried by all of its bindings. Transient failures count,
-/// one after the other; when it is open, one attempt after each pause finds out whether it may close.
+/// Limits the attempts of all bindings of a failing sink. It opens after five transient failures without a success.
+/// While it is open, one attempt per pause is admitted; a success closes it.
 #[derive(Debug, Default)]
 pub struct Breaker {
     trips: Mutex<Trips>,
@@ -113,7 +113,7 @@ impl Breaker {
     const FAILURES: u32 = 5;
     const PAUSE: Duration = Duration::from_secs(30);
 
-    /// Whether to try now; else when. Whoever is admitted while it is open is the only one for a pause.
+    /// Admits an attempt, or returns when to ask again. While the breaker is open, it admits one attempt per pause.
     pub fn admit(&self, now: Instant) -> Result<(), Instant> {
         let mut trips = self.trips();
         match trips.open_until {
@@ -126,19 +126,19 @@ impl Breaker {
         }
     }
 
-    /// Something worked.
+    /// Records a success: closes the breaker and resets the count of failures.
     pub fn close(&self) {
         if std::mem::take(&mut *self.trips()).open_until.is_some() {
             self.closed.notify_waiters();
         }
     }
 
-    /// Returns when it closes.
+    /// Waits until the breaker closes.
     pub async fn closed(&self) {
         self.closed.notified().await;
     }
 
-    /// Something failed that may pass by itself.
+    /// Counts a transient failure.
     pub fn count_failure(&self, now: Instant) {
         let mut trips = self.trips();
         trips.failures += 1;
@@ -147,7 +147,7 @@ impl Breaker {
         }
     }
 
-    /// Whether it keeps attempts off.
+    /// Whether attempts are refused now.
     pub fn is_open(&self, now: Instant) -> bool {
         let trips = self.trips();
         trips.open_until.is_some_and(|until| until > now)
@@ -180,7 +180,7 @@ mod tests {
         assert!(breaker.is_open(now));
         assert_eq!(breaker.admit(until), Ok(()));
         assert_eq!(breaker.admit(until), Err(until + Duration::from_secs(30)), "one at a time");
-        // Whoever was admitted and never came back keeps nobody out for ever.
+        // An admitted attempt that reports no result does not block later attempts.
         assert_eq!(breaker.admit(until + Duration::from_mins(1)), Ok(()));
         breaker.close();
         assert_eq!(breaker.admit(until), Ok(()));
@@ -202,7 +202,7 @@ mod tests {
             ([none, none, level("1h", "", "")], None, 10, secs(3600)),
             ([none, level("15m", "", ""), level("1h", "", "")], None, 10, secs(900)),
             ([level("0s", "", ""), level("15m", "", ""), none], None, 10, secs(600)),
-            // A floor counts for what is below it, and never makes a change wait.
+            // A floor raises shorter export intervals, and never delays a change.
             ([level("0s", "0s", ""), none, none], secs(1200), 0, secs(1200)),
             ([level("2h", "", ""), none, none], secs(1200), 10, secs(7200)),
             ([none, level("", "2s", ""), level("", "5s", "")], None, 2, secs(600)),

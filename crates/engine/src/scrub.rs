@@ -1,7 +1,7 @@
-//! Secrets stay secret: what is removed from an object before anything reads it, and what is redacted.
+//! Protects secrets: removes fields of an object before an expression reads it, and redacts sensitive values.
 //!
-//! Redaction runs twice: on what was read of the object, so that no expression can carry a secret away
-//! under another name, and on the finished attributes, whose own names may be sensitive.
+//! Redaction runs twice: on what was read of the object, so that no expression can copy a secret to another name, and
+//! on the finished attributes, whose own names may be sensitive.
 
 use std::borrow::Cow;
 
@@ -30,7 +30,7 @@ const SENSITIVE: [&str; 17] = [
     "secret_key",
 ];
 
-/// A switch that only sounds sensitive.
+/// This field ends in a sensitive word, but holds a boolean and no secret.
 const HARMLESS: &str = "automountServiceAccountToken";
 
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -54,14 +54,14 @@ pub(crate) fn strip(object: &mut Map<'_>, without_data: bool) {
     }
 }
 
-/// Knows which keys are sensitive.
+/// Redacts values by their keys.
 #[derive(Clone, Debug, Default)]
 pub struct Scrubber {
     extra: Vec<String>,
 }
 
 impl Scrubber {
-    /// A scrubber that knows further keys.
+    /// A scrubber with further sensitive keys.
     pub fn new<'k>(extra: impl IntoIterator<Item = &'k String>) -> Self {
         let extra = extra.into_iter().map(|key| key.trim().to_lowercase()).filter(|key| !key.is_empty());
         Self { extra: extra.collect() }
@@ -76,7 +76,7 @@ impl Scrubber {
                 self.scrub_value(value);
             }
         }
-        // An environment variable says in `name` what `value` is.
+        // In an environment variable, `name` holds the sensitive word and `value` the secret.
         let named = map.get("name").and_then(Json::as_str).is_some_and(|name| self.is_sensitive(name));
         if named && let Some(value) = map.get_mut("value") {
             *value = marker();
@@ -106,8 +106,8 @@ impl Scrubber {
     }
 }
 
-/// Adds what redaction must know: the `name` beside a `value`, and what makes a carrier. Otherwise what
-/// is redacted would depend on what else a profile reads.
+/// Adds fields that redaction needs: the `name` beside a `value`, and the fields that mark a carrier. Without them,
+/// redaction would depend on which other fields a profile reads.
 pub(crate) fn read_names(projection: &mut Projection) {
     if projection.is_whole() {
         return;
@@ -119,7 +119,7 @@ pub(crate) fn read_names(projection: &mut Projection) {
         if projection.has_key(carrier) {
             projection.key(carrier).key(sign);
         }
-        // The key behind a wildcard may be any.
+        // A wildcard may stand for the key of a carrier.
         if let Some(each) = projection.each_mut() {
             each.key(sign);
         }
@@ -137,7 +137,7 @@ fn is_carrier(key: &str, value: &Json<'_>) -> bool {
     }
 }
 
-/// What stands in place of a redacted value.
+/// The value that replaces a redacted one.
 pub(crate) fn marker() -> Json<'static> {
     let entries = [
         (Cow::Borrowed("reason"), Json::String(Cow::Borrowed("sensitive-key"))),
@@ -154,7 +154,7 @@ pub(crate) fn is_marker(value: &Json<'_>) -> bool {
         && map.get("reason").and_then(Json::as_str) == Some("sensitive-key")
 }
 
-/// Whether what the projection reads of a value contains the marker.
+/// Whether the part of a value that the projection reads contains the marker.
 pub(crate) fn reads_marker(projection: &Projection, value: &Json<'_>) -> bool {
     if is_marker(value) {
         return true;

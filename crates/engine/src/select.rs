@@ -35,16 +35,16 @@ pub use queries::{Member, Queries, queries};
 pub struct Namespaces {
     /// Metadata by name.
     pub known: BTreeMap<Arc<str>, Arc<Metadata>>,
-    /// Whether these are all there are, with the labels that they have.
+    /// Whether `known` contains every namespace, with its labels.
     pub complete: bool,
 }
 
-/// Namespaces that whoever runs the program includes or excludes for every target.
+/// Namespaces that an administrator includes or excludes for every target.
 #[derive(Clone, Debug, Default)]
 pub struct NamespaceDefaults {
-    /// What targets without a list of their own include; empty: everything.
+    /// Namespaces of targets that have no list of their own; empty: all namespaces.
     pub included: Vec<String>,
-    /// What every target excludes.
+    /// Namespaces that every target excludes.
     pub excluded: Vec<String>,
 }
 
@@ -64,7 +64,7 @@ impl NamespaceDefaults {
 pub struct Selection {
     /// Whether cluster-scoped objects can be selected at all.
     cluster_scoped: ClusterScoped,
-    /// Whether the spec says which namespaces it wants; otherwise it wants all that it reaches.
+    /// Whether the spec selects namespaces; otherwise the target selects all within its reach.
     selects_namespaces: bool,
     namespace_selector: Option<LabelSelector>,
     /// Namespaces that the spec names.
@@ -89,15 +89,15 @@ enum ClusterScoped {
 /// The namespaces that a target asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SelectedNamespaces {
-    /// What its spec selects; within its reach, if the spec does not say.
+    /// Selected by its spec; all within its reach, if the spec selects no namespaces.
     pub asked: Vec<Arc<str>>,
-    /// Of these, what is collected.
+    /// Those of `asked` that are collected.
     pub allowed: Vec<Arc<str>>,
-    /// Of these, what no scope denies and none names.
+    /// Those of `asked` that are beyond its reach: no scope denies them, and none names them.
     pub beyond: Vec<Arc<str>>,
 }
 
-/// One alternative: a kind, and which of its objects.
+/// One rule of a target: a kind, and which of its objects.
 #[derive(Clone, Debug)]
 struct Rule {
     gvk: Gvk,
@@ -108,7 +108,7 @@ struct Rule {
     policy: Option<Arc<MatchPolicy>>,
 }
 
-/// Which clause said no.
+/// The clause that rejected an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rejected {
     /// The scope does not allow the kind.
@@ -123,7 +123,7 @@ pub enum Rejected {
     BeyondReach,
     /// No rule matches the object's name and labels.
     Rules,
-    /// A rule matches, and its policy does not say true.
+    /// A rule matches, but its policy is not true.
     Policy,
     /// The object or its namespace opted out, or did not opt in.
     OptedOut,
@@ -148,8 +148,8 @@ impl Selection {
         let selects_namespaces = spec.namespace_selector.is_some()
             || !filter.included_namespaces.is_empty()
             || filter.resource_rules.iter().any(|rule| rule.namespace_selector.is_some());
-        // Namespace filters say nothing about cluster-scoped objects: a team's target takes them only if
-        // its spec does not limit it to namespaces.
+        // Namespace filters do not apply to cluster-scoped objects: a KollectTarget selects those only if its spec
+        // does not limit it to namespaces.
         let filtered = selects_namespaces
             || !filter.excluded_namespaces.is_empty()
             || filter.namespace_exclude_selector.is_some();
@@ -191,19 +191,19 @@ impl Selection {
         self.rules.iter().filter_map(|rule| rule.field_selector.as_deref())
     }
 
-    /// Whether objects of the kind are asked for with this field selector.
+    /// Whether a rule selects the kind with this field selector.
     pub fn asks(&self, gvk: &Gvk, field_selector: Option<&str>) -> bool {
         self.rules.iter().any(|rule| rule.gvk == *gvk && rule.field_selector.as_deref() == field_selector)
     }
 
-    /// The kinds that are selected. What a scope denies is not even listed.
+    /// The selected kinds, without those that a scope denies.
     pub fn kinds(&self) -> BTreeSet<&Gvk> {
         let kinds = self.rules.iter().map(|rule| &rule.gvk);
         kinds.filter(|gvk| self.bounds.permit_kind(gvk)).collect()
     }
 
-    /// The namespaces that the spec names, and that the target may reach if they exist: whether others exist is not for
-    /// the author of the target to know.
+    /// The namespaces that the spec names and the target may reach if they exist. Others are left out: the author of
+    /// the target must not learn whether they exist.
     pub fn named_within_bounds(&self) -> impl Iterator<Item = &String> {
         let may_reach = |name: &&String| !matches!(self.bounds.permit_namespace(name, None), Some(Err(_)));
         self.named.iter().filter(may_reach)
@@ -284,7 +284,7 @@ impl Selection {
         (!names.is_empty()).then_some(Beyond::Namespaces(names))
     }
 
-    /// Whether the object's rows stay as they were, because it is beyond the reach of the target.
+    /// Whether the object is beyond the reach of the target, so that its rows stay as they were.
     pub fn is_beyond(&self, gvk: &Gvk, object: &Metadata, known: &Namespaces) -> bool {
         let verdict = if object.namespace.is_empty() {
             self.takes_cluster_scoped(gvk)
@@ -319,7 +319,7 @@ impl Selection {
             && self.rules.iter().all(|rule| rule.namespace_selector.is_none())
     }
 
-    /// Whether an object that `query` returned belongs to the target, or which clause said no.
+    /// Whether an object that `query` returned belongs to the target, or which clause rejects it.
     pub fn verdict(&self, query: &Query, object: &Object, namespaces: &Namespaces) -> Result<(), Rejected> {
         let metadata = &object.metadata;
         if !self.bounds.permit_kind(&query.gvk) {
@@ -339,7 +339,7 @@ impl Selection {
         if self.opted_out(metadata, namespace) {
             return Err(Rejected::OptedOut);
         }
-        // Policies come last: they cost the most.
+        // Evaluate policies last: they cost the most.
         let mut agreed = matching.map(|rule| &rule.policy).map(|policy| {
             policy.as_ref().is_none_or(|policy| policy.agrees(&query.gvk, &object.raw, namespace))
         });
@@ -357,11 +357,11 @@ impl Selection {
         if !selected {
             return Err(Rejected::Namespace);
         }
-        // With labels the answer is known.
+        // The answer is never `None` when labels are given.
         self.bounds.permit_namespace(name, Some(&namespace.labels)).unwrap_or(Err(Rejected::NamespaceDenied))
     }
 
-    /// What a change of a namespace's metadata means for the objects of a kind in it.
+    /// How a change of a namespace's metadata affects the objects of a kind in it.
     pub fn effect(
         &self,
         gvk: &Gvk,
@@ -399,7 +399,7 @@ impl Selection {
     }
 }
 
-/// What a change of a namespace means for the objects in it.
+/// How a change of a namespace affects the objects in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamespaceEffect {
     /// Nothing.
@@ -421,7 +421,7 @@ fn namespace_says(namespace: Option<&Metadata>, word: &str) -> bool {
     namespace.is_some_and(marks)
 }
 
-/// Whether expressions that read a namespace cannot tell the two apart.
+/// Whether expressions that read a namespace see no difference between the two.
 pub(crate) fn same_metadata(a: Option<&Metadata>, b: Option<&Metadata>) -> bool {
     let parts = |namespace: Option<&Metadata>| {
         namespace.map(|n| (n.labels.clone(), n.annotations.clone(), n.uid.clone()))

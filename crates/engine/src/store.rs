@@ -1,9 +1,9 @@
-//! The rows of all targets: written by the tasks that watch, read by everybody else.
+//! The rows of all targets. The tasks of kinds write them; bindings, statuses and metrics read them.
 //!
-//! Only rows are kept, never objects. Each row is written by one task, that of its kind. A snapshot
-//! exists only when every kind of its targets has been seen or is known to be blind, and it says
-//! which of its absences are knowledge. Rows of a kind that a target has left stay until the kinds that it
-//! wants now have been listed; readers see both changes at once.
+//! Only rows are kept, never objects. Each row is written by one task, that of its kind. A snapshot exists only when
+//! every kind of its targets has been seen or is known to be blind, and it tells which absent rows are known to be
+//! gone. Rows of a kind that a target has left stay until the kinds that it selects now have been listed; readers see
+//! both changes at once.
 
 mod changes;
 mod kind_rows;
@@ -43,7 +43,7 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Whether this definition has made the row, and need not make it again.
+    /// Whether this definition has made the row, and the row is not outdated.
     pub fn is_of(&self, definition: u32) -> bool {
         self.definition == definition && !self.outdated
     }
@@ -63,39 +63,39 @@ struct Failure {
 }
 
 struct Kind {
-    /// Tells it from one of the same name that was removed before.
+    /// Distinguishes it from a removed kind with the same name.
     number: u64,
     rows: BTreeMap<Arc<str>, Held>,
-    /// By UID, like the rows. An object has a row or a failure, never both, and whatever removes rows
-    /// removes failures.
+    /// By UID, like the rows. An object has a row or a failure, never both. Code that removes rows also removes
+    /// failures.
     failures: BTreeMap<Arc<str>, Failure>,
     /// Attributes of the rows that have no value.
     nulls: NullCounts,
     sight: Sight,
-    /// The list that is running: its rows are shown when it has ended.
+    /// The running list; readers see its rows when it has ended.
     listing: Option<RunningList>,
-    /// The definition of the target that has seen so much.
+    /// The definition of the target that has set `sight`.
     seen_by: Option<u32>,
     /// The last definition of the target that has read everything it selects, and the revision of the target then.
     completed: Option<(u32, u64)>,
-    /// The target does not want the kind any more. Its rows stay until [`is_replaced`] says that they are gone.
+    /// The target no longer selects the kind. Its rows stay until [`is_replaced`] returns true for them.
     left: bool,
-    /// Readers may know rows of it.
+    /// Readers may have seen rows of the kind.
     shown: bool,
-    /// Rows of kinds that the target has left wait for this one. Its own rows come when those go.
+    /// Rows of kinds that the target has left wait for this kind. Its own rows become visible when those are removed.
     replaces: bool,
 }
 
-/// A list whose rows are not shown before it has ended.
+/// A list whose rows readers do not see before it has ended.
 #[derive(Clone, Copy, Debug)]
 struct RunningList {
     since: Instant,
-    /// Number of the last change before it.
+    /// Number of the last change before the list began.
     revision: u64,
 }
 
 impl Kind {
-    /// So much of it has been seen. `revision` is the number of the last change.
+    /// Sets how much of the kind has been seen. `revision` is the number of the last change.
     fn see(&mut self, sight: Sight, revision: u64) {
         self.listing = match sight {
             Sight::Pending => self.listing.or(Some(RunningList { since: Instant::now(), revision })),
@@ -104,7 +104,7 @@ impl Kind {
         self.sight = sight;
     }
 
-    /// Which of its rows are for readers; the others wait.
+    /// The rows that readers see now; the others wait.
     fn shown_rows(&self) -> ShownRows<'_> {
         match &self.sight {
             _ if self.left => ShownRows::All,
@@ -116,7 +116,7 @@ impl Kind {
     }
 }
 
-/// Which rows of a kind are for readers.
+/// The rows of a kind that readers see.
 enum ShownRows<'a> {
     All,
     CoveredBy(&'a Sight),
@@ -144,10 +144,10 @@ struct Target {
     kinds: BTreeMap<KindName, Kind>,
     /// No task collects the target, and its rows stay.
     frozen: bool,
-    /// Number of the last change of a row, or of which rows readers are shown.
+    /// Number of the last change of a row, or of which rows readers see.
     revision: u64,
     readers: Vec<Weak<Dirty>>,
-    /// It is among [`Shared::changed`].
+    /// Whether it is in [`Shared::changed`].
     is_reported: bool,
     /// How many [`KindRows`] and [`Changes`] refer to it.
     users: usize,
@@ -156,16 +156,16 @@ struct Target {
 #[derive(Default)]
 struct Shared {
     targets: RwLock<BTreeMap<TargetId, Arc<Mutex<Target>>>>,
-    /// Counts changes of rows, and of which rows readers are shown.
+    /// Counts changes of rows, and of which rows readers see.
     revision: Mutex<u64>,
-    /// Changes whenever a sight does.
+    /// Notified when a sight changes.
     sights: watch::Sender<()>,
     /// Targets in which something has changed since [`StoreReader::take_changed_targets`] was last called.
     changed: Mutex<BTreeSet<TargetId>>,
     news: watch::Sender<()>,
 }
 
-// A panic while holding a lock cannot leave a half-made row behind.
+// A panic while a lock is held leaves no partial row: a poisoned lock can be used.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -175,7 +175,7 @@ impl Shared {
         self.targets.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
     }
 
-    /// Works on a target, which is made if it does not exist. It is not forgotten meanwhile.
+    /// Calls `work` with a target, which is created if it does not exist. The target is not removed meanwhile.
     fn with<T>(&self, id: &TargetId, work: impl FnOnce(&Arc<Mutex<Target>>, &mut Target) -> T) -> T {
         let targets = self.targets.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(target) = targets.get(id) {
@@ -187,7 +187,7 @@ impl Shared {
         work(target, &mut lock(target))
     }
 
-    /// Forgets a target without rows that nothing refers to.
+    /// Removes a target that has no kinds, is not frozen and has no users.
     fn forget_unused(&self, id: &TargetId) {
         let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
         if targets.get(id).is_some_and(|target| lock(target).is_unused()) {
@@ -195,7 +195,7 @@ impl Shared {
         }
     }
 
-    /// One of those that refer to a target refers to it no more.
+    /// Drops one user of a target, and removes the target if it is unused now.
     fn release(&self, id: &TargetId, target: &Mutex<Target>) {
         let mut target = lock(target);
         target.users -= 1;
@@ -216,7 +216,7 @@ impl Shared {
         *lock(&self.revision)
     }
 
-    /// Something has changed in a target: its rows, what cannot be read, or how much has been seen.
+    /// Reports that a target has changed: its rows, its failures, or how much has been seen.
     fn report(&self, id: &TargetId, target: &mut Target) {
         if !std::mem::replace(&mut target.is_reported, true) {
             lock(&self.changed).insert(id.clone());
@@ -224,7 +224,7 @@ impl Shared {
         }
     }
 
-    /// How much of a kind of the target has been seen has changed.
+    /// Reports that the sight of a kind has changed, and wakes the readers of the target.
     fn report_sight(&self, id: &TargetId, target: &mut Target) {
         target.revision = self.next_revision();
         target.wake_readers(id);
@@ -233,20 +233,20 @@ impl Shared {
     }
 }
 
-/// How far the rows of some targets have come.
+/// The revision that the rows of some targets have reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reached {
-    /// Number of the last change of a row that is shown, or of which rows are shown.
+    /// Number of the last change of a row, or of which rows readers see.
     revision: u64,
-    /// Rows of running lists have changed after this number, and are not shown yet.
+    /// Rows of running lists may have changed after this number, and are not visible yet.
     hidden_after: u64,
 }
 
 impl Reached {
-    /// Nothing has changed.
+    /// No change, and no running list.
     const NOTHING: Self = Self { revision: 0, hidden_after: u64::MAX };
 
-    /// So far, and no list is running.
+    /// This revision, and no running list.
     pub fn at(revision: u64) -> Self {
         Self { revision, ..Self::NOTHING }
     }
@@ -258,17 +258,17 @@ impl Reached {
         }
     }
 
-    /// Nothing newer than this number has been looked at.
+    /// The same, but changes after `last` have not been read.
     fn up_to(self, last: u64) -> Self {
         Self { revision: self.revision.min(last), ..self }
     }
 
-    /// Every change up to this number is shown.
+    /// Every change up to this number is visible.
     pub fn all(self) -> u64 {
         self.revision.min(self.hidden_after)
     }
 
-    /// Every change up to this number is shown, but for rows of lists that are running.
+    /// Every change up to this number is visible, except rows of running lists.
     pub fn shown(self) -> u64 {
         self.revision
     }
@@ -295,8 +295,8 @@ impl StoreWriter {
                 for kind in locked.kinds.values_mut() {
                     kind.see(Sight::Pending, shared.last_revision());
                     (kind.seen_by, kind.completed) = (None, None);
-                    // What happened to the objects meanwhile was not seen: rows that no list makes again, because
-                    // their namespace is gone, too, are removed.
+                    // Events were missed while the target was frozen: rows that no list makes again are removed, also
+                    // those whose namespace is gone.
                     kind.outdate(None);
                 }
             }
@@ -335,7 +335,7 @@ impl StoreWriter {
         });
     }
 
-    /// The target wants no kinds but these. Rows of the others go when these have been listed.
+    /// Sets the kinds that the target selects. Rows of other kinds are removed when these have been listed.
     pub fn keep_kinds(&self, id: &TargetId, kinds: &BTreeSet<&Gvk>) {
         self.0.with(id, |_, target| {
             for ((group, name), kind) in &mut target.kinds {
@@ -346,7 +346,7 @@ impl StoreWriter {
         });
     }
 
-    /// Everything that the target owned is removed, and the target itself as soon as nothing refers to it.
+    /// Removes all rows of the target, and the target itself as soon as nothing refers to it.
     pub fn remove_target(&self, id: &TargetId) {
         let Some(target) = self.0.get(id) else { return };
         let mut target = lock(&target);
@@ -363,7 +363,7 @@ impl StoreWriter {
 }
 
 impl Kind {
-    /// The rows and failures of a namespace, or all of them, are made again when their objects are next seen.
+    /// Marks the rows and failures of a namespace, or all: they are made again when their objects are next seen.
     fn outdate(&mut self, namespace: Option<&str>) {
         let rows = self.rows.values_mut().map(|held| (&held.row.key, &mut held.origin));
         let failures = self.failures.values_mut().map(|failure| (&failure.key, &mut failure.origin));
@@ -392,7 +392,7 @@ impl Target {
         self.users == 0 && !self.frozen && self.kinds.is_empty()
     }
 
-    /// A row was changed, or removed for a cause. Readers that must wait for its kind are not woken.
+    /// Records a changed or removed row for the readers. They are woken only if they see rows of its kind now.
     fn changed(
         &mut self,
         shared: &Shared,
@@ -419,20 +419,20 @@ impl Target {
         });
     }
 
-    /// A kind that takes rows from this writer.
+    /// The kind, if it takes rows from this writer.
     fn open(&mut self, rows: &KindRows) -> Option<&mut Kind> {
         let own = |kind: &&mut Kind| kind.number == rows.number && !kind.left;
         self.kinds.get_mut(&rows.kind).filter(|kind| !self.frozen && own(kind))
     }
 
-    /// Removes rows of kinds that the target has left, as far as the kinds that it wants now replace them.
-    /// Called whenever the wanted kinds or their sights have changed.
+    /// Removes rows of kinds that the target has left, where the kinds that it selects now replace them. Must be
+    /// called when the selected kinds or their sights have changed.
     fn replace_left_kinds(&mut self, shared: &Shared) {
         let wanted: Vec<Sight> =
             self.kinds.values().filter(|kind| !kind.left).map(|kind| kind.sight.clone()).collect();
         let mut gone: Vec<Held> = Vec::new();
         for kind in self.kinds.values_mut().filter(|kind| kind.left) {
-            // Of a kind that was never shown readers know nothing.
+            // Readers have seen no rows of a kind that was never shown: those go at once.
             let shown = kind.shown;
             let is_gone = |key: &RowKey| !shown || is_replaced(key, wanted.iter());
             kind.failures.retain(|_, failure| !is_gone(&failure.key));
@@ -445,7 +445,7 @@ impl Target {
         self.show_kinds();
     }
 
-    /// Decides which kinds replace others, and notes which of them readers may know.
+    /// Updates which kinds replace others, and of which kinds readers may have seen rows.
     fn show_kinds(&mut self) {
         let left = self.kinds.values().any(|kind| kind.left && !kind.rows.is_empty());
         for kind in self.kinds.values_mut().filter(|kind| !kind.left) {
@@ -454,19 +454,19 @@ impl Target {
         }
     }
 
-    /// How far it has come.
+    /// The revision that the target has reached.
     fn reached(&self) -> Reached {
         let listing = self.kinds.values().filter(|kind| !kind.left).filter_map(|kind| kind.listing);
         let hidden_after = listing.map(|listing| listing.revision).min().unwrap_or(u64::MAX);
         Reached { revision: self.revision, hidden_after }
     }
 
-    /// Which rows of a kind are for readers.
+    /// The rows of a kind that readers see.
     fn shown_rows(&self, name: &KindName) -> ShownRows<'_> {
         self.kinds.get(name).map_or(ShownRows::All, Kind::shown_rows)
     }
 
-    /// Rows may have waited for what has just been seen.
+    /// Wakes the readers: rows that waited may be visible now.
     fn wake_readers(&self, id: &TargetId) {
         for reader in self.readers.iter().filter_map(Weak::upgrade) {
             let mut dirty = lock(&reader.rows);

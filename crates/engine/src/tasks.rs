@@ -1,9 +1,9 @@
-//! The tasks of the program. Each is started through [`Tasks`], has a name and a tracing span, and cannot
-//! end unseen.
+//! The tasks of the program. Each is started through [`Tasks`], has a name and a tracing span, and no panic in it
+//! goes unnoticed.
 //!
 //! | | when its work panics | when its work returns |
 //! |---|---|---|
-//! | [`Tasks::restarted`] | counted, told, started again with backoff | the task is done |
+//! | [`Tasks::restarted`] | counted, reported, started again with backoff | the task is done |
 //! | [`Tasks::core`] | the program stops with an error that names it | the same |
 //!
 //! Dropping the handle of a task aborts it.
@@ -47,15 +47,15 @@ pub struct Tasks(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    /// By a number that is never used twice.
+    /// By a number that is never reused.
     running: Mutex<BTreeMap<u64, TaskName>>,
     started: AtomicU64,
     restarts: Mutex<BTreeMap<TaskKind, u64>>,
     /// The first core task that ended.
     core_ended: watch::Sender<Option<CoreTaskEnded>>,
-    /// From now on core tasks end because they are asked to.
+    /// The program is stopping: core tasks may end.
     stopping: AtomicBool,
-    /// Only the simulator has one.
+    /// `Some` only in the simulator.
     host: Option<Arc<dyn Host>>,
 }
 
@@ -78,7 +78,7 @@ pub enum CoreTaskEnded {
     Panicked {
         /// Which task.
         task: TaskName,
-        /// What the panic said.
+        /// The panic message.
         message: String,
     },
 }
@@ -108,8 +108,8 @@ impl Tasks {
         Self(Arc::new(Shared { host: Some(host), ..Shared::default() }))
     }
 
-    /// Starts a task that is started again whenever its work panics. `work` makes the work; `panicked` hears
-    /// of each panic with the pause of the backoff, and returns what to wait for before the next start.
+    /// Starts a task that is started again whenever its work panics. `work` makes the work; `panicked` is called
+    /// after each panic with the backoff pause, and returns what to wait for before the next start.
     pub fn restarted<W, P>(
         &self,
         name: TaskName,
@@ -141,8 +141,8 @@ impl Tasks {
         })
     }
 
-    /// Starts a task that the program cannot work without: however it ends, [`Tasks::core_task_ended`] says
-    /// so, unless the program is stopping. The task returns `None` if its work panicked.
+    /// Starts a task that the program cannot work without: when it ends, [`Tasks::core_task_ended`] returns, unless
+    /// the program is stopping. The task returns `None` if its work panicked.
     pub fn core<T: Send + 'static>(
         &self,
         name: TaskName,
@@ -165,7 +165,7 @@ impl Tasks {
         end(name, ended.err())
     }
 
-    /// Runs work that takes long beside all tasks, and returns what it returns. A host runs it at once.
+    /// Runs blocking work outside of the async tasks, and returns its result. A host runs it at once.
     pub async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -203,7 +203,7 @@ impl Tasks {
         work: impl Future<Output = T>,
     ) -> Result<T, Stuck> {
         let mut work = pin!(work);
-        // Dropping the work may abort tasks: they are named before that.
+        // Dropping the work may abort tasks, so their names are read before.
         time::timeout(limit, &mut work).await.map_err(|_| self.running(waited_for))
     }
 
@@ -213,7 +213,7 @@ impl Tasks {
         Stuck(running.values().filter(|name| kinds.contains(&name.task)).cloned().collect())
     }
 
-    /// How often tasks were started again after a panic, for every kind that is.
+    /// Number of restarts after a panic, for every kind of task that is restarted.
     pub fn restarts(&self) -> impl Iterator<Item = (TaskKind, u64)> {
         let counted = lock(&self.0.restarts).clone();
         TaskKind::RESTARTED.into_iter().map(move |kind| (kind, counted.get(&kind).copied().unwrap_or(0)))
@@ -258,7 +258,7 @@ impl Tasks {
     }
 }
 
-/// Aborts tasks, and returns when all have ended: until then they may still do what they had begun.
+/// Aborts tasks, and returns when all have ended: until then they may still be running.
 pub async fn abort<'a, T: 'a>(tasks: impl IntoIterator<Item = &'a mut Task<T>>) {
     let ended: Vec<_> = tasks.into_iter().inspect(|task| task.abort()).collect();
     join_all(ended).await;
@@ -304,7 +304,7 @@ fn end(task: TaskName, panic: Option<String>) -> CoreTaskEnded {
     }
 }
 
-/// Runs work to its end. The error is what a panic said.
+/// Runs work to its end. The error is the panic message.
 async fn caught<T>(work: impl Future<Output = T>) -> Result<T, String> {
     AssertUnwindSafe(work).catch_unwind().await.map_err(|payload| text_of(&*payload))
 }

@@ -266,7 +266,7 @@ async fn law_9_rows_beyond_the_reach_stay_and_are_counted() {
     ] {
         world.target = target;
         world.bounds.namespaces = Some([Arc::from("a")].into());
-        // The object in b changes and vanishes: both are beyond the reach.
+        // The object in b changes and is deleted: both are beyond the reach.
         for pods in [vec![pod("a", "one", "x:2"), pod("b", "two", "x:2")], vec![pod("a", "one", "x:1")]] {
             let outcome = world.pods(pods).run().await;
             let counts = (outcome.delta.changed.len(), outcome.delta.removed.len(), outcome.left_alone);

@@ -1,6 +1,6 @@
-//! The seam through which objects come in: one event stream per query.
+//! The interface through which objects come in: one event stream per query.
 //!
-//! A live cluster, a one-shot list and a set of files are sources; the engine cannot tell them apart.
+//! A live cluster, a one-shot list and a set of files are sources; the engine treats them alike.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -21,20 +21,20 @@ pub struct Query {
     pub gvk: Gvk,
     /// The namespace; `None`: the whole cluster.
     pub namespace: Option<Arc<str>>,
-    /// Label selector for the API server; an object that it leaves out is wanted by nobody.
+    /// Label selector for the API server; no target selects an object that it excludes.
     pub label_selector: Option<String>,
-    /// The only name that anybody wants.
+    /// The only object name that the targets select; `None`: there may be several.
     pub name: Option<String>,
     /// Field selector for the API server.
     pub field_selector: Option<String>,
-    /// Whether nobody reads more than metadata.
+    /// Whether only metadata is read.
     pub metadata_only: bool,
-    /// Whether changes are wanted after the list.
+    /// Whether to watch for changes after the list.
     pub follow: bool,
 }
 
 impl Query {
-    /// Everything of a kind.
+    /// All objects of a kind, and their changes.
     pub fn all(gvk: Gvk) -> Self {
         Self {
             gvk,
@@ -51,9 +51,9 @@ impl Query {
 /// A kind that the source can list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resource {
-    /// What permissions call it, such as `deployments.apps`.
+    /// Resource name as in RBAC rules, such as `deployments.apps`.
     pub name: String,
-    /// Whether its objects live in namespaces.
+    /// Whether it is namespaced.
     pub namespaced: bool,
 }
 
@@ -64,7 +64,7 @@ pub enum Resolution {
     Served(Resource),
     /// It certainly does not exist: it has no objects.
     Absent,
-    /// Nothing can be said about its objects.
+    /// Whether it has objects is not known.
     Blind(Blindness),
 }
 
@@ -76,36 +76,36 @@ pub enum Event {
         /// How many objects there are, if the source knows.
         total: Option<u64>,
     },
-    /// The object exists and looks like this.
+    /// The object exists, in this version.
     Apply(Object),
     /// The object is gone, or the query no longer selects it.
     Delete(Metadata),
-    /// Everything that existed at this version has been sent.
+    /// The list is complete: every object that existed at this version has been sent.
     Synced {
         /// Resource version of the list; 0: unknown.
         version: u64,
     },
-    /// Everything that happened before this version has been sent.
+    /// Every event up to this version has been sent.
     Progress {
         /// Resource version.
         version: u64,
     },
-    /// The query cannot be seen from now on. What is known stays as it is.
+    /// Events of the query are not received from now on. Rows stay as they are.
     Blind(Blindness),
-    /// The query can be seen again, and nothing was missed.
+    /// Events of the query are received again, and none was missed.
     Resumed,
 }
 
-/// Why something cannot be seen.
+/// Why objects cannot be listed or watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blindness {
-    /// Class of the reason.
+    /// The reason, for programs.
     pub reason: BlindReason,
-    /// What was tried and what came back.
+    /// The request and the error, for users.
     pub message: String,
 }
 
-/// Why something cannot be seen.
+/// Why objects cannot be listed or watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BlindReason {
     /// Listing is not permitted.
@@ -128,7 +128,7 @@ impl fmt::Display for BlindReason {
     }
 }
 
-/// An object as it was sent. It lives only while it is being read.
+/// An object as the source sent it. It is dropped when it has been read.
 #[derive(Debug)]
 pub struct Object {
     /// The part of the metadata that selection needs.
@@ -138,7 +138,7 @@ pub struct Object {
 }
 
 impl Object {
-    /// Reads the metadata of an object. Objects without a UID get a stable one from their place.
+    /// Reads the metadata of an object. An object without a UID gets a stable one from its kind, namespace and name.
     pub fn parse(raw: Box<RawValue>, gvk: &Gvk) -> Result<Self, serde_json::Error> {
         let mut metadata = metadata_of(raw.get())?;
         if metadata.uid.is_empty() {
@@ -149,7 +149,7 @@ impl Object {
     }
 }
 
-/// Reads `metadata` and stops there: what follows is most of the object, and is read once, later.
+/// Reads `metadata` and stops there: the rest of the object is larger, and is read once, later.
 fn metadata_of(raw: &str) -> Result<Metadata, serde_json::Error> {
     #[derive(Deserialize)]
     #[serde(field_identifier, rename_all = "lowercase")]
@@ -171,7 +171,7 @@ fn metadata_of(raw: &str) -> Result<Metadata, serde_json::Error> {
                 match key {
                     Key::Metadata => {
                         *self.0 = Some(map.next_value()?);
-                        // Only an error ends a map before its end.
+                        // Only an error stops the reading of a map before its end.
                         return Err(A::Error::custom("found"));
                     }
                     Key::Other => map.next_value::<IgnoredAny>().map(drop)?,
@@ -209,7 +209,7 @@ pub struct Metadata {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Versions of one kind are ordered numbers. A source whose versions are not has none.
+/// Resource versions of one kind are ordered numbers. A version that is not a number counts as 0.
 fn version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     Ok(Option::<&str>::deserialize(deserializer)?.and_then(|text| text.parse().ok()).unwrap_or(0))
 }
@@ -222,24 +222,24 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Where objects come from.
+/// A source of objects, such as a cluster or files.
 #[async_trait]
 pub trait WatchSource: Send + Sync + 'static {
-    /// What the kind is, if it is served.
+    /// Whether the kind is served, and as which resource.
     async fn resolve(&self, gvk: &Gvk) -> Resolution;
 
-    /// Whether the query may be made. Nobody is bothered with requests that must fail.
+    /// Whether the query is permitted. The engine does not make queries that must fail.
     async fn permits(&self, query: &Query) -> bool;
 
-    /// Everything that the query selects, then what changes if it follows. A stream ends after
-    /// [`Event::Synced`] if it does not follow, and after [`Event::Blind`] if only a change of
-    /// permissions, of the kinds that are served or of the query itself can help.
+    /// Lists all objects of the query, then watches for changes if it follows. A stream ends after [`Event::Synced`]
+    /// if it does not follow, and after [`Event::Blind`] if a retry can only succeed once permissions, the served
+    /// kinds or the query have changed.
     fn watch(&self, query: Query) -> BoxStream<'static, Event>;
 
-    /// Changes whenever kinds may have come or gone.
+    /// Notified when the served kinds may have changed.
     fn kinds(&self) -> watch::Receiver<u64>;
 
-    /// Whether the end of a list means that everything there is has been seen. Files say nothing
+    /// Whether a complete list proves that objects which it does not contain are gone. Lists of files prove nothing
     /// about objects that they do not contain.
     fn is_complete(&self) -> bool;
 }

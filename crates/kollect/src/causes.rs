@@ -22,7 +22,7 @@ pub(crate) fn told_once(error: &(dyn Error + 'static)) -> String {
 pub(crate) struct LastProblem(Option<String>);
 
 impl LastProblem {
-    /// Remembers the problem, and says whether it was another one before, or none.
+    /// Remembers the problem. Returns whether it differs from the last one.
     pub(crate) fn is_new(&mut self, problem: &str) -> bool {
         let new = self.0.as_deref() != Some(problem);
         if new {
@@ -31,7 +31,7 @@ impl LastProblem {
         new
     }
 
-    /// It works now. Says whether it did not before.
+    /// Forgets the last problem. Returns whether there was one.
     pub(crate) fn is_solved(&mut self) -> bool {
         self.0.take().is_some()
     }

@@ -35,27 +35,27 @@ use tokio::{
 };
 use tracing::warn;
 
-/// First lists that run at the same time.
+/// Maximum number of lists that run at the same time.
 const LISTS: usize = 8;
-/// Events that wait to be taken; more make the connection wait.
+/// Capacity of the event queue of a query; when it is full, the connection waits.
 const QUEUE: usize = 64;
 
-/// A cluster that has answered.
+/// A cluster whose API server has answered.
 pub(crate) struct ClusterSource {
     shared: Arc<Shared>,
-    /// What tells this cluster from all others.
+    /// Id that distinguishes this cluster from all others.
     pub(crate) id: String,
     url: http::Uri,
 }
 
-/// What all streams share.
+/// State that all streams share.
 struct Shared {
     client: Client,
     discovery: Discovery,
     lists: Arc<Semaphore>,
-    /// API groups whose servers know no streamed lists.
+    /// API groups whose servers do not support streamed lists.
     refuses_watch_lists: Mutex<BTreeSet<String>>,
-    /// The newest version of each kind that anybody has seen.
+    /// The newest resourceVersion of each kind that any stream has seen.
     seen: Mutex<BTreeMap<Gvk, u64>>,
     timing: Timing,
 }
@@ -65,7 +65,7 @@ impl Shared {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The newest version of a kind that anybody has seen; 0: none.
+    /// The newest resourceVersion of a kind that any stream has seen; 0: none.
     fn seen(&self, gvk: &Gvk) -> u64 {
         self.newest().get(gvk).copied().unwrap_or(0)
     }
@@ -78,7 +78,7 @@ impl Shared {
         }
     }
 
-    /// The cluster was restored from a backup: what was seen before counts no more.
+    /// The cluster was restored from a backup: versions that were seen before no longer count.
     fn went_back(&self, gvk: &Gvk, version: u64) {
         warn!(kind = %gvk, version, "the versions of the cluster went back; everything is read again");
         self.newest().insert(gvk.clone(), version);
@@ -141,7 +141,7 @@ impl ClusterSource {
         self.shared.client.clone()
     }
 
-    /// Whether all kinds of the cluster are known; `None`: nobody has asked yet.
+    /// Whether the last discovery was complete; `None`: no discovery was tried yet.
     pub(crate) fn knows_all_kinds(&self) -> Option<bool> {
         self.shared.discovery.is_healthy()
     }
@@ -180,7 +180,7 @@ impl ClusterSource {
         Ok(source)
     }
 
-    /// The cluster that a client talks to. `anonymous` is its id if it does not tell another one.
+    /// The cluster that a client talks to. `anonymous` is its id if the namespace kube-system may not be read.
     async fn with_client(
         client: Client,
         url: http::Uri,
@@ -200,19 +200,19 @@ impl ClusterSource {
         Ok(Self { shared: Arc::new(shared), id, url })
     }
 
-    /// Notices kinds that come and go, for as long as it is awaited.
+    /// Refreshes discovery when kinds come and go, for as long as it is awaited.
     pub(crate) async fn follow_kinds(self: Arc<Self>) {
         self.shared.discovery.clone().follow(self).await;
     }
 }
 
-/// The cluster of a context, and how to call it in messages.
 /// A client for single requests, with a kubeconfig.
 pub(crate) async fn client(kubeconfig: Option<&Path>, context: Option<&str>) -> anyhow::Result<Client> {
     let (config, who) = find_config(kubeconfig, context).await?;
     Client::try_from(config).with_context(|| format!("make a client for {who}"))
 }
 
+/// The configuration of a context, and how messages name the context.
 async fn find_config(kubeconfig: Option<&Path>, context: Option<&str>) -> anyhow::Result<(Config, String)> {
     let kubeconfig = match kubeconfig {
         Some(file) => Kubeconfig::read_from(file).with_context(|| format!("read {}", file.display()))?,
@@ -227,7 +227,7 @@ async fn find_config(kubeconfig: Option<&Path>, context: Option<&str>) -> anyhow
     Ok((config, format!("context {name}")))
 }
 
-/// kube's errors repeat their causes in their own text; the innermost says what happened.
+/// Keeps only the innermost cause of an error: kube's errors repeat their causes in their own text.
 pub(crate) fn plain(error: kube::Error) -> anyhow::Error {
     match error {
         kube::Error::Api(status) => anyhow!("{} ({})", status.message, status.code),
@@ -251,7 +251,7 @@ impl WatchSource for ClusterSource {
     }
 
     async fn permits(&self, query: &Query) -> bool {
-        // Whoever cannot be asked is not the one who forbids.
+        // Discovery failed: assume the list is permitted; the list itself reports the real error.
         let Ok(served) = self.shared.discovery.find(&query.gvk).await else { return true };
         let verbs = if query.follow { &["list", "watch"][..] } else { &["list"] };
         for verb in verbs {

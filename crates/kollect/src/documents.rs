@@ -73,7 +73,7 @@ fn split(text: &str) -> Vec<(usize, String)> {
         let marker =
             line.strip_prefix("---").filter(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace));
         match marker {
-            // The marker in front of the first document ends nothing.
+            // A marker before the first document separates nothing.
             Some(rest) if !started && blank(&current) => current.push_str(rest),
             Some(rest) => documents.push(std::mem::replace(&mut current, rest.to_owned())),
             None => current.push_str(line),
@@ -85,7 +85,7 @@ fn split(text: &str) -> Vec<(usize, String)> {
 }
 
 fn parse_one(text: &str) -> Result<Value, String> {
-    // These are the user's own files: a dump of a whole cluster is welcome, a bomb of aliases is not.
+    // The user's own files may be as large as a dump of a whole cluster; only depth and aliases are limited.
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
             max_events: usize::MAX,

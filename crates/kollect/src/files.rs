@@ -111,7 +111,7 @@ impl FileSource {
         Ok(())
     }
 
-    /// A namespace that an object is in exists, even if no file shows it.
+    /// Adds the namespaces that objects are in, even if no file contains them.
     fn imply_namespaces(&mut self) {
         let gvk = namespace_kind();
         let known = Arc::make_mut(self.objects.entry(gvk.clone()).or_default());

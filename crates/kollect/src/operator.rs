@@ -1,4 +1,4 @@
-//! `kollect operator`: what runs in the cluster.
+//! `kollect operator`: the process that runs in the cluster.
 //!
 //! ```text
 //! objects, Secrets ──▶ world ──▶ Collector (targets) ──▶ rows ──▶ Deliveries (bindings) ──▶ sinks
@@ -6,8 +6,8 @@
 //!                        └──────────────▶ statuses, events ◀──────────┘
 //! ```
 //!
-//! One loop looks at everything whenever something has changed, and hands over what is wanted now; the
-//! engine turns the difference into work. Nothing is kept that cannot be seen again after a restart.
+//! One loop reads the known objects after each change and passes the wanted targets and bindings to the engine, which
+//! starts and stops tasks accordingly. The process keeps no state that it could not read again after a restart.
 
 mod args;
 mod bindings;
@@ -101,7 +101,7 @@ async fn operate(args: Args) -> anyhow::Result<()> {
     let webhooks = match args.webhooks.serve(admission, args.tenant_mode, args.enable_http2, &tasks).await {
         Ok(webhooks) => webhooks,
         Err(error) => {
-            // Whoever can start shall not wait for a lease of one that cannot.
+            // Release the lease: another replica must not wait until the lease of this process expires.
             leader.release().await;
             return Err(error);
         }
@@ -118,7 +118,7 @@ async fn operate(args: Args) -> anyhow::Result<()> {
     stopped
 }
 
-/// What a replica is made from.
+/// Parts that a replica is built from.
 struct Parts {
     source: Arc<ClusterSource>,
     rules: Arc<Rules>,
@@ -129,12 +129,12 @@ struct Parts {
     claim_check_interval: Option<Duration>,
 }
 
-/// One of the processes that compete for the lease, without the servers that it has in a cluster.
+/// One process that competes for the lease, without the HTTP servers that it has in a cluster.
 struct Replica {
     operator: Operator,
     metrics: metrics::Metrics,
     health: health::Health,
-    /// Notices kinds that come and go.
+    /// Detects kinds that are added to the cluster or removed from it.
     kinds: Task<Option<()>>,
 }
 
@@ -177,7 +177,7 @@ impl Replica {
     }
 }
 
-/// Serves metrics on every replica, and keeps what they need up to date.
+/// Serves `/metrics`, on standby replicas too, and starts the task that samples the series of profiles.
 async fn serve_metrics(
     args: &Args,
     metrics: &metrics::Metrics,
@@ -191,7 +191,7 @@ async fn serve_metrics(
     Ok(Some((server, tasks.core(TaskKind::Sampling.into(), sampling))))
 }
 
-/// Connects, however long it takes: an operator that starts before its API server waits for it.
+/// Connects to the cluster. Retries without a time limit until the API server answers or a signal stops the process.
 async fn connect(args: &Args) -> anyhow::Result<Arc<ClusterSource>> {
     let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
     let mut problem = LastProblem::default();
@@ -212,7 +212,7 @@ async fn connect(args: &Args) -> anyhow::Result<Arc<ClusterSource>> {
     }
 }
 
-/// Counts what [`report`] tells.
+/// Counts each problem and passes it to [`report`].
 fn counted(meter: metrics::Meter) -> impl Fn(Problem) + Send + Sync {
     move |problem| {
         meter.hear(&problem);
@@ -220,7 +220,7 @@ fn counted(meter: metrics::Meter) -> impl Fn(Problem) + Send + Sync {
     }
 }
 
-/// What cannot be seen shows in statuses; single objects are for those who look closely.
+/// Logs a problem. Blind kinds and single objects are logged at debug level only: statuses show them too.
 fn report(problem: Problem) {
     match problem {
         Problem::Crashed { gvk } => {

@@ -1,16 +1,16 @@
-//! Why an object is in its state: the words of conditions and events. Whoever automates reads them, so each is
-//! listed in docs/conditions.md and seen by a test.
+//! Reasons of conditions and events. Automation depends on them, so each is listed in docs/conditions.md and
+//! covered by a test.
 
 macro_rules! reasons {
     ($($name:ident,)*) => {
-        /// A word of conditions and events.
+        /// The reason of a condition or an event.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Reason {
             $($name,)*
         }
 
         impl Reason {
-            /// The word.
+            /// The reason as statuses and events show it.
             pub(crate) fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$name => stringify!($name),)*
@@ -101,7 +101,7 @@ mod tests {
         (lines.collect(), words.collect())
     }
 
-    /// All tests of the program, with white space as it comes between two arguments.
+    /// Appends the text of all tests, with each run of white space as one space.
     fn tests_below(path: &Path, text: &mut String) {
         for entry in fs::read_dir(path).unwrap() {
             let path = entry.unwrap().path();

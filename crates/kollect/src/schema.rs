@@ -59,7 +59,7 @@ impl Kind {
     }
 }
 
-/// The schemas leave metadata to the API server, which knows these rules.
+/// Checks metadata by the rules of the API server: the schemas do not contain them.
 fn metadata(metadata: &Value, errors: &mut Vec<SpecError>) {
     let name = &metadata["name"];
     let label = |part: &str| {
@@ -118,10 +118,10 @@ impl Check<'_> {
             }
             _ => {}
         }
-        // A rule may rely on what the rest of the schema says.
+        // Rules may assume that the value matches the rest of the schema: evaluate them only if it does.
         if self.errors.len() == before {
             for message in self.compiled.broken_rules(schema, value) {
-                // The rule may be about a whole block: its text would say less than its path.
+                // An object is named by its path only: its text would not help.
                 self.errors.push(match value {
                     Value::Object(_) => SpecError::absent(self.path.clone(), message),
                     _ => SpecError::new(self.path.clone(), value, message),
@@ -170,7 +170,7 @@ impl Check<'_> {
                 None => {
                     let known: Vec<_> = properties.keys().map(String::as_str).collect();
                     let problem = format!("is not a known field; known here: {}", known.join(", "));
-                    // What the value is cannot be told; it may be a password.
+                    // The value is not printed: it may be a password.
                     check.errors.push(SpecError::absent(check.path.clone(), problem));
                 }
             });

@@ -1,8 +1,8 @@
-//! What the objects of Kollect mean together: which profile a target uses, what scopes leave of it,
-//! which targets an inventory holds and where it goes.
+//! Resolves the objects of Kollect together: which profile a target uses, what scopes allow of it, which targets
+//! an inventory holds and where it is written.
 //!
 //! No I/O: the command line fills a world from files, the operator from its watches, and admission asks
-//! what would happen. What is wrong is told per object, with the reason that its status shows.
+//! what would happen. Faults are reported per object, with the reason that its status shows.
 
 mod floors;
 mod inventories;
@@ -70,14 +70,13 @@ pub(crate) struct World {
     pub(crate) scopes: BTreeMap<Name, Arc<KollectScope>>,
     pub(crate) cluster_scopes: BTreeMap<Name, Arc<KollectClusterScope>>,
     pub(crate) secrets: BTreeMap<Name, Secret>,
-    /// Kind and name of objects that exist and are wrong in themselves: whoever names them is not told
-    /// that they do not exist.
+    /// Kind and name of objects that exist but are invalid: a reference to one is not reported as missing.
     pub(crate) refused: BTreeSet<(String, Name)>,
-    /// Where scopes may not be read, and why: their kind and namespace; `None`: anywhere.
+    /// Scopes that may not be read: their kind, their namespace (`None`: all of them), and why.
     pub(crate) unseen_scopes: Vec<(String, Option<Arc<str>>, String)>,
 }
 
-/// What whoever runs the program decides for all objects.
+/// Settings of the user or the administrator that apply to all objects.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rules {
     pub(crate) policy: Policy,
@@ -113,7 +112,7 @@ pub(crate) enum Reach {
 /// Where sinks may keep files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum FileRoot {
-    /// Wherever the user may.
+    /// Anywhere that the user may write.
     #[default]
     Anywhere,
     /// Below a directory, each namespace in its own.
@@ -156,7 +155,7 @@ impl Rules {
     }
 }
 
-/// Something wrong with an object, with the word that its status shows.
+/// A problem of an object, with the reason that its status shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) reason: Reason,
@@ -178,10 +177,10 @@ impl fmt::Display for Fault {
 /// Profiles, compiled, or what is wrong with them.
 pub(crate) type Profiles = BTreeMap<Name, Result<Arc<CompiledProfile>, Vec<SpecError>>>;
 
-/// What everything means.
+/// The result of resolving a [`World`].
 #[derive(Default)]
 pub(crate) struct Resolved {
-    /// As targets of their namespace use them.
+    /// Profiles as targets of their own namespace use them.
     pub(crate) profiles: Profiles,
     pub(crate) targets: BTreeMap<TargetId, ResolvedTarget>,
     /// How to open each sink.
@@ -189,24 +188,24 @@ pub(crate) struct Resolved {
     pub(crate) inventories: BTreeMap<InventoryName, ResolvedInventory>,
 }
 
-/// What was compiled before. Unchanged definitions stay the same values, so that nothing is read again.
+/// Cache of compiled definitions. Unchanged definitions keep their `Arc`, so that their objects are not read again.
 pub(crate) struct Compiled {
     profiles: BTreeMap<Name, CachedProfile>,
-    /// As cluster targets use them, where that makes a difference.
+    /// Profiles as cluster targets use them, where that differs from `profiles`.
     cluster_profiles: BTreeMap<Name, CachedProfile>,
     targets: BTreeMap<TargetId, CachedTarget>,
     planner: Box<dyn PlanSinks>,
 }
 
 impl Compiled {
-    /// Nothing yet. Plans of sinks are made by `planner`.
+    /// An empty cache. Plans of sinks are made by `planner`.
     pub(crate) fn planned_by(planner: Box<dyn PlanSinks>) -> Self {
         let (profiles, cluster_profiles) = (BTreeMap::new(), BTreeMap::new());
         Self { profiles, cluster_profiles, targets: BTreeMap::new(), planner }
     }
 }
 
-/// Nothing yet. Plans of sinks are made when they are asked for.
+/// An empty cache. Plans of sinks are made when they are asked for.
 impl Default for Compiled {
     fn default() -> Self {
         Self::planned_by(Box::new(PlanAtOnce))
@@ -268,7 +267,7 @@ impl Ceilings<'_> {
 }
 
 impl World {
-    /// What the objects mean together.
+    /// Resolves all objects.
     pub(crate) fn resolve(&self, rules: &Rules, compiled: &mut Compiled) -> Resolved {
         let profiles = self.compile_profiles(rules, compiled);
         let cluster_profiles = self.compile_cluster_profiles(rules, &profiles, compiled);
@@ -278,7 +277,7 @@ impl World {
         Resolved { profiles, targets, sinks, inventories }
     }
 
-    /// As targets of their namespace use them.
+    /// Profiles as targets of their own namespace use them.
     fn compile_profiles(&self, rules: &Rules, compiled: &mut Compiled) -> Profiles {
         let wanted = self
             .profiles
@@ -287,7 +286,7 @@ impl World {
         compile(wanted, rules, &mut compiled.profiles)
     }
 
-    /// As cluster targets use them. What they may do with Secrets does not depend on the profile's namespace.
+    /// Profiles as cluster targets use them. What they may do with Secrets does not depend on the profile's namespace.
     fn compile_cluster_profiles(&self, rules: &Rules, own: &Profiles, compiled: &mut Compiled) -> Profiles {
         let references = self.cluster_targets.values().map(|target| &target.spec.profile_ref);
         let used: BTreeSet<Name> =
@@ -347,7 +346,7 @@ impl World {
     }
 }
 
-/// Compiles what has changed.
+/// Compiles the profiles that have changed.
 fn compile<'a>(
     wanted: impl Iterator<Item = (&'a Name, &'a Arc<KollectProfile>, OptIns)>,
     rules: &Rules,
@@ -366,7 +365,7 @@ fn compile<'a>(
     profiles
 }
 
-/// Something that an object names does not exist.
+/// The error for a reference to an object that does not exist.
 fn dangling(field: &str, value: &str, what: &str, namespace: &str) -> SpecError {
     let place = if namespace.is_empty() { String::new() } else { format!(" in namespace {namespace}") };
     SpecError::new(field, &value.into(), format!("no {what}{place}: add it or correct the name"))

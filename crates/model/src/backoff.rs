@@ -1,4 +1,4 @@
-//! Pauses between attempts: the only place that computes them.
+//! Pauses between attempts. Only this module computes them.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ impl Backoff {
         self.longest
     }
 
-    /// An attempt succeeded.
+    /// Records a success: the next failure gets the first pause again.
     pub fn reset(&mut self) {
         self.failures = 0;
     }

@@ -1,4 +1,4 @@
-//! What travels to a sink: whose rows, and which of them differ from what the sink holds.
+//! Writes to a sink: the inventory, the claim, and the rows that differ from what the sink holds.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -10,7 +10,7 @@ use crate::{
 /// Namespace under which cluster inventories appear in sinks.
 pub const CLUSTER_NAMESPACE: &str = "cluster";
 
-/// An inventory in a sink. Clusters that share a sink are told apart by `cluster`.
+/// Identifies an inventory in a sink. `cluster` distinguishes clusters that share the sink.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct InventoryId {
     /// Name of the cluster; empty when the sink has none.
@@ -34,7 +34,7 @@ impl fmt::Display for InventoryId {
     }
 }
 
-/// What a sink holds of one inventory.
+/// The rows of one inventory that a sink holds: their keys and digests.
 pub type Baseline = BTreeMap<RowKey, RowDigest>;
 
 /// The rows of an inventory that differ from what a sink holds.
@@ -53,14 +53,14 @@ pub struct Delta {
 pub struct Changed {
     /// What the sink holds; `None` if only its digest is known, as after a restart.
     pub before: Option<Arc<Row>>,
-    /// What it shall hold.
+    /// The row that the sink must hold after the write.
     pub after: Arc<Row>,
 }
 
-/// A row that a sink shall no longer hold.
+/// A row to remove from a sink.
 #[derive(Clone, Debug)]
 pub struct Removed {
-    /// Which row.
+    /// Key of the row.
     pub key: RowKey,
     /// What the sink holds; `None` if only its digest is known.
     pub before: Option<Arc<Row>>,
@@ -77,26 +77,26 @@ impl Delta {
         self.added.len() + self.changed.len() + self.removed.len()
     }
 
-    /// The rows that the sink shall hold, new and changed.
+    /// The rows to write: added ones, and changed ones with their new content.
     pub fn rows(&self) -> impl DoubleEndedIterator<Item = &Arc<Row>> {
         self.added.iter().chain(self.changed.iter().map(|changed| &changed.after))
     }
 }
 
-/// One write.
+/// One write to a sink.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a> {
-    /// Whose rows.
+    /// Inventory that the rows belong to.
     pub inventory: &'a InventoryId,
-    /// By what right.
+    /// Claim that the writer was granted. The destination refuses the write if it holds another claim.
     pub claim: &'a Claim,
-    /// What to change. Empty: only what is said about the inventory as a whole.
+    /// Rows to change. If empty, only the record of the inventory as a whole is updated.
     pub delta: &'a Delta,
     /// Generation of the inventory's spec; 0 if there is none.
     pub generation: i64,
     /// Number of the last change that the rows contain.
     pub revision: u64,
-    /// What could be seen: `complete`, or what is blind.
+    /// `complete`, or the parts that are blind: those that could not be listed or watched.
     pub coverage: &'a str,
     /// Largest part of a document, in bytes.
     pub part_bytes: usize,
@@ -104,11 +104,11 @@ pub struct Batch<'a> {
     pub last_checksum: Option<&'a str>,
 }
 
-/// Size of document parts where nobody says anything.
+/// Default size of document parts, in bytes.
 pub const PART_BYTES: usize = 1_572_864;
 
 impl<'a> Batch<'a> {
-    /// A write of complete rows, with no more said about them.
+    /// A write with complete coverage, and defaults for all other fields.
     pub fn new(inventory: &'a InventoryId, claim: &'a Claim, delta: &'a Delta) -> Self {
         Self {
             inventory,
@@ -123,22 +123,22 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// What a sink says about a write that it has made.
+/// Result of a write that succeeded.
 #[derive(Debug, Default)]
 pub struct Receipt {
     /// Checksum of the document or event that the sink now holds; rows in databases have none.
     pub checksum: Option<String>,
     /// Rows that the destination cannot hold. All others were written.
     pub refused: Vec<Refusal>,
-    /// What deserves attention and did not stop anything. Told when it begins, not with every write.
+    /// Problems that did not stop the write. Each is reported when it begins, not with every write.
     pub warnings: Vec<String>,
 }
 
 /// A row that a destination cannot hold.
 #[derive(Clone, Debug)]
 pub struct Refusal {
-    /// Which row.
+    /// Key of the row.
     pub key: RowKey,
-    /// Names the row and says why.
+    /// Message that names the row and the reason.
     pub why: String,
 }

@@ -1,4 +1,4 @@
-//! Names: of inventories, of the sinks that they use, and of the binding of one to the other.
+//! Names of inventories, of sinks, and of bindings: one inventory together with one of its sinks.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// All of them.
+    /// All families.
     pub const ALL: [Self; 3] = [Self::Snapshot, Self::Database, Self::Event];
 
     /// The kind of its sinks.
@@ -31,7 +31,7 @@ impl Family {
         }
     }
 
-    /// The word for it in statuses and messages.
+    /// The name of the family in statuses and messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Snapshot => "snapshot",
@@ -62,12 +62,12 @@ impl InventoryName {
         if self.namespace.is_some() { "KollectInventory" } else { "KollectClusterInventory" }
     }
 
-    /// Whether sinks keep cluster inventories under its namespace.
+    /// Whether its namespace is [`CLUSTER_NAMESPACE`], under which sinks store cluster inventories.
     pub fn is_reserved(&self) -> bool {
         self.namespace.as_deref() == Some(CLUSTER_NAMESPACE)
     }
 
-    /// The inventory in a sink whose name for this cluster is `cluster`.
+    /// The id of the inventory in a sink whose `spec.cluster` is `cluster`.
     pub fn in_cluster(&self, cluster: &str) -> InventoryId {
         InventoryId {
             cluster: cluster.to_owned(),
@@ -142,7 +142,7 @@ impl From<SinkName> for String {
     }
 }
 
-/// One inventory bound to one sink. The bindings of an inventory stand together in order.
+/// One inventory bound to one sink. Sorted names have the bindings of an inventory side by side.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BindingName {
     /// The inventory.

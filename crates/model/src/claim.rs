@@ -12,7 +12,7 @@ use crate::{
     sink::{SinkError, SinkReason},
 };
 
-/// The record of a destination about one inventory. A writer holds the one that it was granted.
+/// The record of a destination about one inventory. A writer keeps a copy of the claim that it was granted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
     /// The cluster that owns the rows; `None` after a run that knows no cluster.
@@ -43,7 +43,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Makes sure that a writer may write: the destination holds the claim that it was granted. Another owner or a
+    /// Checks that a writer may write: the destination holds the claim that it was granted. Another owner or a
     /// higher epoch fences the writer. A claim that is gone, or older than its own, means that the destination was
     /// restored or emptied: the writer must claim it again.
     pub fn admits(held: Option<&Self>, inventory: &InventoryId, granted: &Self) -> Result<(), SinkError> {
@@ -66,12 +66,12 @@ impl Claim {
         (&self.owner, self.epoch, &self.writer_id) == (&other.owner, other.epoch, &other.writer_id)
     }
 
-    /// A write was made under this claim.
+    /// Counts a write under this claim, if the destination counts writes.
     pub fn count_write(&mut self) {
         self.writes.iter_mut().for_each(|writes| *writes += 1);
     }
 
-    /// Who has claimed it, and when, for people in the cluster `reader`.
+    /// Message about the holder of the claim; `reader` is the id of the cluster whose users read it.
     fn described(&self, reader: Option<&str>) -> String {
         let program = match self.writer {
             Writer::Operator => "an operator",
@@ -94,12 +94,12 @@ pub enum Writer {
     /// A run of the command line.
     #[default]
     Cli,
-    /// An operator, which expects to be alone.
+    /// An operator: it expects to be the only writer.
     Operator,
 }
 
 impl Writer {
-    /// The word that sinks store.
+    /// The text that sinks store.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Cli => "cli",
@@ -107,26 +107,26 @@ impl Writer {
         }
     }
 
-    /// The writer that a stored word means.
+    /// Parses the text that a sink has stored; an unknown text is [`Self::Cli`].
     pub fn stored(word: &str) -> Self {
         if word == "operator" { Self::Operator } else { Self::Cli }
     }
 }
 
-/// Whose inventory may be taken over.
+/// Which inventories a writer may take over from their present owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum TakeOver {
-    /// None.
+    /// No inventory.
     #[default]
     Never,
-    /// That of one cluster, such as one that has been rebuilt, once for each destination.
+    /// Those of one cluster, such as the old one after a rebuild, once for each destination.
     Once {
         /// Id of the cluster.
         from: String,
         /// Ids of the destinations where this has happened already.
         done: Vec<String>,
     },
-    /// Any.
+    /// Every inventory.
     Always,
 }
 
@@ -137,7 +137,7 @@ pub struct Claimant {
     pub owner: Option<String>,
     /// Which program.
     pub writer: Writer,
-    /// Whose inventory it may take over.
+    /// Which inventories it may take over.
     pub take_over: TakeOver,
     /// The sink as the annotation for take-overs names it, such as `database/portal`; empty on the command line.
     pub sink: String,
@@ -188,7 +188,7 @@ impl Claimant {
         }
     }
 
-    /// Why a claim that is held stays with its owner.
+    /// Why the held claim may not be replaced; `None` if it may.
     fn refusal(&self, held: &Claim) -> Option<String> {
         match (&held.owner, &self.owner) {
             (Some(known), None) => Some(format!(

@@ -1,8 +1,8 @@
 //! The eleven kinds of group `kollect.dev`, version `v1alpha1`, written once as Rust types.
 //!
-//! The CRD manifests are generated from them ([`all`]), the documentation comment of a field is its
-//! description there, and everything that a schema can refuse is refused by the schema: the API
-//! server and [`crate::schema`] enforce the same text.
+//! The CRD manifests are generated from them ([`all`]); the doc comment of a field is its description
+//! there. Everything that a schema can refuse is refused by the schema: the API server and the command
+//! line (`crates/kollect/src/schema.rs`) enforce the same rules.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
@@ -61,7 +61,7 @@ pub fn yaml(crd: &Value) -> String {
     format!("---\n{body}")
 }
 
-/// The kinds whose schema has always demanded metadata.
+/// The kinds whose schema has always required metadata.
 const METADATA_REQUIRED: [&str; 3] = ["KollectScope", "KollectClusterScope", "KollectConnectionTest"];
 
 fn definition(crd: &CustomResourceDefinition) -> Value {
@@ -78,8 +78,8 @@ fn definition(crd: &CustomResourceDefinition) -> Value {
     value
 }
 
-/// The API server drops nulls of fields that are not nullable, which is what an absent optional
-/// field means here; without the flag the schemas read as people write manifests.
+/// Removes `nullable` from a schema. The API server then drops nulls, so that a null field and an absent
+/// optional field mean the same.
 fn tidy(value: &mut Value) {
     match value {
         Value::Object(map) => {

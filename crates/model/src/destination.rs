@@ -1,8 +1,8 @@
-//! Where the rows of a binding are: the one type, and the one place that prints it and reads it back.
+//! Destinations: where the rows of a binding are stored. Only this module prints and parses them.
 //!
-//! Statuses and owner records keep the text. Another spelling of the same destination would look like a
-//! moved one, and its rows would be removed: so the spelling of a backend never changes, and every text,
-//! also one of a newer version, is printed as it was read.
+//! Statuses and owner records store the text. If its spelling changed, the operator would take the same
+//! destination for a new one and remove the rows of the old one. So the spelling of a backend never changes,
+//! and every text, also one of a newer version, is printed as it was read.
 
 use std::{convert::Infallible, fmt, str::FromStr};
 
@@ -10,9 +10,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-/// What stands for a server that only a Secret names, before the digest.
+/// Prefix of the digest that replaces a server which only a Secret names.
 const SECRET: &str = "secret-";
-/// Of the digest: so many that two servers never share one.
+/// Length of that digest, in bytes: long enough that two servers never share one.
 const SECRET_BYTES: usize = 16;
 
 /// A destination: what a sink connects to, and the names by which it finds the rows there.
@@ -48,13 +48,13 @@ impl Destination {
         &self.server
     }
 
-    /// What the server is spoken to with: `postgres`, `git`, `sqlite`. Destinations with different schemes are
+    /// The scheme, without its colon: `postgres`, `git`, `sqlite`. Destinations with different schemes are
     /// different destinations.
     pub fn scheme(&self) -> &str {
         self.server.split_once(':').map_or(&*self.server, |(scheme, _)| scheme)
     }
 
-    /// The names there, if there are `N` of them: schema and table, branch, stream and subject, or a path.
+    /// The names at the server, if there are exactly `N`: schema and table, branch, stream and subject, or a path.
     pub fn names<const N: usize>(&self) -> Option<[&str; N]> {
         let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
         names.try_into().ok()
@@ -66,9 +66,9 @@ impl Destination {
         Self { server: server.into(), names: self.names.clone() }
     }
 
-    /// The destination for people who may not know its server: host, port and database are replaced by a
-    /// digest, which is equal for equal servers in the cluster with this id, and in no other cluster. A
-    /// destination whose server is replaced already stays as it is.
+    /// The destination for readers who may not see its server: host, port and database are replaced by a
+    /// digest. Equal servers have equal digests within the cluster with this id, and other ones in every other
+    /// cluster. A destination whose server is replaced already stays as it is.
     #[must_use]
     pub fn with_secret_server(&self, cluster_id: &str) -> Self {
         let Some((scheme, server)) = self.server.split_once("://") else { return self.clone() };
@@ -81,13 +81,13 @@ impl Destination {
         self.with_server(format!("{scheme}://{SECRET}{number:032x}"))
     }
 
-    /// The names there, if the server is `server`.
+    /// The names at the server, if it is `server` and there are exactly `N`.
     pub fn names_at<const N: usize>(&self, server: &str) -> Option<[&str; N]> {
         if self.server == server { self.names() } else { None }
     }
 }
 
-/// Whether a server is replaced by its digest. Others have a port and a path.
+/// Whether a server has been replaced by its digest. A real server has a port and a path.
 fn is_secret(server: &str) -> bool {
     let digits = server.strip_prefix(SECRET);
     digits.is_some_and(|digits| {
@@ -95,11 +95,11 @@ fn is_secret(server: &str) -> bool {
     })
 }
 
-/// How the parts of a destination are put together.
+/// Text form of a destination.
 enum Spelling {
     /// `SCHEME:/PATH`
     Path,
-    /// `SERVER NAME`; only the name has no spaces.
+    /// `SERVER NAME`; the server may contain spaces, the name may not.
     LastWord,
     /// `SERVER "NAME"."NAME"`
     Quoted,
@@ -134,7 +134,7 @@ impl fmt::Display for Destination {
     }
 }
 
-/// A text that is not spelled as its scheme asks for is kept whole, and no names are found in it.
+/// A text that does not have the form of its scheme becomes the server as a whole, without names.
 impl From<String> for Destination {
     fn from(text: String) -> Self {
         let parts = match Spelling::of(&text) {
@@ -247,7 +247,7 @@ mod tests {
         }
     }
 
-    /// Texts of other versions, of people, or cut off are printed as they were read.
+    /// Texts of other versions, texts that users wrote and truncated texts are printed as they were read.
     #[test]
     fn no_text_is_changed() {
         let pieces = [

@@ -1,10 +1,10 @@
-//! What a changed row says that it did not say before.
+//! Differences between two versions of a row.
 
 use std::collections::BTreeMap;
 
 use serde_json::value::RawValue;
 
-/// An attribute that is not what it was.
+/// An attribute that was added, changed or removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// Its name.
@@ -39,10 +39,10 @@ fn attributes(json: &str) -> BTreeMap<String, &RawValue> {
     serde_json::from_str(json).unwrap_or_default()
 }
 
-/// Longer values would hide what else has changed.
+/// Longer values are cut, so that other changes stay visible.
 const LONGEST_VALUE: usize = 80;
 
-/// A value for people, cut where it is too long.
+/// A value for messages, cut if it is too long.
 pub fn shortened(text: &str) -> String {
     if text.chars().count() <= LONGEST_VALUE {
         return text.to_owned();

@@ -1,7 +1,7 @@
 //! The export document: rows of an inventory as versioned JSON, in one part or several.
 //!
-//! The same rows always give the same bytes. What is written here is read by consumers of older releases
-//! too: the order of keys, what is left out and how the checksum is made are a contract.
+//! The same rows always give the same bytes. Consumers that were written for older releases read these
+//! documents: the order of keys, the omitted fields and the checksum algorithm must not change.
 
 use std::fmt::Write as _;
 
@@ -13,16 +13,16 @@ use crate::row::{Row, RowKey};
 /// Version of the document; the only one.
 pub const SCHEMA_VERSION: &str = "kollect.dev/v1alpha1";
 
-/// What a document says beside its items.
+/// Fields of a document besides its items, and the size of its parts.
 #[derive(Clone, Copy, Debug)]
 pub struct About<'a> {
     /// Generation of the inventory's spec; 0 is left out.
     pub generation: i64,
     /// Name of the cluster; empty is left out.
     pub cluster: &'a str,
-    /// When, as RFC 3339 in UTC.
+    /// Time of the export, as RFC 3339 in UTC.
     pub exported_at: &'a str,
-    /// Largest part. An item that is larger has a part of its own.
+    /// Size limit of a part, in bytes. An item that is larger has a part of its own.
     pub part_bytes: usize,
 }
 
@@ -31,15 +31,15 @@ pub struct About<'a> {
 pub struct Document {
     /// SHA-256 of the items, as lower-case hex.
     pub checksum: String,
-    /// Number of the part, from 1, and how many there are; `None` if this is all.
+    /// Number of the part, from 1, and number of parts; `None` if there is only one.
     pub part: Option<(usize, usize)>,
-    /// How many items.
+    /// Number of items.
     pub item_count: usize,
     /// The document.
     pub bytes: Vec<u8>,
 }
 
-/// The documents of rows: at least one, also for no rows.
+/// The documents of rows: at least one, even without rows.
 pub fn documents<'a>(rows: impl IntoIterator<Item = &'a Row>, about: &About<'_>) -> Vec<Document> {
     let parts = pack(rows.into_iter().map(Item::of).collect(), overhead(about), about.part_bytes);
     let total = parts.len();
@@ -52,7 +52,7 @@ pub fn checksum(documents: &[Document]) -> String {
     combined(documents.iter().map(|document| &*document.checksum))
 }
 
-/// The checksum that stands for several: of one it is that one.
+/// Combines checksums into one. A single checksum stays as it is.
 pub fn combined<'a>(checksums: impl IntoIterator<Item = &'a str>) -> String {
     let mut checksums = checksums.into_iter().peekable();
     let first = checksums.next().unwrap_or_default();
@@ -67,7 +67,7 @@ pub fn combined<'a>(checksums: impl IntoIterator<Item = &'a str>) -> String {
     hex(&hasher.finalize())
 }
 
-/// An item of a document: its text, in whatever format, and its places in the two orders.
+/// An item of a document: its text in any format, and its two sort keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
     /// Sorts items inside a document.
@@ -110,12 +110,12 @@ pub fn item_json(key: &RowKey, version: &str, name: &str, attributes: &str) -> S
     text
 }
 
-/// The namespace that an item names as its target's.
+/// `targetNamespace` of an item; see [`Row::target_namespace`].
 fn target_namespace(key: &RowKey) -> &str {
     key.target.namespace.as_deref().unwrap_or(&key.namespace)
 }
 
-/// What an item says about its row, without the attributes.
+/// Fields of an item, without the attributes.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Identity<'a> {
@@ -130,8 +130,8 @@ struct Identity<'a> {
     uid: &'a str,
 }
 
-/// The item up to its attributes. Two items whose texts differ nearly always differ here, so this is enough
-/// to sort them as their full texts would be.
+/// The text of an item up to its attributes. [`pack`] sorts by it, which gives the same order as the full
+/// text: different items nearly always differ here, and the full text decides between the others.
 fn identity(key: &RowKey, version: &str, name: &str) -> String {
     let identity = Identity {
         target_namespace: target_namespace(key),
@@ -167,8 +167,8 @@ pub fn escaped(json: &str) -> String {
     text
 }
 
-/// Go's encoder writes these characters as escapes, and checksums depend on it. In JSON they are found
-/// inside of strings only.
+/// Go's encoder escapes these characters, and checksums depend on that. In JSON they occur inside strings
+/// only.
 const ESCAPED: [char; 5] = ['<', '>', '&', '\u{2028}', '\u{2029}'];
 
 fn escape_html(json: &str, text: &mut String) {
@@ -188,18 +188,18 @@ fn escape_html(json: &str, text: &mut String) {
     }
 }
 
-/// Bytes that a document has beside its items, at most. It depends on nothing that changes from one write
-/// to the next, or equal rows would be cut differently.
+/// Upper bound of the bytes of a document besides its items. It does not depend on values that change from
+/// one write to the next; otherwise equal rows could be cut into different parts.
 pub fn overhead(about: &About<'_>) -> usize {
     let longest = About { generation: i64::MIN, exported_at: "2026-01-01T00:00:00.000000000Z", ..*about };
     document(&[], Some((LARGEST_PART, LARGEST_PART)), &longest).bytes.len() + LARGEST_PART.to_string().len()
 }
 
-/// No inventory has more parts or items than this has digits for.
+/// Upper bound of the number of parts and of items; only its number of digits is used.
 const LARGEST_PART: usize = 9_999_999_999;
 
-/// Puts items into as few parts as come from filling one after the other; at least one. Parts hold their
-/// items in the order of a document.
+/// Distributes items over parts, and fills one part after the other. There is at least one part; its items
+/// are in the order of a document.
 pub fn pack(mut items: Vec<Item>, overhead: usize, part_bytes: usize) -> Vec<Vec<Item>> {
     items.sort_unstable_by(|a, b| (&a.rank, &a.text).cmp(&(&b.rank, &b.text)));
     let mut parts = Vec::new();
@@ -221,7 +221,7 @@ pub fn pack(mut items: Vec<Item>, overhead: usize, part_bytes: usize) -> Vec<Vec
     parts
 }
 
-/// What a document says before its items.
+/// Fields of a document before its items.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Head<'a> {

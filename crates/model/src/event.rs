@@ -16,7 +16,7 @@ use crate::{
 /// Content type of a whole event in the structured form.
 pub const CONTENT_TYPE: &str = "application/cloudevents+json; charset=UTF-8";
 
-/// Stands for the cluster in sources and subjects when the sink has no name for it.
+/// Name of the cluster in sources and subjects if the sink has no `spec.cluster`.
 pub const DEFAULT_CLUSTER: &str = "default";
 
 /// What happened to a row.
@@ -24,21 +24,21 @@ pub const DEFAULT_CLUSTER: &str = "default";
 pub enum Change<'a> {
     /// It is new.
     Added(&'a Row),
-    /// It was different.
+    /// It existed before with other content.
     Changed(&'a Changed),
     /// It is gone.
     Removed(&'a Removed),
 }
 
 impl<'a> Change<'a> {
-    /// The changes of a delta, removals first: a row that moved leaves before it comes back.
+    /// The changes of a delta, removals first: a row that moved is removed before it is added again.
     pub fn all(delta: &'a Delta) -> impl Iterator<Item = Self> {
         let removed = delta.removed.iter().map(Self::Removed);
         let added = delta.added.iter().map(|row| Self::Added(row));
         removed.chain(added).chain(delta.changed.iter().map(Self::Changed))
     }
 
-    /// Which row.
+    /// Key of the row.
     pub fn key(self) -> &'a RowKey {
         match self {
             Self::Added(row) => &row.key,
@@ -47,7 +47,7 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// What the row was, where that is known.
+    /// The row before the change, if it existed and is known.
     pub fn before(self) -> Option<&'a Row> {
         match self {
             Self::Added(_) => None,
@@ -56,7 +56,7 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// What the row is; `None` when it is gone.
+    /// The row after the change; `None` if it was removed.
     pub fn after(self) -> Option<&'a Row> {
         match self {
             Self::Added(row) => Some(row),
@@ -65,7 +65,7 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// The word for it.
+    /// The operation: `added`, `changed` or `removed`.
     pub fn op(self) -> &'static str {
         match self {
             Self::Added(_) => "added",
@@ -74,7 +74,7 @@ impl<'a> Change<'a> {
         }
     }
 
-    /// The type of its event.
+    /// The CloudEvents `type`.
     pub fn event_type(self) -> &'static str {
         match self {
             Self::Added(_) => "dev.kollect.row.added",
@@ -87,22 +87,22 @@ impl<'a> Change<'a> {
 /// One change of one row.
 #[derive(Clone, Copy, Debug)]
 pub struct Event<'a> {
-    /// Whose row.
+    /// Inventory that the row belongs to.
     pub inventory: &'a InventoryId,
-    /// What happened.
+    /// The change of the row.
     pub change: Change<'a>,
-    /// The same for the same change, however often it is sent.
+    /// The CloudEvents `id`: the same for the same change, however often it is sent.
     pub id: &'a str,
     /// When it was sent, RFC 3339.
     pub time: &'a str,
     /// Number of the last change that the rows contain.
     pub revision: u64,
-    /// Whether to say what the row was. A large row may fit into a message only once.
+    /// Whether `before` is included. A large row may fit into a message only once.
     pub with_before: bool,
 }
 
 impl Event<'_> {
-    /// Where it comes from: `kollect/CLUSTER/NAMESPACE/INVENTORY`, as a URI reference.
+    /// The CloudEvents `source`: `kollect/CLUSTER/NAMESPACE/INVENTORY`, as a URI reference.
     pub fn source(&self) -> String {
         let InventoryId { cluster, name, .. } = self.inventory;
         let cluster = if cluster.is_empty() { DEFAULT_CLUSTER } else { cluster };
@@ -110,13 +110,13 @@ impl Event<'_> {
         format!("kollect/{}/{}/{}", segment(cluster), segment(namespace), segment(name))
     }
 
-    /// The key of the row as text: target, group, kind, namespace and UID.
+    /// The CloudEvents `subject`: target, group, kind, namespace and UID of the row.
     pub fn subject(&self) -> String {
         let RowKey { target, group, kind, namespace, uid } = self.change.key();
         format!("{target}/{group}/{kind}/{namespace}/{uid}")
     }
 
-    /// What the event says about the row.
+    /// The CloudEvents `data`: operation, key, the row before and after, and the revision.
     pub fn data(&self) -> impl Serialize {
         Data(*self)
     }
@@ -148,7 +148,7 @@ impl Serialize for Data<'_> {
         data.serialize_entry("key", &Key(self.0))?;
         data.serialize_entry("before", &before)?;
         data.serialize_entry("after", &after)?;
-        // Known even where there is no room to say what the row was.
+        // Included even if `before` is left out for lack of space.
         if let (Some(before), Some(after)) = (change.before(), after) {
             data.serialize_entry("changed", &changed(before, after))?;
         }

@@ -1,7 +1,7 @@
-//! The nouns of Kollect: the eleven kinds, rows, batches and the sink seam.
+//! The types that all crates of Kollect share: the eleven kinds, rows, batches and the [`sink::Sink`] trait.
 //!
-//! Every other crate builds on this one and it builds on none of them. It does no I/O: what it
-//! offers can be checked by a unit test without a server.
+//! The other crates of the product depend on this one, and it depends on none of them. It does no I/O, so unit tests
+//! need no server.
 
 pub mod backoff;
 pub mod batch;

@@ -1,6 +1,6 @@
 //! A row: what one target extracted from one object.
 //!
-//! Identity travels as typed fields from the watch to the sink and is never parsed back from a path.
+//! The identity of a row stays in typed fields from the watch to the sink. It is never parsed from a path.
 
 use std::{fmt, sync::Arc};
 
@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::crd::shapes::Gvk;
 
-/// The target that a row belongs to. A cluster target is never taken for a target of the same name.
+/// The target that a row belongs to. A cluster target and a target of the same name are different.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TargetId {
     /// Namespace of a KollectTarget; `None` for a KollectClusterTarget.
@@ -28,7 +28,7 @@ impl fmt::Display for TargetId {
     }
 }
 
-/// What tells rows of one inventory apart, and what a sink must be able to give back of each.
+/// Identifies a row in an inventory. A sink must be able to return the key of each row that it holds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RowKey {
     /// Target that extracted the row.
@@ -43,7 +43,7 @@ pub struct RowKey {
     pub uid: Arc<str>,
 }
 
-/// 128-bit digest of everything that a row says.
+/// 128-bit digest of the key and the content of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RowDigest(pub u128);
 
@@ -70,13 +70,13 @@ impl std::str::FromStr for RowDigest {
 /// What one target extracted from one object.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// Which row.
+    /// Key of the row.
     pub key: RowKey,
     /// API version of the object, without the group.
     pub version: Arc<str>,
     /// Name of the object.
     pub name: Arc<str>,
-    /// The attributes as canonical JSON: sorted keys, no white space. Targets with one profile share them.
+    /// The attributes as canonical JSON: sorted keys, no white space. Targets with the same profile share them.
     pub attributes: Arc<RawValue>,
     /// Digest of key, version, name and attributes.
     pub digest: RowDigest,
@@ -105,20 +105,20 @@ impl Row {
         format!("{namespace}{slash}{}", self.name)
     }
 
-    /// The row for people: kind, object and target.
+    /// The row in messages: kind, object, target and UID.
     pub fn described(&self) -> String {
         let RowKey { target, kind, uid, .. } = &self.key;
         format!("{kind} {} of target {target} (uid {uid})", self.path())
     }
 
-    /// The namespace that an exported row names as its target's: rows of cluster targets carry the
-    /// namespace of their object there.
+    /// `targetNamespace` of an exported row: the namespace of the target; for cluster targets the namespace
+    /// of the object.
     pub fn target_namespace(&self) -> &str {
         self.key.target.namespace.as_deref().unwrap_or(&self.key.namespace)
     }
 }
 
-/// Lengths go into the digest, so that no two different rows feed it the same bytes.
+/// The length of each part is hashed before the part, so that different rows never hash the same bytes.
 fn digest(key: &RowKey, version: &str, name: &str, attributes: &str) -> RowDigest {
     let mut hasher = Xxh3::new();
     let target_namespace = key.target.namespace.as_deref();
@@ -140,7 +140,7 @@ fn digest(key: &RowKey, version: &str, name: &str, attributes: &str) -> RowDiges
     RowDigest(hasher.digest128())
 }
 
-/// The item form of a row, with the key order of the export documents.
+/// Serializes the row as an item, with the order of keys that export documents have.
 impl Serialize for Row {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut item = serializer.serialize_map(None)?;

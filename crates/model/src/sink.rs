@@ -1,6 +1,6 @@
-//! The seam between the engine and the sinks.
+//! [`Sink`]: the interface between the engine and the sinks.
 //!
-//! The engine sees only this trait; what a sink type needs to exist is in the sinks crate.
+//! The engine knows only this trait; the sinks crate implements it.
 
 use std::{error::Error, time::Duration};
 
@@ -15,10 +15,10 @@ use crate::{
     },
 };
 
-/// A destination for rows, connected.
+/// An open connection to a destination of rows.
 #[async_trait]
 pub trait Sink: Send + Sync {
-    /// What the sink wants to be given.
+    /// Whether the sink takes changed rows or whole snapshots.
     fn delivery(&self) -> Delivery {
         Delivery::Changes
     }
@@ -26,7 +26,7 @@ pub trait Sink: Send + Sync {
     /// What a reader of the destination can see while a write is under way.
     fn atomicity(&self) -> Atomicity;
 
-    /// How often a writer that has nothing to write looks whether it still holds its claim.
+    /// How often a writer that has nothing to write checks that it still holds its claim.
     fn claim_check_interval(&self) -> Duration {
         Duration::from_mins(1)
     }
@@ -34,18 +34,18 @@ pub trait Sink: Send + Sync {
     /// Whether the destination can be reached and used, with the client that also writes.
     async fn check(&self) -> Result<(), SinkError>;
 
-    /// What the destination holds of an inventory; nothing if it cannot be read back.
+    /// The rows of an inventory that the destination holds; empty if it cannot be read back.
     async fn baseline(&self, inventory: &InventoryId) -> Result<Baseline, SinkError>;
 
-    /// Claims an inventory, from now on and for this writer alone, as [`Claimant::take`] decides. An
-    /// inventory that may not be claimed is not touched.
+    /// Claims an inventory for this writer alone. [`Claimant::take`] decides; if it refuses, the destination
+    /// is not changed.
     async fn claim(&self, inventory: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError>;
 
     /// The claims of some inventories as the destination holds them now, in their order; `None` for one that is not
     /// claimed. Nothing is changed.
     async fn claims(&self, inventories: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError>;
 
-    /// Applies a batch, wholly or not at all, but for rows that the destination cannot hold: the receipt
+    /// Applies a batch, wholly or not at all, except for rows that the destination cannot hold: the receipt
     /// names them. A writer whose claim the destination does not hold is refused, as [`Claim::admits`] decides; so
     /// is one that does not know the present state of the destination ([`SinkReason::ClaimLost`]).
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError>;
@@ -54,7 +54,7 @@ pub trait Sink: Send + Sync {
     async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError>;
 }
 
-/// What a sink wants to be given.
+/// What a sink takes in one write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
     /// The rows that differ from what it holds.
@@ -113,11 +113,11 @@ impl SinkSpec {
     }
 }
 
-/// What a sink could not do.
+/// A failed operation of a sink.
 #[derive(Debug, thiserror::Error)]
 #[error("{attempt}")]
 pub struct SinkError {
-    /// Why, from a closed set.
+    /// Category of the failure; it decides whether the operation is tried again.
     pub reason: SinkReason,
     attempt: String,
     #[source]
@@ -125,12 +125,12 @@ pub struct SinkError {
 }
 
 impl SinkError {
-    /// A failure that the sink itself found.
+    /// A failure without an underlying error.
     pub fn new(reason: SinkReason, attempt: impl Into<String>) -> Self {
         Self { reason, attempt: attempt.into(), source: None }
     }
 
-    /// A failure with a cause. `attempt` says what was tried and leaves the cause to the chain.
+    /// A failure with an underlying error. `attempt` says what was tried, and does not repeat that error.
     pub fn because(
         reason: SinkReason,
         attempt: impl Into<String>,
@@ -160,7 +160,7 @@ impl SinkError {
 pub enum SinkReason {
     /// The destination does not answer.
     Unreachable,
-    /// Somebody else is writing.
+    /// Another writer, or another inventory of this operator, uses the destination at the moment.
     Busy,
     /// The destination failed while writing.
     WriteFailed,
@@ -186,8 +186,8 @@ pub enum SinkReason {
 pub enum ErrorClass {
     /// Trying again may help.
     Transient,
-    /// Somebody must change something first.
+    /// A user or an administrator must change the sink, a Secret or the destination first.
     Terminal,
-    /// Somebody must grant access first.
+    /// An administrator of the destination must grant access first.
     Forbidden,
 }

@@ -1,6 +1,6 @@
-//! What is wrong with a spec: one problem, with the field, the value and the fix.
+//! Errors in a spec: each is one problem, with the field, the value and the fix.
 //!
-//! The command line prints these, admission denies with them; both get them from the same checks.
+//! The command line prints these errors and admission denies with them. Both use the same checks.
 
 use std::fmt;
 
@@ -11,19 +11,19 @@ use serde_json::Value;
 pub struct SpecError {
     /// Path of the field from the root of the object, such as `spec.attributes[2].path`.
     pub field: String,
-    /// The offending value as a person would recognise it; empty when the field is absent.
+    /// The invalid value as JSON, shortened if it is long; empty when the field is absent.
     pub value: String,
     /// What is wrong and what to write instead.
     pub problem: String,
 }
 
 impl SpecError {
-    /// A problem with a value that is there.
+    /// A problem with a value that is present.
     pub fn new(field: impl Into<String>, value: &Value, problem: impl Into<String>) -> Self {
         Self { field: field.into(), value: excerpt(value), problem: problem.into() }
     }
 
-    /// A problem with a field that is absent, or whose value says nothing.
+    /// A problem with a field that is absent, or whose value is not worth showing.
     pub fn absent(field: impl Into<String>, problem: impl Into<String>) -> Self {
         Self { field: field.into(), value: String::new(), problem: problem.into() }
     }
@@ -39,7 +39,7 @@ impl fmt::Display for SpecError {
     }
 }
 
-/// Long values would hide the message behind them.
+/// Longer values are cut, so that the problem after them stays visible.
 const EXCERPT_CHARS: usize = 80;
 
 fn excerpt(value: &Value) -> String {

@@ -1,7 +1,7 @@
-//! JSON texts as YAML, without a detour through numbers: every number keeps its digits.
+//! Converts JSON text to YAML text without parsing numbers, so that every number keeps its digits.
 //!
 //! The form is that of kubectl: block style, two spaces, lists not indented below their key. A string is
-//! quoted unless every YAML reader, old or new, takes it for a string.
+//! quoted unless every YAML 1.1 and 1.2 parser reads it as a string.
 
 /// The YAML document of a JSON text.
 pub fn document(json: &str) -> String {
@@ -10,7 +10,7 @@ pub fn document(json: &str) -> String {
     emitter.out
 }
 
-/// An element of a list at the left margin.
+/// The YAML list element of a JSON text, not indented.
 pub fn list_item(json: &str) -> String {
     let mut emitter = Emitter { json, at: 0, out: String::with_capacity(json.len() * 3 / 2) };
     emitter.out.push_str("- ");
@@ -18,7 +18,7 @@ pub fn list_item(json: &str) -> String {
     emitter.out
 }
 
-/// Where a value stands, which decides how a nested one begins.
+/// Position of a value. It decides how a nested value begins.
 #[derive(Clone, Copy, PartialEq)]
 enum Place {
     /// Nothing before it.
@@ -58,7 +58,7 @@ impl<'a> Emitter<'a> {
             while bytes.get(self.at).is_some_and(|b| b.is_ascii_alphanumeric() || b"+-.".contains(b)) {
                 self.at += 1;
             }
-            // Nothing that JSON knows: never stand still.
+            // Not valid JSON: advance all the same, so that the conversion ends.
             self.at = self.at.max(start + 1);
         }
         self.json.get(start..self.at).unwrap_or_default()
@@ -86,7 +86,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Whether the brackets at the cursor hold nothing; then they are written and passed.
+    /// Skips the opening bracket at the cursor. Writes and skips the pair, and returns true, if it is empty.
     fn empty(&mut self, close: u8, text: &str, place: Place) -> bool {
         self.at += 1;
         if self.peek() != close {
@@ -159,7 +159,7 @@ fn string(text: &str, out: &mut String) {
         out.push_str(text);
         return;
     }
-    // What YAML quotes with two quotes is what JSON does, but for characters that YAML calls unprintable.
+    // A JSON string is a valid double-quoted YAML string, except for characters that YAML calls unprintable.
     for c in serde_json::Value::from(text).to_string().chars() {
         match c {
             '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}' => {
@@ -170,7 +170,7 @@ fn string(text: &str, out: &mut String) {
     }
 }
 
-/// Words that some readers of YAML take for something else than a string.
+/// Words that some YAML parsers do not read as strings.
 const WORDS: [&str; 12] =
     ["null", "true", "false", "yes", "no", "on", "off", "y", "n", "nan", "inf", "infinity"];
 

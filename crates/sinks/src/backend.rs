@@ -1,5 +1,5 @@
-//! What the program must know about a backend, a kind of destination; and a plan, which is a spec of any
-//! backend without open questions.
+//! The trait of a backend, which is a kind of destination; and [`Plan`], the validated configuration of a
+//! sink of any backend.
 //!
 //! A backend implements [`Backend`] for its configuration and has one line in the table of `lib.rs`.
 //! Everything else (admission, statuses, the command line, metrics) uses [`Plan`] and the table.
@@ -16,16 +16,16 @@ use kollect_model::{
 use crate::{Policy, Secrets};
 
 /// A kind of destination. The type that implements it is its configuration: which destination, how rows are
-/// written there, and how to get access. In the operator no function but `open` touches anything outside of the
-/// process; on the command line `destination` follows the user's symbolic links.
+/// written there, and how to get access. In the operator only `open` touches anything outside of the process; on
+/// the command line `destination` follows the user's symbolic links.
 pub trait Backend: Clone + fmt::Debug + PartialEq + Send + Sync + Sized + 'static {
     /// `spec.type` of its sinks; also the label of metrics.
     const TYPE: &'static str;
     /// How a command line names its destinations; `None`: it cannot.
     const OUT: Option<Out> = None;
 
-    /// Whether only a Secret names the server of a destination: then statuses of the operator do not. The server
-    /// begins with `TYPE://`.
+    /// Whether only a Secret names the server of a destination: then the operator does not show it in statuses.
+    /// The server begins with `TYPE://`.
     const SECRET_SERVER: bool = false;
 
     /// The spec of its family.
@@ -39,13 +39,13 @@ pub trait Backend: Clone + fmt::Debug + PartialEq + Send + Sync + Sized + 'stati
     /// The configuration of a spec, or everything that is wrong with it.
     fn plan(spec: &Self::Spec) -> Result<Self, Vec<SpecError>>;
 
-    /// The configuration of a destination on a command line, with its scheme. A problem is said without the
-    /// text, which may hold a password. Not called without [`Backend::OUT`].
+    /// The configuration of a destination on a command line, with its scheme. An error does not repeat the text,
+    /// which may hold a password. Not called without [`Backend::OUT`].
     fn plan_out(_text: &str) -> Result<Self, String> {
         Err(format!("destinations of type {} cannot be named on a command line", Self::TYPE))
     }
 
-    /// What a valid spec says and may not mean, for its author.
+    /// Warnings about a valid spec that may not do what its author wants.
     fn advice(_spec: &Self::Spec) -> Vec<String> {
         Vec::new()
     }
@@ -55,24 +55,24 @@ pub trait Backend: Clone + fmt::Debug + PartialEq + Send + Sync + Sized + 'stati
         Ok(self)
     }
 
-    /// Adds the name of the sink, if readers of the destination see it.
+    /// Adds the name of the sink, if the destination shows it to readers.
     #[must_use]
     fn named(self, _name: &str) -> Self {
         self
     }
 
-    /// Refuses hosts and paths that the policy does not allow, as far as their names tell.
+    /// Refuses hosts and paths that the policy does not allow. Checks names only and does not resolve them.
     fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>>;
 
     /// Where the rows are, without credentials and options: equal for two sinks that write one destination.
-    /// Statuses keep its text, or a digest of it: never change the spelling of a backend.
+    /// Statuses store this text or a digest of it, so its format must never change.
     fn destination(&self, policy: &Policy) -> Destination;
 
-    /// The same sink at a destination where it was before, if its access leads there too. [`Plan::at`] sees to
-    /// it that the result leads to exactly this destination.
+    /// The same sink at a former destination, or `None` if its credentials do not give access to it.
+    /// [`Plan::at`] checks that the result leads to exactly this destination.
     fn at(&self, destination: &Destination, policy: &Policy) -> Option<Self>;
 
-    /// An export of a few made-up rows, in a cluster of this name.
+    /// An export of a few sample rows, in a cluster of this name.
     fn preview(&self, cluster: &str) -> Preview;
 
     /// Opens the destination.
@@ -88,7 +88,7 @@ pub trait Backend: Clone + fmt::Debug + PartialEq + Send + Sync + Sized + 'stati
 pub struct Out {
     /// The schemes.
     pub schemes: &'static [&'static str],
-    /// The form, for help.
+    /// The form of a destination, for the help text.
     pub form: &'static str,
 }
 
@@ -125,7 +125,7 @@ pub struct SinkSettings {
     pub mirrors: Option<PathBuf>,
 }
 
-/// A sink's spec without open questions: what is needed to open it.
+/// The validated configuration of a sink, of any backend: what is needed to open it.
 #[derive(Clone)]
 pub struct Plan(Arc<dyn AnyPlan>);
 
@@ -145,13 +145,13 @@ impl Plan {
         self.0.with_secrets(secrets)
     }
 
-    /// The plan of the sink with this name, for sinks whose readers see it.
+    /// The plan of the sink with this name, for destinations that show it to readers.
     #[must_use]
     pub fn named(&self, name: &str) -> Self {
         self.0.named(name)
     }
 
-    /// Refuses what the policy does not allow, as far as that shows without touching anything.
+    /// Refuses what the policy does not allow. Touches nothing outside of the process.
     pub fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
         self.0.check(policy)
     }
@@ -161,15 +161,15 @@ impl Plan {
         self.0.destination(policy)
     }
 
-    /// The same sink at a destination where it was before, if its access leads there too: another table of
-    /// the same database, another file, another subject of the same servers.
+    /// The same sink at a former destination, or `None` if its credentials do not give access to it: another table
+    /// of the same database, another file, another subject of the same servers.
     pub fn at(&self, destination: &Destination, policy: &Policy) -> Option<Self> {
         let plan = self.0.at(destination, policy)?;
-        // Nothing is cleaned but what was meant.
+        // The caller removes rows at the former destination: the plan must not lead to any other one.
         (plan.destination(policy) == *destination).then_some(plan)
     }
 
-    /// What an export of a few made-up rows would look like, in a cluster of this name.
+    /// What an export of a few sample rows would look like, in a cluster of this name.
     pub fn preview(&self, cluster: &str) -> Preview {
         Preview { input_sample_source: Some("synthetic".into()), ..self.0.preview(cluster) }
     }
@@ -198,7 +198,7 @@ impl PartialEq for Plan {
 
 type Opening<'a> = Pin<Box<dyn Future<Output = Result<Box<dyn Sink>, SinkError>> + Send + 'a>>;
 
-/// [`Backend`] without its types.
+/// [`Backend`] without its associated types, so that it can be a trait object.
 trait AnyPlan: Any + fmt::Debug + Send + Sync {
     fn equals(&self, other: &dyn AnyPlan) -> bool;
     fn type_name(&self) -> &'static str;

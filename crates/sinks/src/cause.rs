@@ -1,8 +1,8 @@
-//! Which part of a failed connection may be shown.
+//! Which part of a connection error may be shown.
 //!
-//! Who may write a sink can point it at any server that the operator reaches, and reads the failure in a status.
-//! So a failure is said in our own words with codes and names of closed sets: errors of this machine, and of
-//! TLS. A text that a server sends is never part of it.
+//! A user who may write a sink can point it at any server that the operator reaches, and reads the error in its
+//! status. So an error is described in our own words, with codes and names from fixed sets: errors of this machine
+//! and errors of TLS. Text that a server sends is never part of it.
 
 use std::{error::Error, io};
 
@@ -23,8 +23,8 @@ pub(crate) fn cause(error: &(dyn Error + 'static)) -> Option<String> {
     None
 }
 
-/// An I/O error of this machine, or what it carries. Texts inside are those of libraries, which may quote what they
-/// have read.
+/// An I/O error of this machine, or the error that it wraps. Other inner texts are not shown: libraries may quote
+/// data that they have read.
 fn io_words(error: &io::Error) -> Option<String> {
     if error.raw_os_error().is_some() {
         return Some(error.to_string());
@@ -54,7 +54,7 @@ pub(crate) fn tls_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rust
     None
 }
 
-/// What went wrong with TLS. The library quotes the names of a certificate that is for other hosts.
+/// Describes a TLS error. The library's own text is not used: it quotes the names in the server's certificate.
 pub(crate) fn tls_words(error: &rustls::Error) -> String {
     match error {
         rustls::Error::AlertReceived(alert) => {

@@ -1,7 +1,7 @@
 //! The columns of the table of rows, and of the table of claims, for all SQL databases.
 //!
-//! Definitions, statements, copied rows and what is read back come from this one list, in its order: a value
-//! cannot end up in the column of another.
+//! Table definitions, statements, copied rows and reading back all use this one list and its order, so a value
+//! cannot end up in another column.
 
 use kollect_model::{
     batch::InventoryId,
@@ -13,13 +13,13 @@ use kollect_model::{
 pub(crate) struct Column {
     pub(crate) name: &'static str,
     pub(crate) value: Value,
-    /// What it is in rows that say nothing about it.
+    /// The SQL default of the column.
     pub(crate) default: Option<&'static str>,
-    /// Its value in rows of the Go implementation; empty for columns that it has as well.
+    /// SQL for its value in rows of the Go implementation; empty if tables of the Go implementation have the column.
     pub(crate) filled_from: &'static str,
 }
 
-/// What a row has in a column.
+/// Where the value of a column comes from.
 #[derive(Clone, Copy)]
 pub(crate) enum Value {
     /// A text of the inventory, the same for all of its rows.
@@ -30,7 +30,7 @@ pub(crate) enum Value {
     Payload,
     /// The digest of the row.
     Digest,
-    /// The time at which the row was written first. Later writes leave it.
+    /// The time at which the row was first written. Later writes do not change it.
     Since,
     /// The time of the write.
     Now,
@@ -44,7 +44,7 @@ const fn with_default(column: Column) -> Column {
     Column { default: Some("''"), ..column }
 }
 
-/// All of them, in the order of tables that exist.
+/// All columns, in the order that existing tables have.
 pub(crate) const COLUMNS: [Column; 17] = [
     with_default(column("cluster", Value::Inventory(|inventory| &inventory.cluster), "")),
     column("inventory_namespace", Value::Inventory(InventoryId::stored_namespace), ""),
@@ -63,14 +63,14 @@ pub(crate) const COLUMNS: [Column; 17] = [
     column("name", Value::Row(|row| &row.name), "coalesce(payload ->> 'name', '')"),
     with_default(column("resource_namespace", Value::Row(|row| &row.key.namespace), "")),
     column("payload", Value::Payload, ""),
-    // Equals no digest, so the first export writes the row again.
+    // An empty text equals no digest, so the first export writes the row again.
     column("row_digest", Value::Digest, "''"),
     column("first_seen_at", Value::Since, "exported_at"),
     column("changed_at", Value::Now, "exported_at"),
     column("exported_at", Value::Now, ""),
 ];
 
-/// What tells rows apart. One object may be served in two groups, with one UID.
+/// The primary key. The API server may serve one object, with one UID, in two API groups.
 pub(crate) const KEY: [&str; 7] =
     [OLD_KEY[0], OLD_KEY[1], OLD_KEY[2], OLD_KEY[3], OLD_KEY[4], COLUMNS[6].name, COLUMNS[8].name];
 
@@ -83,7 +83,7 @@ pub(crate) fn names() -> String {
     COLUMNS.map(|column| column.name).join(", ")
 }
 
-/// What an upsert does to a row that is there: everything is replaced, but for the key and the first time.
+/// The SET clause of an upsert: replaces all columns except the key and the time of the first write.
 pub(crate) fn replacements() -> String {
     let replaced = COLUMNS
         .into_iter()
@@ -116,7 +116,7 @@ impl<'a> Held<'a> {
             group: text(2)?,
             kind: text(3)?,
             namespace: text(4)?,
-            // A digest that cannot be read equals none, so the row is written again.
+            // A digest that cannot be parsed becomes 0, which equals no row's digest, so the row is written again.
             digest: text(5)?.parse().unwrap_or(RowDigest(0)),
         })
     }
@@ -126,7 +126,7 @@ impl<'a> Held<'a> {
 pub(crate) const CLAIM_COLUMNS: [&str; 8] =
     ["owner", "writer", "epoch", "writer_id", "destination_id", "claimed_at", "taken_from", "writes"];
 
-/// So many of them are in tables of all versions.
+/// The number of leading columns that tables of all versions have.
 pub(crate) const OLD_CLAIM_COLUMNS: usize = 3;
 
 /// The columns that the table of claims has.
@@ -134,8 +134,8 @@ pub(crate) const OLD_CLAIM_COLUMNS: usize = 3;
 pub(crate) enum ClaimTable {
     /// All of [`CLAIM_COLUMNS`].
     Current,
-    /// Those of older versions. Claims have no ids there, and a table that was restored from a backup looks as if
-    /// the writer had left it like that: only a comparison finds out.
+    /// Those of older versions. Claims have no ids there, so a table that was restored from a backup looks as the
+    /// writer left it: only a comparison of the rows detects the restore.
     Old,
 }
 
@@ -161,7 +161,7 @@ impl ClaimTable {
         }
     }
 
-    /// A claim without what the table has no room for.
+    /// The claim without the fields for which the table has no columns.
     pub(crate) fn fit(self, claim: Claim) -> Claim {
         match self {
             Self::Current => Claim { writes: Some(0), ..claim },
@@ -171,7 +171,7 @@ impl ClaimTable {
         }
     }
 
-    /// What is said once about a table of older versions. `what_helps` adds the columns.
+    /// The warning about a table of an older version. `what_helps` says how to add the columns.
     pub(crate) fn warning(table: &str, what_helps: &str) -> String {
         format!(
             "{table} has no columns {}: that the database was restored from a backup, or that it is another one under \

@@ -1,7 +1,7 @@
-//! Tasks that serve a connection: the only place of this crate that starts tasks.
+//! Tasks that serve a connection. No other code of this crate starts async tasks.
 //!
-//! They are not started again. If one ends, the connection is lost, its user gets an error, and the
-//! binding or probe that asked for it tries again with another connection.
+//! They are not restarted. If one ends, the connection is lost, its user gets an error, and the binding or
+//! probe that needs it retries with another connection.
 
 use std::panic::AssertUnwindSafe;
 
@@ -9,7 +9,7 @@ use futures::FutureExt as _;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument as _, error, error_span};
 
-/// Starts a task; dropping the handle aborts it. Bindings share connections, so its span is in none of theirs.
+/// Starts a task; dropping the handle aborts it. Bindings share connections, so its span has no parent.
 pub(crate) fn spawn(
     task: &'static str,
     work: impl Future<Output = ()> + Send + 'static,

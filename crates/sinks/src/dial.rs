@@ -1,9 +1,9 @@
 //! Which addresses a sink may connect to.
 //!
-//! The command line runs as its user and connects wherever that user may. The operator connects for
-//! whoever may write a sink, so it keeps away from itself, from its node and from metadata services.
-//! Names are resolved for every connection, and the connection goes to an address that was checked:
-//! a name that changes its meaning in between wins nothing.
+//! The command line runs as its user and connects wherever that user may. The operator connects on behalf of
+//! every user who may write a sink, so it refuses its own addresses, those of its node and metadata services.
+//! Names are resolved for every connection, and the connection goes to an address that was checked: a DNS
+//! answer that changes afterwards has no effect.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -26,7 +26,7 @@ pub enum Network {
     /// Anywhere.
     #[default]
     Open,
-    /// Public addresses, and what the operator's flags open.
+    /// Public addresses, and those that the operator's flags allow.
     Guarded(Guard),
 }
 
@@ -34,7 +34,7 @@ pub enum Network {
 type Lookup = io::Result<Vec<SocketAddr>>;
 
 impl Network {
-    /// Checks a server as far as that goes without asking a resolver.
+    /// Checks a server without asking a resolver.
     pub fn check_server(&self, host: &str, port: u16) -> Result<(), Refusal> {
         match self {
             Self::Open => Ok(()),
@@ -42,7 +42,7 @@ impl Network {
         }
     }
 
-    /// The addresses of a host, all of them checked: one that is closed refuses the whole answer.
+    /// The addresses of a host, all of them checked: one closed address refuses the whole answer.
     pub async fn resolve(&self, host: &str, port: u16) -> Result<Vec<SocketAddr>, ResolveError> {
         self.resolve_with(host, port, &lookup).await
     }
@@ -58,7 +58,7 @@ impl Network {
             return some(found(lookup(unbracketed(host).to_owned(), port).await)?);
         };
         guard.check_server(host, port)?;
-        // What is an address for the check is the same address for the connection.
+        // Parsed as in the check above, so that the connection goes to the address that was checked.
         let answer = match spelled(&plain(host)) {
             Some(address) => vec![SocketAddr::new(address, port)],
             None => found(lookup(unbracketed(host).to_owned(), port).await)?,
@@ -67,7 +67,7 @@ impl Network {
         for server in guard.api_servers.iter().filter(|server| server.port == port) {
             match spelled(&plain(&server.host)) {
                 Some(address) => api_server.push(address),
-                // Its addresses may change while the operator runs.
+                // Resolved every time: the addresses of the API server may change while the operator runs.
                 None => {
                     let answer = lookup(server.host.clone(), port).await;
                     let answer = answer.map_err(ResolveError::ApiServer)?;
@@ -86,7 +86,7 @@ impl Network {
         self.connect_with(None, host, port, limit, &lookup).await
     }
 
-    /// The same for a server that errors call `shown` instead of by its name.
+    /// Like [`connect`](Self::connect); errors name the server `shown` instead of its host name.
     pub async fn connect_as(
         &self,
         shown: Option<&str>,
@@ -142,7 +142,7 @@ pub enum ResolveError {
     Lookup(io::Error),
     /// The resolver knows no address of it.
     NoAddress,
-    /// Where the API server is cannot be told, so that it could be this server.
+    /// The API server cannot be resolved, so this server could be the API server.
     ApiServer(io::Error),
 }
 
@@ -153,7 +153,7 @@ impl From<Refusal> for ResolveError {
 }
 
 impl ResolveError {
-    /// The error of a sink that connects to a host, which is called `shown` instead if that is given.
+    /// The error of a sink that connects to a host. If `shown` is given, the error names the host `shown`.
     pub(crate) fn into_sink_error(self, host: &str, shown: Option<&str>) -> SinkError {
         let name = shown.unwrap_or(host);
         match self {
@@ -185,7 +185,7 @@ async fn lookup(host: String, port: u16) -> Lookup {
     Ok(found?.collect())
 }
 
-/// A host as people compare them: without brackets, in lower case and without the dot of the root.
+/// A host in the form that is compared: without brackets, in lower case and without the dot of the root.
 fn plain(host: &str) -> String {
     unbracketed(host).trim_end_matches('.').to_ascii_lowercase()
 }

@@ -1,6 +1,6 @@
-//! A directory: rows in documents or one file each, for people, for tools that read files, and for backups.
+//! A directory: rows in documents or in one file each, for people, for tools that read files, and for backups.
 //!
-//! How files are made and kept is in [`layout`](crate::layout); here is where they are.
+//! [`layout`](crate::layout) decides which files there are and what they hold; this module stores them.
 
 use std::{
     collections::BTreeMap,
@@ -34,7 +34,7 @@ use crate::{
     preview::provisioned,
 };
 
-/// Of destinations.
+/// The scheme of destinations.
 const SCHEME: &str = "dir:";
 
 /// Where the directory is, whether it may be created, and what its files look like.
@@ -92,7 +92,7 @@ impl Backend for Config {
         layout::advice(spec)
     }
 
-    /// The files.
+    /// Previews the files.
     fn preview(&self, cluster: &str) -> Preview {
         let base = provisioned(self.create, "the directory must be there already");
         layout::preview::preview(&self.settings, cluster, base)
@@ -119,8 +119,8 @@ impl Backend for Config {
     }
 }
 
-/// The lock of all sinks of this process that write below a directory, by its canonical path, with what they
-/// remember of its manifests. Other processes do not see it.
+/// The lock shared by all sinks of this process that write below a directory, by its canonical path, with the paths
+/// that its manifests name. Other processes do not see this lock.
 fn write_lock(root: &Path) -> Arc<tokio::sync::Mutex<PathOwners>> {
     static LOCKS: Mutex<BTreeMap<PathBuf, Weak<tokio::sync::Mutex<PathOwners>>>> =
         Mutex::new(BTreeMap::new());
@@ -134,8 +134,8 @@ fn write_lock(root: &Path) -> Arc<tokio::sync::Mutex<PathOwners>> {
     lock
 }
 
-/// Opens the directory, and creates it unless the plan says that it must exist. Also the way in which files
-/// shall be kept there.
+/// Opens the directory, and creates it unless the plan says that it must exist. Returns also the settings of its
+/// files.
 pub async fn directory(config: Config, files: &Files) -> Result<(Directory, Settings), SinkError> {
     let Config { path, create, settings } = config;
     let files = files.clone();
@@ -150,14 +150,14 @@ pub async fn directory(config: Config, files: &Files) -> Result<(Directory, Sett
     Ok((directory, settings))
 }
 
-/// Probes at the same time do not meet.
+/// Numbers the probe files of this process, so that probes at the same time use different files.
 static PROBES: AtomicU64 = AtomicU64::new(0);
 
 /// The files below a directory.
 pub struct Directory {
     root: PathBuf,
     store: LocalFileSystem,
-    /// The books reach the disk before we go on: whatever else a power cut takes, they tell.
+    /// Writes the files below `.kollect` with fsync: after a power cut the manifests still name all files.
     books: LocalFileSystem,
 }
 
@@ -167,7 +167,7 @@ impl Directory {
         if create {
             std::fs::create_dir_all(path).map_err(|error| {
                 let reason = match error.kind() {
-                    // Something on the way is a file.
+                    // A parent of the path is a file.
                     io::ErrorKind::AlreadyExists => SinkReason::Incompatible,
                     _ => reason(&error),
                 };
@@ -185,7 +185,7 @@ impl Directory {
         Ok(Self { root, books: store.clone().with_fsync(true), store })
     }
 
-    /// The place of a file, if it is below the root. A link that somebody has put there must not lead out.
+    /// The location of a file below the root. Fails if a symbolic link on the way leads out of the root.
     fn locate(&self, path: &str) -> Result<Location, SinkError> {
         let location = Location::parse(path).map_err(|error| {
             SinkError::because(SinkReason::Incompatible, format!("use {path:?} as a path"), error)
@@ -258,7 +258,7 @@ impl Blobs for Directory {
         Ok(files.into_iter().map(|(path, _)| path).collect())
     }
 
-    /// A version is made of inode, size and time of the last change.
+    /// A version consists of inode, size and time of the last change.
     async fn list_versions(&self, directory: &str) -> Result<Vec<(String, Version)>, SinkError> {
         let prefix = self.locate(directory)?;
         let listed = self.store.list(Some(&prefix)).map_ok(|file| (file.location.to_string(), file.e_tag));
@@ -292,7 +292,7 @@ fn reason(error: &io::Error) -> SinkReason {
     }
 }
 
-/// The reason is in what the system said, wherever it is in the chain.
+/// The error of a failed operation. The I/O error anywhere in the chain of causes decides the reason.
 fn failed(attempt: String, error: object_store::Error) -> SinkError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     let mut found = SinkReason::WriteFailed;

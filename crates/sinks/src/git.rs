@@ -1,7 +1,7 @@
 //! Git: an inventory as files of a branch, one commit per change.
 //!
-//! The remote is the truth: every write begins with what is there, and a push that comes too late is drawn
-//! up again. Files are made as in every other [`layout`](crate::layout).
+//! The remote is authoritative: every write starts from its current state, and a push that loses a race is
+//! drawn up again from the new state. Files are made as in every other [`layout`](crate::layout).
 
 use std::{
     collections::HashMap,
@@ -124,7 +124,7 @@ impl Backend for Config {
         Ok(Self { remote: self.remote.clone().with_secrets(secrets)?, ..self })
     }
 
-    /// Commits tell it.
+    /// Commit messages contain the name.
     fn named(self, name: &str) -> Self {
         Self { name: name.into(), ..self }
     }
@@ -138,7 +138,7 @@ impl Backend for Config {
         Some(Self { remote: self.remote.clone().with_branch(branch.to_owned()), ..self.clone() })
     }
 
-    /// Files and a commit of a sample.
+    /// Previews the files and the commit message of sample rows.
     fn preview(&self, cluster: &str) -> Preview {
         let base = provisioned(self.create, "the branch is not made");
         let preview = layout::preview::preview(&self.settings, cluster, base);
@@ -172,9 +172,9 @@ impl Backend for Config {
     }
 }
 
-/// Branches that somebody uses: those who write the same one with the same rights share a writer.
+/// Branches in use. Sinks that write the same branch with the same credentials and policy share a writer.
 pub(crate) struct Branches {
-    /// Where mirrors are.
+    /// The directory of the mirrors.
     mirrors: PathBuf,
     open: Mutex<Vec<Weak<Branch>>>,
 }
@@ -196,7 +196,7 @@ impl Branches {
     }
 }
 
-/// Opens a branch. A repository in a directory is made if there is none and the plan allows that.
+/// Opens a branch. A repository in a directory is created if it is missing and the plan allows that.
 async fn open(config: Config, policy: &Policy, branches: &Branches) -> Result<GitSink, SinkError> {
     let Config { remote, settings, messages, depth, force, create, name } = config;
     if let Address::File(path) = &remote.address
@@ -219,7 +219,7 @@ fn make(path: &str, branch: &str, files: &crate::Files) -> Result<(), SinkError>
     if place.exists() {
         return Ok(());
     }
-    // Elsewhere first: whoever is stopped half-way leaves no half of a repository in the place of a whole one.
+    // Create it under another name and rename it: a process that is killed leaves no incomplete repository here.
     let name = place.file_name().unwrap_or_default().to_string_lossy();
     let draft = place.with_file_name(format!(".{name}.{}-{}", std::process::id(), fastrand::u32(..)));
     let mut options = git2::RepositoryInitOptions::new();
@@ -232,7 +232,7 @@ fn make(path: &str, branch: &str, files: &crate::Files) -> Result<(), SinkError>
     if renamed.is_err() {
         std::fs::remove_dir_all(&draft).ok();
     }
-    // Somebody else may have been quicker.
+    // Another process may have created it first.
     if place.exists() { Ok(()) } else { renamed.map_err(|error| failed(error.into())) }
 }
 
@@ -242,7 +242,7 @@ pub(crate) struct GitSink {
     settings: Arc<Settings>,
     messages: Arc<Messages>,
     name: String,
-    /// The books of inventories when we last looked. Others mean that what we know is not true any more.
+    /// The books of inventories as last read or written by this sink. If they differ, the files were changed by others.
     known: Mutex<HashMap<InventoryId, Option<Oid>>>,
 }
 
@@ -253,14 +253,14 @@ impl GitSink {
             claim: claim.clone(),
             settings: self.settings.clone(),
             messages: self.messages.clone(),
-            // Whoever drops commits of others does not build on them either.
+            // With force, commits of others are dropped, so changed books are expected and not compared.
             known: match self.known().get(inventory) {
                 Some(books) if !self.branch.key.force => Known::Books(*books),
                 _ => Known::Nothing,
             },
             task,
         };
-        // After a failure nothing is known.
+        // Removed first: after a failure the state of the branch is unknown.
         self.known().remove(inventory);
         let Done { receipt, books } = self.branch.run(work).await?;
         self.known().insert(inventory.clone(), books);
@@ -312,7 +312,7 @@ impl Sink for GitSink {
 
     async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
         self.run(inventory, claim, Task::Forget).await?;
-        // The right to do all this goes last: a run that was cut off is repeated.
+        // The claim is released last: if this run is interrupted, the next one repeats it.
         self.branch.release(inventory, claim).await
     }
 }

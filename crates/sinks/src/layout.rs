@@ -1,9 +1,9 @@
 //! How the rows of an inventory become files: in how many, where, and in which format.
 //!
 //! The files are the state: a write reads what it must keep, applies a delta and writes the files that
-//! differ. [`draft`] does that without touching anything; [`keeper`] keeps the files of a store that way,
-//! together with the [`manifest`] of each inventory, which names its files. A path that a manifest names belongs
-//! to that inventory alone: [`path_owners`].
+//! differ. [`draft`] computes that without any I/O; [`keeper`] applies it to a store, together with the
+//! [`manifest`] of each inventory, which names its files. A path that a manifest names belongs to that
+//! inventory alone: [`path_owners`].
 
 use std::path::Path;
 
@@ -53,9 +53,9 @@ pub struct Settings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FileFormat {
-    /// The export document; rows as indented JSON.
+    /// The export document; rows are indented JSON.
     Json,
-    /// Lists and maps.
+    /// YAML: rows in a list.
     Yaml,
     /// One row per line.
     Ndjson,
@@ -71,7 +71,7 @@ impl FileFormat {
     }
 }
 
-/// What the files of an inventory look like, decided: a spec may leave it to the rows.
+/// The form of an inventory's files. Settings that the spec leaves open are decided from the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Shape {
     /// Whether all rows are in documents.
@@ -83,7 +83,7 @@ pub(crate) struct Shape {
 }
 
 impl Settings {
-    /// One JSON document, at the default place.
+    /// One document per inventory, at the default path.
     pub fn document(format: FileFormat) -> Self {
         Self {
             mode: Some(LayoutMode::Document),
@@ -99,13 +99,13 @@ impl Settings {
         }
     }
 
-    /// The same with one file per row.
+    /// The same settings with one file per row.
     #[must_use]
     pub fn per_resource(self) -> Self {
         Self { mode: Some(LayoutMode::PerResource), ..self }
     }
 
-    /// What a command line says: `layout=perResource&format=yaml`.
+    /// Parses the options of a command line: `layout=perResource&format=yaml`.
     pub(crate) fn options(options: &str, mut format: FileFormat) -> Result<Self, String> {
         let mut tree = false;
         for option in options.split('&').filter(|option| !option.is_empty()) {
@@ -127,7 +127,7 @@ impl Settings {
         Ok(if tree { settings.per_resource() } else { settings })
     }
 
-    /// What a spec says, or what is wrong with it.
+    /// The settings of a spec, or everything that is wrong with it.
     pub fn plan(spec: &KollectSnapshotSinkSpec) -> Result<Self, Vec<SpecError>> {
         let mut errors = Vec::new();
         let format = match spec.format() {
@@ -196,18 +196,18 @@ impl Settings {
         let filename = layout.filename.unwrap_or_default();
         settings.group_in_path = filename.group_in_path.unwrap_or(GroupInPath::Auto);
         settings.lowercase_kind = filename.lowercase_kind.unwrap_or(true);
-        // Longer ones are refused by file systems, with the extension and a suffix.
+        // With extension and suffix, a longer segment would exceed the limit of file systems.
         settings.max_segment =
             filename.max_segment_length.map_or(63, |n| usize::try_from(n).unwrap_or(1).clamp(1, 180));
         if errors.is_empty() { Ok(settings) } else { Err(errors) }
     }
 
-    /// Whether all rows are in documents, whatever they are.
+    /// Whether the spec puts all rows into documents, independent of what the rows are.
     pub(crate) fn is_document(&self) -> bool {
         self.mode == Some(LayoutMode::Document)
     }
 
-    /// Where a document with all rows would be.
+    /// The path of a document with all rows.
     pub(crate) fn document_path(
         &self,
         inventory: &kollect_model::batch::InventoryId,
@@ -216,7 +216,7 @@ impl Settings {
         paths::document(&self.documents, self, inventory, generation).whole()
     }
 
-    /// Decides what is open. `whole` says of all rows whether they are whole objects.
+    /// Decides the settings that the spec leaves open. `whole` tells for each row whether it is a whole object.
     fn shape(&self, mut whole: impl ExactSizeIterator<Item = bool>) -> Shape {
         let objects = self.mode.is_none() && whole.len() > 0 && whole.all(|whole| whole);
         let mode = self.mode.unwrap_or(if objects { LayoutMode::PerResource } else { LayoutMode::Document });
@@ -232,7 +232,7 @@ impl Settings {
     }
 }
 
-/// What a valid spec of documents says and its author may not mean.
+/// Warnings about a valid spec whose documents may not be what its author wants.
 pub(crate) fn advice(spec: &KollectSnapshotSinkSpec) -> Vec<String> {
     let template = Path::new(spec.common.path_template.as_deref().unwrap_or_default());
     let is_json = template.extension().is_some_and(|extension| extension == "json");

@@ -1,8 +1,8 @@
 //! Destinations for rows.
 //!
-//! [`BACKENDS`] is the only place that knows which backends exist. A type whose code is not part of the
-//! build is refused by name, never skipped. [`plan`] turns a spec into a [`Plan`], [`Plan::with_secrets`] adds
-//! what is in Secrets, [`Sinks::open`] connects.
+//! [`BACKENDS`] is the only place that knows which backends exist. A type that this build does not contain is
+//! refused by name, never skipped. [`plan`] turns a spec into a [`Plan`], [`Plan::with_secrets`] adds the
+//! contents of Secrets, [`Sinks::open`] connects.
 
 #![cfg_attr(
     not(feature = "default"),
@@ -70,7 +70,7 @@ static BACKENDS: &[backend::Entry] = &[
 
 const _: () = assert!(!BACKENDS.is_empty(), "select at least one sink, such as --features sqlite");
 
-/// Turns a spec into a plan, or says what is wrong with it. Touches nothing outside.
+/// Turns a spec into a plan, or returns everything that is wrong with it. Touches nothing outside of the process.
 pub fn plan(spec: &SinkSpec) -> Result<Plan, Vec<SpecError>> {
     let type_name = spec.type_name();
     let planned = BACKENDS.iter().find(|backend| backend.type_name == type_name);
@@ -81,7 +81,7 @@ pub fn plan(spec: &SinkSpec) -> Result<Plan, Vec<SpecError>> {
     })
 }
 
-/// What a valid spec says and its author may not mean.
+/// Warnings about a valid spec that may not do what its author wants.
 pub fn advice(spec: &SinkSpec) -> Vec<String> {
     let type_name = spec.type_name();
     let backend = BACKENDS.iter().find(|backend| backend.type_name == type_name);
@@ -89,7 +89,7 @@ pub fn advice(spec: &SinkSpec) -> Vec<String> {
 }
 
 /// The plan of a destination on a command line, such as `sqlite:inventory.db` or `postgres://me@db/shop`.
-/// A problem is said without the text, which may hold a password: print [`destination_name`] beside it.
+/// An error does not repeat the text, which may hold a password: print [`destination_name`] beside it.
 pub fn plan_out(text: &str) -> Result<Plan, String> {
     let (scheme, rest) = text.split_once(':').unwrap_or((text, ""));
     let is_named = |out: Out| out.schemes.contains(&scheme);
@@ -100,26 +100,26 @@ pub fn plan_out(text: &str) -> Result<Plan, String> {
     }
 }
 
-/// How a command line can name destinations in this build.
+/// The forms of destinations on a command line in this build.
 pub fn out_forms() -> String {
     let forms = BACKENDS.iter().rev().filter_map(|backend| Some(backend.out?.form));
     forms.collect::<Vec<_>>().join(" or ")
 }
 
-/// A destination of a command line, to print: URLs without user, password and options.
+/// A destination of a command line for printing: URLs without user, password and options.
 pub fn destination_name(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
     let address = rest.split_once('?').map_or(rest, |(address, _)| address);
     match address.rsplit_once('@') {
         Some((_, place)) => format!("{scheme}://{place}"),
-        // A question mark inside a password: nothing before it is safe to print.
+        // A password may contain a question mark: then nothing before it is safe to print.
         None if rest.contains('@') => format!("{scheme}://…"),
         None => format!("{scheme}://{address}"),
     }
 }
 
-/// A destination as people may see it who may read statuses and not Secrets: a server that only a Secret names is
-/// replaced by a digest, which is made with the id of the cluster.
+/// A destination for users who may read statuses but not Secrets: a server that only a Secret names is replaced by
+/// a digest, which is salted with the id of the cluster.
 pub fn shown_destination(destination: &Destination, cluster_id: &str) -> Destination {
     let scheme = destination.server().split_once("://").map_or("", |(scheme, _)| scheme);
     if BACKENDS.iter().any(|backend| backend.secret_server && backend.type_name == scheme) {
@@ -129,11 +129,11 @@ pub fn shown_destination(destination: &Destination, cluster_id: &str) -> Destina
     }
 }
 
-/// Opens sinks. Those that it opens share connections where server, credentials and policy are equal;
-/// unused connections are closed after a minute.
+/// Opens sinks. Sinks opened here share connections if server, credentials and policy are equal; unused
+/// connections are closed after a minute.
 #[derive(Clone)]
 pub struct Sinks {
-    /// Of each backend, by its type.
+    /// The shared clients of each backend, by its type.
     clients: Arc<BTreeMap<&'static str, Arc<dyn Any + Send + Sync>>>,
 }
 

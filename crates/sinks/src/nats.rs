@@ -1,11 +1,11 @@
 //! NATS JetStream: one message per row in a stream that keeps the last one, or whole snapshots.
 //!
-//! With `mode: rows` every row has a subject of its own below the sink's, and the stream keeps the last
-//! message of each: what it holds can be read back, and whoever subscribes sees every change. A batch is a
+//! With `mode: rows` every row has its own subject below the sink's, and the stream keeps the last message of
+//! each: the sink can read back what the stream holds, and a subscriber sees every change. A batch is a
 //! sequence of events, each of them atomic; after an error the engine reads back what has arrived and
 //! sends the rest. With `mode: snapshot` every event is a whole document on one subject.
 //!
-//! Nothing that the stream's owner has set is ever changed, but for our subject in its list.
+//! An existing stream keeps its configuration: the sink only adds its subject to the list.
 
 use std::{fmt, time::Duration};
 
@@ -37,11 +37,11 @@ const NATS_REF: &str = "spec.nats.secretRef";
 const SECRET_REF: &str = "spec.secretRef";
 const STREAM: &str = "kollect_events";
 
-/// How long a removal stays in the stream. Whoever was away for longer compares instead: a row that has no
-/// message is not there.
+/// How long a removal stays in the stream. A reader that was away for longer must compare: a row without a
+/// message does not exist.
 const MARKER_TTL: Duration = Duration::from_hours(24);
 
-/// Which subjects, in which stream, on which servers.
+/// The configuration of a sink: subjects, stream and servers.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Config {
     servers: Vec<Address>,
@@ -56,18 +56,18 @@ pub struct Config {
     credentials: Credentials,
 }
 
-/// Who we are.
+/// The credentials of the client.
 #[derive(Clone, Default, PartialEq, Eq)]
 struct Credentials {
-    /// The Secret has been read, or there is none.
+    /// Whether the Secret has been read, or there is none.
     read: bool,
     token: Option<String>,
     user: Option<(String, String)>,
-    /// Certificate and key, PEM.
+    /// Client certificate and key, PEM.
     identity: Option<ClientCertificate>,
 }
 
-/// Without credentials.
+/// Prints no credentials.
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config")
@@ -87,7 +87,7 @@ impl Backend for Config {
 
     fn clients(_settings: &SinkSettings) {}
 
-    /// It opens after `with_secrets`.
+    /// The plan can be opened only after `with_secrets`.
     fn plan(spec: &KollectEventSinkSpec) -> Result<Self, Vec<SpecError>> {
         let Some(nats) = &spec.nats else {
             return Err(vec![SpecError::absent("spec.nats", "is required for type nats")]);
@@ -98,7 +98,7 @@ impl Backend for Config {
             (None, Some(endpoint)) => ("spec.endpoint", endpoint.as_str()),
             (None, None) => ("spec.nats.url", ""),
         };
-        // The text itself may hold a password, so it is not repeated.
+        // The text may hold a password, so the error does not repeat it.
         let servers = Address::parse_list(url).unwrap_or_else(|problem| {
             errors.push(SpecError::absent(field, problem));
             Vec::new()
@@ -157,7 +157,7 @@ impl Backend for Config {
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
 
-    /// A message.
+    /// Previews a message.
     fn preview(&self, cluster: &str) -> Preview {
         let sample = Sample::new(cluster, false);
         let sent = match self.mode {

@@ -1,8 +1,8 @@
 //! The key of tables that older versions made: it lacks the API group and the kind.
 //!
-//! The API server serves some objects in two groups, with one UID. Under the old key only one row of such an
-//! object has room in the table. The SQL sinks widen the key when they may alter the table; otherwise they
-//! ask this file which rows of a delta fit, and name the others.
+//! The API server serves some objects in two API groups, with one UID. The old key allows only one row of such
+//! an object in the table. The SQL sinks widen the key if they may alter the table; otherwise they use this
+//! module to find which rows of a delta fit, and name the others.
 
 use std::collections::HashMap;
 
@@ -23,8 +23,8 @@ pub(crate) enum Key {
 /// The group and the kind of the row that the table holds, by name of the target and UID.
 pub(crate) type HeldKinds = HashMap<(String, String), (String, String)>;
 
-/// Which rows a table with the old key takes, and which it cannot hold beside them. A row that the table holds
-/// already stays; of several new ones the first in the order of their keys goes in.
+/// Which rows a table with the old key can hold, and which are refused. A row that the table holds already
+/// stays; of several new rows of one object, the first in the order of their keys is written.
 pub(crate) fn fit<'a>(
     inventory: &InventoryId,
     rows: &[&'a Row],
@@ -53,7 +53,7 @@ pub(crate) fn fit<'a>(
     (fitting, refused)
 }
 
-/// What the old key tells rows of one inventory apart by.
+/// The part of the old key that differs between rows of one inventory.
 pub(crate) fn place(key: &RowKey) -> (&str, &str) {
     (&key.target.name, &key.uid)
 }
@@ -73,7 +73,7 @@ fn kind_and_group(kind: &str, group: &str) -> String {
     if group.is_empty() { format!("kind {kind} of the core group") } else { format!("kind {kind}.{group}") }
 }
 
-/// What is said once about a table with the old key.
+/// The warning about a table with the old key.
 pub(crate) fn warning(table: &str, what_helps: &str) -> String {
     format!(
         "{table} has a primary key without api_group and kind, so of an object that is served in two API \

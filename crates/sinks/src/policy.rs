@@ -1,7 +1,7 @@
-//! What a sink may touch, by the word of whoever runs the program.
+//! Which servers and files a sink may use, as configured by the user or administrator who runs the program.
 //!
-//! The command line acts for its user and may do what the user may. The operator acts for whoever may
-//! write a sink, and bounds both the network and the files.
+//! The command line acts for its user and may do what the user may. The operator acts on behalf of every user
+//! who may write a sink, and restricts both the network and the files.
 
 use std::{
     io,
@@ -12,7 +12,7 @@ use kollect_model::destination::Destination;
 
 use crate::Network;
 
-/// Bounds of all sinks. By default there are none.
+/// Restrictions for all sinks. By default there are none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     /// Where sinks may connect to.
@@ -24,7 +24,7 @@ pub struct Policy {
 /// Where sinks may keep files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Files {
-    /// Wherever the user may.
+    /// Wherever the user who runs the program may.
     #[default]
     Anywhere,
     /// Below a directory, by relative paths.
@@ -34,7 +34,7 @@ pub enum Files {
 }
 
 impl Files {
-    /// Checks a path without looking at any file.
+    /// Checks a path without accessing any file.
     pub fn check(&self, path: &str) -> Result<(), String> {
         match self {
             Self::Anywhere => return Ok(()),
@@ -58,9 +58,9 @@ impl Files {
         if names == 0 { Err("names no file".into()) } else { Ok(()) }
     }
 
-    /// The absolute path that a path of a spec means. In the operator no file is looked at:
-    /// [`Files::resolve`] does that when a sink is opened. The command line follows its user's links, so that
-    /// two names of one file are one destination.
+    /// The absolute path of a path in a spec. In the operator no file is accessed: [`Files::resolve`] does that
+    /// when a sink is opened. The command line follows its user's symbolic links, so that two names of one file
+    /// are one destination.
     pub fn absolute(&self, path: &str) -> PathBuf {
         let real = match self {
             Self::Below(directory) => std::path::absolute(directory.join(path)),
@@ -70,8 +70,8 @@ impl Files {
         real.unwrap_or_else(|_| path.into())
     }
 
-    /// Where a path really is. Below a directory it must not go through symbolic links, so that one file has
-    /// one path. Nothing is created.
+    /// The real path of a path in a spec. With [`Files::Below`] it must not go through symbolic links, so that one
+    /// file has one path. Creates nothing.
     pub fn resolve(&self, path: &str) -> Result<PathBuf, String> {
         self.check(path)?;
         let Self::Below(directory) = self else { return Ok(path.into()) };
@@ -108,8 +108,8 @@ impl Files {
     }
 }
 
-/// A path without symbolic links, as far as it exists. A link to nowhere is an error: a writer would create
-/// the file that it names.
+/// A path without symbolic links, as far as it exists. A dangling link is an error: a writer would create the
+/// file that it names.
 pub fn real_path(path: &Path) -> io::Result<PathBuf> {
     let mut missing = Vec::new();
     let mut existing = path;

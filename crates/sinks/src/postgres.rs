@@ -1,8 +1,8 @@
 //! PostgreSQL: one table, one row per row.
 //!
 //! A batch is one transaction: a reader sees all of it or nothing. The table has the columns of the Go
-//! implementation and some more; `kollect_bindings` in the same schema holds the claims. The address is in a Secret and appears in no message: what fails is
-//! named by its table.
+//! implementation and some more; `kollect_bindings` in the same schema holds the claims. The address is in a
+//! Secret and appears in no message: errors name the table instead.
 
 use std::{
     collections::HashMap,
@@ -47,9 +47,9 @@ use session::{Server, Statements};
 use tables::Tables;
 use write::Applied;
 
-/// From the first packet to a session that can be used.
+/// Limit for opening a session, from the first packet to a usable session.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// For a server that accepts and then says nothing; longer than any statement may take.
+/// Limit for a server that accepts a request and does not answer; longer than the statement timeout.
 const ANSWER_LIMIT: Duration = Duration::from_mins(6);
 
 /// A table, and sessions to write it with.
@@ -80,7 +80,7 @@ impl PostgresSink {
         let outcome = timeout(ANSWER_LIMIT, tables::prepare(&mut lease.session.client, &sink.tables, create));
         let outcome = outcome.await;
         sink.settle("prepare", lease, outcome)?;
-        // What is wrong with the statements is said now, not at the first write.
+        // Prepare the statements now, so that an error in them is reported here and not at the first write.
         let (lease, _) = sink.lease().await?;
         lease.give_back();
         Ok(sink)
@@ -100,7 +100,7 @@ impl PostgresSink {
         }
     }
 
-    /// Ends the use of a session by what came of it, and turns failures into errors, and silence too.
+    /// Gives the session back or closes it, depending on the outcome. Failures and timeouts become sink errors.
     fn settle<T>(
         &self,
         attempt: &str,
@@ -130,8 +130,8 @@ impl PostgresSink {
         SinkError::new(SinkReason::Unreachable, format!("{attempt} table {}: no answer", self.tables))
     }
 
-    /// One transaction: the claim is checked, the delta applied, the export noted. Answers the rows for which the
-    /// key of the table has no room.
+    /// One transaction: checks the claim, applies the delta, records the export. Returns the rows that do not fit the
+    /// key of the table.
     async fn write_all(
         &self,
         client: &mut Client,
@@ -165,12 +165,12 @@ impl PostgresSink {
         Ok(refused)
     }
 
-    /// What is said about tables of older versions, with the first write.
+    /// Warnings about tables of older versions; returned by the first write only.
     fn warnings(&self, statements: &Statements) -> Vec<String> {
         if self.warned.swap(true, Ordering::Relaxed) { Vec::new() } else { statements.warnings.clone() }
     }
 
-    /// Writes what the server takes, and names what it does not.
+    /// Writes the rows that the server accepts, and returns the others as refusals.
     async fn write_fit(
         &self,
         client: &mut Client,
@@ -247,7 +247,7 @@ impl Sink for PostgresSink {
     }
 }
 
-/// Removes the rows and the record of an inventory.
+/// Removes the rows and the claim record of an inventory.
 async fn forget(
     client: &mut Client,
     tables: &Tables,
@@ -268,7 +268,7 @@ async fn forget(
     Ok(transaction.commit().await?)
 }
 
-/// Whether this user may do what writing needs, without writing.
+/// Whether the database user has the rights that writing needs. Writes nothing.
 async fn check(client: &Client, tables: &Tables) -> Result<(), Failure> {
     for (table, rights) in [
         (tables.rows(), ["SELECT", "INSERT", "UPDATE", "DELETE"].as_slice()),
@@ -296,13 +296,13 @@ async fn baseline(
 ) -> Result<Baseline, Failure> {
     let place = [inventory.cluster.as_str(), inventory.stored_namespace(), &inventory.name];
     let mut rows = Box::pin(client.query_raw(statement, place).await?);
-    // Thousands of rows share a few targets, groups, kinds and namespaces.
+    // Thousands of rows share a few targets, groups, kinds and namespaces: each text is allocated once.
     let mut shared: HashMap<String, Arc<str>> = HashMap::new();
     let mut share = |text: &str| match shared.get(text) {
         Some(known) => known.clone(),
         None => shared.entry(text.to_owned()).or_insert_with(|| text.into()).clone(),
     };
-    // Targets live in the namespace of their inventory; cluster targets in none.
+    // Targets live in the namespace of their inventory; cluster targets have none.
     let target_namespace: Option<Arc<str>> = inventory.namespace.as_deref().map(Into::into);
     let mut baseline = Baseline::new();
     while let Some(row) = rows.try_next().await? {
@@ -319,8 +319,8 @@ async fn baseline(
     Ok(baseline)
 }
 
-/// The Go implementation cut large inventories into parts with names of their own, such as
-/// `all.part-0001-of-0002`. Their rows come back under the inventory's own name.
+/// The Go implementation split large inventories into parts with names of their own, such as
+/// `all.part-0001-of-0002`. Removes these rows; the export writes them again under the inventory's own name.
 async fn remove_parts(
     transaction: &Transaction<'_>,
     tables: &Tables,

@@ -1,8 +1,8 @@
-//! What all previews share. The code that writes files, messages and statements also draws their preview.
+//! Parts that all previews share. Previews use the same code that writes files, messages and statements.
 
 use kollect_model::crd::sinks::Preview;
 
-/// The part of a preview that says what is created, with a warning if that is nothing.
+/// The part of a preview about provisioning, with a warning if nothing is created.
 pub(crate) fn provisioned(create: bool, what: &str) -> Preview {
     let mode = if create { "ensure" } else { "existing" };
     let warning = format!("provisioning.mode is existing: {what}");

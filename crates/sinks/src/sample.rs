@@ -9,10 +9,10 @@ use kollect_model::{
 };
 use serde_json::{Value, json, value::to_raw_value};
 
-/// When the sample is exported. It stands still, so that a preview changes only with its sink.
+/// The time of the sample export. It is constant, so that a preview changes only with its sink.
 pub(crate) const TIME: &str = "2026-01-01T00:00:00Z";
 
-/// Rows that were made up.
+/// Sample rows for a preview.
 pub(crate) struct Sample {
     pub(crate) inventory: InventoryId,
     pub(crate) claim: Claim,
@@ -45,7 +45,7 @@ impl Sample {
         }
     }
 
-    /// The write that brings them.
+    /// The batch that writes the sample rows.
     pub(crate) fn batch(&self) -> Batch<'_> {
         Batch { generation: 1, revision: 1, ..Batch::new(&self.inventory, &self.claim, &self.delta) }
     }

@@ -1,7 +1,7 @@
 //! Contents of the Secrets that a sink names.
 //!
-//! Whoever reads Secrets fills this, one entry for each field of `SinkSpec::secret_refs`; a plan takes
-//! from it what it needs. No value is ever printed.
+//! The code that reads Secrets inserts one entry for each field of `SinkSpec::secret_refs`; a plan takes what
+//! it needs. No value is ever printed.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -27,14 +27,14 @@ pub(crate) type ClientCertificate = (Vec<u8>, Vec<u8>);
 
 #[cfg(feature = "tls")]
 impl Secrets {
-    /// The text of a key. Files that became Secrets end with a newline, passwords never do.
+    /// The text of a key, without newlines at its end: Secrets made from files have them, passwords never do.
     pub(crate) fn text(&self, field: &str, key: &str) -> Result<Option<String>, String> {
         let text = self.first(field, &[key]).map(str::from_utf8).transpose();
         let text = text.map_err(|_| format!("holds no text in key {key}"))?;
         Ok(text.map(|text| text.trim_end_matches(['\r', '\n']).to_owned()))
     }
 
-    /// Who we are by certificate, seen to fit its key.
+    /// The client certificate and its key, checked to belong together.
     pub(crate) fn identity(&self, field: &str) -> Result<Option<ClientCertificate>, String> {
         let file = |name| self.first(field, &[name]).map(<[u8]>::to_vec);
         match (file("tls.crt"), file("tls.key")) {
@@ -43,13 +43,13 @@ impl Secrets {
                 Ok(Some((certificate, key)))
             }
             (None, Some(_)) => Err("has tls.key and no tls.crt".into()),
-            // A certificate without a key is one to trust, as in spec.tls.
+            // A certificate without a key is a CA certificate, as in spec.tls.
             (_, None) => Ok(None),
         }
     }
 }
 
-/// Names of fields and keys only.
+/// Prints names of fields and keys only, no values.
 impl fmt::Debug for Secrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let keys = |content: &BTreeMap<String, Vec<u8>>| content.keys().cloned().collect::<Vec<_>>();

@@ -1,7 +1,8 @@
 //! SQLite: one file, one table, one row per row.
 //!
-//! A batch is one transaction: a reader sees all of it or nothing. The table `inventory` has the
-//! columns of the other databases; `kollect_bindings` holds the claims. Readers are never blocked: the file has a write-ahead log.
+//! A batch is one transaction: a reader sees all of it or nothing. The table `inventory` has the columns of the
+//! other databases; `kollect_bindings` holds the claims. The file has a write-ahead log, so readers are never
+//! blocked.
 
 use std::{
     collections::HashSet,
@@ -33,15 +34,15 @@ use crate::{
     preview::provisioned,
 };
 
-/// Of destinations.
+/// The scheme of destinations.
 const SCHEME: &str = "sqlite:";
 
 mod connect;
 
 use connect::{claim_table, connect, schema};
 
-/// Its parameters are the values of all columns, in their order. Under the old key too, no row replaces one of
-/// another group or kind.
+/// The parameters are the values of all columns, in their order. With the old key, too, a row never replaces a
+/// row of another group or kind.
 static UPSERT: LazyLock<String> = LazyLock::new(|| {
     let parameters: Vec<String> = (1..=COLUMNS.len()).map(|number| format!("?{number}")).collect();
     format!(
@@ -54,7 +55,7 @@ static UPSERT: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// Its parameters are the values of the key, in their order.
+/// The parameters are the values of the key columns, in their order.
 static DELETE: LazyLock<String> = LazyLock::new(|| {
     let terms: Vec<String> =
         KEY.iter().zip(1..).map(|(name, number)| format!("{name} = ?{number}")).collect();
@@ -80,7 +81,7 @@ pub struct Config {
 impl Config {
     /// A file that is created when it is missing.
     fn file(path: &str) -> Result<Self, String> {
-        // SQLite gives these names a meaning of their own, and nothing would be kept.
+        // SQLite opens a temporary or in-memory database for these names: nothing would be stored.
         if path.is_empty() || path == ":memory:" {
             return Err("is not a file: write a path such as inventory.db".into());
         }
@@ -118,7 +119,7 @@ impl Backend for Config {
             .map_err(|problem| vec![SpecError::new("spec.sqlite.path", &self.path.as_str().into(), problem)])
     }
 
-    /// The tables.
+    /// Previews the tables.
     fn preview(&self, _cluster: &str) -> Preview {
         let sqlite = Some(TablePreview { expected_ddl: Some(schema().trim().to_owned()) });
         Preview { sqlite, ..provisioned(self.create, "the file must have these tables already") }
@@ -140,7 +141,7 @@ impl Backend for Config {
 /// An open file.
 pub struct SqliteSink {
     path: Arc<Path>,
-    /// What the path led to when it was opened.
+    /// The file that the path led to when the sink was opened.
     file: FileId,
     connection: Arc<Mutex<Connection>>,
     claims: ClaimTable,
@@ -161,7 +162,7 @@ impl SqliteSink {
             };
             let path = files.resolve(&config.path).map_err(forbidden)?;
             if config.create && matches!(files, Files::Below(_)) {
-                // Nobody else can: the directory is the operator's.
+                // Users cannot create it: the directory belongs to the operator.
                 let parent = path.parent().unwrap_or(&path);
                 fs::create_dir_all(parent).map_err(|error| {
                     let attempt = format!("create the directory {}", parent.display());
@@ -179,7 +180,7 @@ impl SqliteSink {
         Ok(Self { path: path.into(), file, connection, claims, warned: AtomicBool::new(false) })
     }
 
-    /// What is said about tables of older versions, with the first write.
+    /// Warnings about tables of older versions; returned by the first write only.
     fn warnings(&self, key: Key) -> Vec<String> {
         if self.warned.swap(true, Ordering::Relaxed) {
             return Vec::new();
@@ -197,7 +198,7 @@ impl SqliteSink {
         old_key.into_iter().chain(old_claims).collect()
     }
 
-    /// Runs on a thread that may block: SQLite has no other way.
+    /// Runs `work` on a thread that may block: SQLite has no async interface.
     async fn with<T: Send + 'static>(
         &self,
         attempt: &'static str,
@@ -210,14 +211,14 @@ impl SqliteSink {
                 WriteError::Sqlite(error) => sqlite_error(format!("{attempt} {}", path.display()), error),
                 WriteError::Sink(error) => error,
             });
-            // SQLite goes on with a file that others have removed or replaced, and no reader would see it.
+            // SQLite continues to write a file that was removed or replaced, and readers of the path would not see it.
             if FileId::of(&path) == Some(file) { done } else { Err(gone(attempt, &path)) }
         })
         .await
     }
 }
 
-/// Tells a file from another one that has its name.
+/// Identifies a file independent of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileId {
     device: u64,
@@ -225,7 +226,7 @@ struct FileId {
 }
 
 impl FileId {
-    /// The file that a path leads to; `None`: there is none.
+    /// The file that a path leads to; `None` if it does not exist.
     fn of(path: &Path) -> Option<Self> {
         let metadata = fs::metadata(path).ok()?;
         Some(Self { device: metadata.dev(), number: metadata.ino() })
@@ -318,7 +319,7 @@ impl Sink for SqliteSink {
         let table = self.claims;
         let (key, refused) = self
             .with("write", move |connection| {
-                // Taking the write lock first keeps others from claiming between check and write.
+                // Take the write lock first, so that no other writer claims between check and write.
                 let transaction =
                     connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
                 check_claim(&transaction, table, &inventory, &claim)?;
@@ -376,7 +377,7 @@ fn baseline(connection: &Connection, inventory: &InventoryId) -> Result<Baseline
         let held = Held::read(|column| row.get_ref(column)?.as_str().map_err(rusqlite::Error::from))?;
         let key = RowKey {
             target: TargetId {
-                // Targets live in the namespace of their inventory; cluster targets in none.
+                // Targets live in the namespace of their inventory; cluster targets have none.
                 namespace: inventory.namespace.as_deref().map(Into::into),
                 name: held.target.into(),
             },
@@ -454,7 +455,7 @@ fn held_claim(
     Ok(transaction.prepare_cached(&question)?.query_row(place, read).optional()?)
 }
 
-/// Makes sure that the writer may write.
+/// Returns an error unless the granted claim is still the held one.
 fn check_claim(
     transaction: &Transaction<'_>,
     table: ClaimTable,
@@ -464,24 +465,24 @@ fn check_claim(
     Ok(Claim::admits(held_claim(transaction, table, inventory)?.as_ref(), inventory, granted)?)
 }
 
-/// What came of a delta.
+/// The result of applying a delta.
 struct Applied {
     /// The key of the table.
     key: Key,
     /// By how many rows the table has grown.
     grown: i64,
-    /// Rows for which the key of the table has no room.
+    /// Rows that do not fit the key of the table.
     refused: Vec<Refusal>,
 }
 
-/// Writes what differs.
+/// Writes the rows that differ.
 fn apply(
     transaction: &Transaction<'_>,
     inventory: &InventoryId,
     delta: &Delta,
     now: &str,
 ) -> Result<Applied, WriteError> {
-    // Removals first: under the old key a row that moved to another API group takes the place of itself.
+    // Removals first: with the old key, a row that moved to another API group uses its own former place.
     let mut removed = 0;
     for gone in &delta.removed {
         removed += remove(transaction, inventory, &gone.key)?;
@@ -541,7 +542,7 @@ fn upsert(
     Ok(())
 }
 
-/// Answers how many rows it has removed.
+/// Returns how many rows it has removed.
 fn remove(transaction: &Transaction<'_>, inventory: &InventoryId, key: &RowKey) -> Result<usize, WriteError> {
     Ok(transaction.prepare_cached(&DELETE)?.execute(params![
         inventory.cluster,

@@ -1,8 +1,8 @@
-//! TLS for every sink that speaks it: whom to trust, whether the name must match, and who we are.
+//! TLS for all sinks: which certificates to trust, whether the name must match, and the client certificate.
 //!
-//! A verifier of our own, because there are steps between "trust anybody" and "trust nobody without a
-//! name", and because a connection to an address that was looked up before must still be checked against
-//! the name.
+//! A custom verifier is needed for two reasons. There are modes between "accept any certificate" and "check chain
+//! and name". And a connection goes to an address that was resolved before, while the certificate must still be
+//! checked against the name.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use crate::{Secrets, secrets::ClientCertificate};
 const CA_BUNDLE: &str = "spec.tls.caBundle";
 const CA_REF: &str = "spec.tls.caSecretRef";
 const CA_KEYS: &[&str] = &["tls.crt", "ca.crt", "ca.pem"];
-/// Where there is a private key, tls.crt is the certificate of its owner.
+/// If the Secret has a private key, tls.crt is usually the certificate of that key and not a CA certificate.
 const CA_KEYS_BESIDE_KEY: &[&str] = &["ca.crt", "ca.pem", "tls.crt"];
 const PRIVATE_KEY: &str = "tls.key";
 
@@ -40,7 +40,7 @@ pub(crate) struct Trust {
 }
 
 impl Trust {
-    /// What the spec says, without the Secret.
+    /// The settings of the spec, without the Secret.
     pub(crate) fn plan(tls: Option<&Tls>) -> Result<Self, SpecError> {
         let Some(tls) = tls else { return Ok(Self::default()) };
         let bundle = tls.ca_bundle.as_deref().map(|bundle| {
@@ -63,7 +63,7 @@ impl Trust {
         Ok(self)
     }
 
-    /// The client side of TLS that checks what this says. `named` and the roots of the machine: see
+    /// The client side of TLS with these settings. For `named` and the roots of the machine see
     /// [`client_config`].
     pub(crate) fn client_config(
         &self,
@@ -77,18 +77,18 @@ impl Trust {
     }
 }
 
-/// What of a server's certificate is checked.
+/// Which parts of a server's certificate are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Check {
-    /// Nothing: anybody may answer.
+    /// Nothing: any server is accepted.
     Nothing,
-    /// Who signed it.
+    /// The chain of signatures.
     Chain,
-    /// Who signed it, and whom it names.
+    /// The chain of signatures, and the name of the host.
     ChainAndName,
 }
 
-/// A client certificate with its key, from PEM. The problem says nothing about the key.
+/// A client certificate with its key, from PEM. An error says nothing about the key.
 pub(crate) fn identity(certificate: &[u8], key: &[u8]) -> Result<CertifiedKey, String> {
     let chain = certificates(certificate)?;
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
@@ -98,7 +98,7 @@ pub(crate) fn identity(certificate: &[u8], key: &[u8]) -> Result<CertifiedKey, S
         .map_err(|_| "has a key of another certificate, or of an unknown kind".to_owned())
 }
 
-/// Certificates of a PEM text; none is an error, because it would trust nobody.
+/// Certificates of a PEM text. An empty list is an error, because no server would be trusted.
 pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match found {
@@ -107,8 +107,8 @@ pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, S
     }
 }
 
-/// The client side of TLS. `trusted`: `None` for the roots of the machine. `named`: what a certificate must
-/// name if that is not what is connected to.
+/// The client side of TLS. `trusted`: `None` for the roots of the machine. `named`: the name that the certificate
+/// must have if it differs from the name of the connection.
 pub(crate) fn client_config(
     check: Check,
     trusted: Option<Vec<CertificateDer<'static>>>,
@@ -132,14 +132,14 @@ pub(crate) fn client_config(
     })
 }
 
-/// Which chains are good.
+/// Verifies certificate chains.
 #[derive(Debug)]
 struct Chain {
     web: Arc<WebPkiServerVerifier>,
-    /// Certificates that were given by hand: a server may show one of them itself.
+    /// Certificates from the configuration: the server may present one of them as its own.
     given: Vec<CertificateDer<'static>>,
     check_name: bool,
-    /// What the certificate must name, where the connection itself goes by another name.
+    /// The name that the certificate must have, if it differs from the name of the connection.
     named: Option<ServerName<'static>>,
 }
 
@@ -152,7 +152,7 @@ impl Chain {
     ) -> Result<Self, String> {
         let given = trusted.clone().unwrap_or_default();
         let mut roots = RootCertStore::empty();
-        // Some machines carry roots that nobody can read; the others still count.
+        // Some machines have root certificates that cannot be parsed; these are skipped.
         roots.add_parsable_certificates(
             trusted.unwrap_or_else(|| rustls_native_certs::load_native_certs().certs),
         );
@@ -171,8 +171,8 @@ impl Chain {
         now: UnixTime,
     ) -> Result<(), rustls::Error> {
         let name = self.named.as_ref().unwrap_or(name);
-        // `openssl req -x509` makes such certificates, and libpq takes them; webpki says that a CA
-        // cannot be a server.
+        // `openssl req -x509` makes self-signed CA certificates, and libpq accepts them for servers; webpki refuses a
+        // CA certificate as a server certificate.
         if self.given.iter().any(|given| given == shown) {
             if self.check_name {
                 verify_server_name(&ParsedCertificate::try_from(shown)?, name)?;
@@ -190,7 +190,7 @@ impl Chain {
 
 #[derive(Debug)]
 struct Verifier {
-    /// `None`: any certificate will do.
+    /// `None`: any certificate is accepted.
     chain: Option<Chain>,
     provider: Arc<CryptoProvider>,
 }

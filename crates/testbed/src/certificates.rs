@@ -1,4 +1,4 @@
-//! A private authority, and what servers and clients show that it has signed.
+//! A private certificate authority, and certificates of servers and clients that it has signed.
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 
@@ -7,7 +7,7 @@ use crate::{Error, Scratch};
 /// What a TLS client needs, all PEM.
 #[derive(Debug, Clone)]
 pub struct Certificates {
-    /// Signed the certificate of the server, and that of the client.
+    /// Certificate of the authority that signed those of the server and of the client.
     pub ca: String,
     /// Certificate of a client.
     pub client: String,
@@ -15,12 +15,12 @@ pub struct Certificates {
     pub client_key: String,
 }
 
-/// An authority, a certificate for `host`, and one for a client. The files are `ca.crt`, `server.crt` and
+/// Makes an authority, a certificate for `host`, and one for a client. Writes `ca.crt`, `server.crt` and
 /// `server.key`.
 pub(crate) fn write_certificates(scratch: &Scratch, host: &str) -> Result<Certificates, Error> {
     let ca_key = KeyPair::generate()?;
     let mut authority = CertificateParams::new(Vec::new())?;
-    // OpenSSL takes a certificate for its own authority if both have one name.
+    // OpenSSL treats a certificate as self-signed if it has the same name as its authority.
     authority.distinguished_name.push(DnType::CommonName, "authority of the testbed");
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let ca = authority.self_signed(&ca_key)?.pem();

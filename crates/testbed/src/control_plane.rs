@@ -3,8 +3,8 @@
 //! Called by tests, the demo and benches. Authentication, RBAC, admission webhooks, namespace
 //! deletion and garbage collection are the real ones; there are no nodes, so Pods are stored and never
 //! run. etcd listens on a socket in the scratch directory, so the API server's port is the only one.
-//! Every server is stopped by SIGKILL: its state is thrown away, and an orderly API server never
-//! ends once its etcd is gone.
+//! Every server is stopped by SIGKILL: its state is not needed any more, and after SIGTERM an API server
+//! never ends if its etcd is gone.
 
 mod access;
 mod etcd;
@@ -24,11 +24,11 @@ use crate::ports::on_free_port;
 use crate::{Error, Programs, Scratch, Server, Stop};
 use access::Access;
 
-/// Many times what a start takes, for machines that are busy with something else.
+/// Many times what a start takes, because the machine may be busy.
 const START_LIMIT: Duration = Duration::from_mins(1);
 
-/// Only what tests lean on; each more costs start time. Without the service account controllers
-/// there would be no bound tokens, and without aggregation a role that is the sum of others stays empty.
+/// Only the controllers that tests need; each one costs start time. Without the service account controllers
+/// there are no bound tokens, and without aggregation the rules of an aggregated ClusterRole stay empty.
 const CONTROLLERS: &str = "namespace-controller,garbage-collector-controller,\
                            serviceaccount-controller,serviceaccount-token-controller,\
                            clusterrole-aggregation-controller";
@@ -40,7 +40,7 @@ pub struct ControlPlane {
     scratch: Scratch,
     access: Access,
     kubeconfig: PathBuf,
-    /// Those that the caller asked for, beside ours.
+    /// Flags of the caller, in addition to those of [`Self::api_server_command`].
     api_server_flags: Vec<String>,
     /// Numbers the namespaces, so that their names are unique.
     namespaces: AtomicU32,
@@ -69,7 +69,7 @@ impl ControlPlane {
     /// If it cannot be started: a missing component is a failing test.
     #[expect(clippy::panic, reason = "a missing component must fail the test, with the reason")]
     pub fn shared() -> &'static Self {
-        // The failure is kept too, so that a hundred tests do not each wait for the same one.
+        // A failure is kept too, so that not every test waits for the same failure.
         static SHARED: OnceLock<Result<ControlPlane, Error>> = OnceLock::new();
         match SHARED.get_or_init(Self::start) {
             Ok(control_plane) => control_plane,
@@ -104,7 +104,7 @@ impl ControlPlane {
 
     /// Starts the API server again, on the same port and with the same objects.
     pub fn start_api_server(&mut self) -> Result<(), Error> {
-        // The port is free only once the old one has ended.
+        // The port is free only when the old server has ended.
         self.stop_api_server();
         let mut server = kill_on_drop(&self.scratch, "kube-apiserver", &self.api_server_command())?;
         server.wait_until(START_LIMIT, || self.is_ready())?;
@@ -141,11 +141,11 @@ impl ControlPlane {
         Ok(control_plane)
     }
 
-    /// Only once the API server is ready: the controllers give up if they wait for it too long.
+    /// Requires that the API server is ready: the controllers exit if they wait for it too long.
     fn start_controllers(&mut self) -> Result<(), Error> {
         let command = self.controllers_command();
         let mut server = kill_on_drop(&self.scratch, "kube-controller-manager", &command)?;
-        // They have no port to ask; this account is the first thing that they make.
+        // They serve no port. This account is the first object that they create.
         let account = ["get", "serviceaccount", "default", "--namespace=default"];
         server.wait_until(START_LIMIT, || self.kubectl(&account).is_ok())?;
         self.others.push(server);
@@ -176,7 +176,7 @@ impl ControlPlane {
             // Lets Pods be created in a namespace before its default service account is there.
             flag("disable-admission-plugins", "ServiceAccount"),
             flag("service-cluster-ip-range", "10.0.0.0/24"),
-            // It would try for ever to publish a loopback address, which is not allowed.
+            // Without it the API server tries endlessly to publish a loopback address, which is not allowed.
             flag("endpoint-reconciler-type", "none"),
         ]);
         command.args(&self.api_server_flags);

@@ -82,7 +82,7 @@ pub fn run(kollect: &Path, out: &mut dyn Write) -> Result<(), Error> {
     screen.show("$ kubectl apply -k config/default")
 }
 
-/// What the demo plays with.
+/// The servers, the program and the output of a demo.
 struct Demo<'a> {
     kollect: &'a Path,
     plane: ControlPlane,
@@ -92,7 +92,7 @@ struct Demo<'a> {
 }
 
 impl Demo<'_> {
-    /// Runs kubectl, and shows that.
+    /// Runs kubectl, and shows the command and its output.
     fn kubectl(&mut self, args: &[&str]) -> Result<(), Error> {
         let text = self.kubectl_quietly(args)?;
         self.screen.show(&text)
@@ -110,7 +110,7 @@ impl Demo<'_> {
         self.screen.show(rows.trim_end())
     }
 
-    /// Shows the last commit, when it is about the search.
+    /// Waits for the commit that changes the Deployment `search`, and shows it.
     fn history(&mut self) -> Result<(), Error> {
         let source = self.scratch.path().join("inventory/history.git");
         let clone = self.scratch.path().join("audit");
@@ -134,12 +134,12 @@ impl Demo<'_> {
         self.screen.show(&patch)
     }
 
-    /// The operator, with the rights of whoever looks at the demo.
+    /// Starts the operator with the kubeconfig of the administrator.
     fn start_operator(&mut self) -> Result<Server, Error> {
-        // A sink on the machine of the operator needs permission; in a cluster it is elsewhere.
+        // Loopback addresses and local files need these flags; in a cluster sinks are on other machines.
         let root = format!("--file-sink-root={}", self.scratch.path().display());
         let args = ["operator", "--allow-sink-cidrs=127.0.0.0/8", &root];
-        // Nothing needs to reach it here.
+        // The demo uses neither probes nor webhooks.
         let alone = ["--health-probe-bind-address=0", "--validating-webhooks-enabled=false"];
         self.screen.show(&format!("$ kollect {} {} &", args.join(" "), alone.join(" ")))?;
         let program = self.kollect.canonicalize();
@@ -174,7 +174,7 @@ impl Demo<'_> {
     }
 }
 
-/// What the reader sees.
+/// Output of the demo.
 struct Screen<'a>(&'a mut dyn Write);
 
 impl Screen<'_> {

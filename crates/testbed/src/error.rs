@@ -1,12 +1,12 @@
-//! What can go wrong while real servers are found, built, started or talked to.
+//! Errors of finding, building, starting and using real servers.
 //!
-//! Every module of this crate returns [`Error`]. A message says what was attempted and, where a
-//! person must act, what to do; the cause is in `source` and not in the message.
+//! Every module of this crate returns [`Error`]. A message says what was attempted and, if the user
+//! must act, what to do; the cause is in `source` and not in the message.
 
 use std::error::Error as _;
 use std::io;
 
-/// A server could not be had.
+/// A server could not be found, built, started or used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -27,7 +27,7 @@ pub enum Error {
     GoMissing {
         /// The version that `go.mod` asks for.
         needed: String,
-        /// What is there instead.
+        /// What was found instead.
         found: String,
     },
     /// No Postgres server programs on this machine.
@@ -72,7 +72,7 @@ pub enum Error {
     /// A key or a certificate could not be made.
     #[error("could not make a key and a certificate")]
     Keys(#[from] rcgen::Error),
-    /// Certificates of clients are for servers with TLS.
+    /// A certificate of a client was requested from a server without TLS.
     #[error("the server has no TLS: start it with start_with_tls")]
     NoTls,
 }
@@ -84,7 +84,7 @@ impl Error {
         move |source| Self::Io { action, source }
     }
 
-    /// The error and all its causes on one line, for the edge where a person reads it.
+    /// The error and all its causes on one line, for output to the user.
     pub fn with_causes(&self) -> String {
         let mut text = self.to_string();
         let mut cause = self.source();
@@ -96,7 +96,7 @@ impl Error {
         text
     }
 
-    /// Whether a server ended because somebody else took its port first.
+    /// Whether a server ended because another process took its port first.
     pub(crate) fn is_port_taken(&self) -> bool {
         // Go and Postgres differ in the case of the first letter.
         matches!(self, Self::Ended { log, .. } if log.contains("ddress already in use"))

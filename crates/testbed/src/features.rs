@@ -1,6 +1,6 @@
-//! Which cargo features of the workspace must compile alone: the sinks, not what several of them build on.
+//! Which cargo features of the workspace must compile alone: the sinks, but not features that sinks share.
 //!
-//! `make check-features` asks for them, so that no list of sinks has to be kept beside the manifests.
+//! `make check-features` uses it, so that no second list of sinks has to be maintained.
 
 use std::{io, process::Command};
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::Error;
 
-/// Every package with each of its sinks, as cargo tells them.
+/// Every package with each of its sinks, from `cargo metadata`.
 pub fn of_workspace() -> Result<Vec<(String, String)>, Error> {
     let action = "ask cargo for the features of the workspace";
     let output = Command::new("cargo")
@@ -24,8 +24,8 @@ pub fn of_workspace() -> Result<Vec<(String, String)>, Error> {
     Ok(in_metadata(&metadata))
 }
 
-/// The features that `default` enables: the sinks. A collection of them, which begins with `all-`, counts as
-/// what it enables.
+/// The features that `default` enables: the sinks. A feature whose name begins with `all-` is
+/// replaced by those that it enables.
 fn in_metadata(metadata: &Value) -> Vec<(String, String)> {
     let mut found = Vec::new();
     for package in metadata["packages"].as_array().into_iter().flatten() {
@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(
             of("kollect"),
             of("kollect-sinks"),
-            "what can be built into sinks can be built into the program"
+            "each sink of the sinks crate has a feature in the program"
         );
     }
 }

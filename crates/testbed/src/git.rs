@@ -1,7 +1,7 @@
 //! Real Git servers: bare repositories behind a web server, and behind an SSH server.
 //!
-//! Called by the tests of the Git sink, the demo and benches. Both run as whoever runs the tests, on loopback
-//! only, from programs that the machine has installed.
+//! Called by the tests of the Git sink, the demo and benches. Both run as the user that runs the tests, on
+//! loopback only, from programs that the machine has installed.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -16,14 +16,14 @@ mod ssh;
 pub use http::GitHttp;
 pub use ssh::{ClientKey, GitSsh};
 
-/// A bare repository on this machine's disk, which a server offers.
+/// A bare repository on this machine's disk, which a server serves.
 #[derive(Debug, Clone)]
 pub struct Repository {
     path: PathBuf,
 }
 
 impl Repository {
-    /// Creates an empty repository whose first branch is `main`. Anybody whom a server lets in may push.
+    /// Creates an empty repository whose first branch is `main`. Every client that a server accepts may push.
     pub fn at(path: PathBuf) -> Result<Self, Error> {
         let arguments = ["init", "--quiet", "--bare", "--initial-branch=main", "--template="];
         run(git().args(arguments).arg(&path))?;
@@ -58,11 +58,11 @@ impl Repository {
     }
 }
 
-/// Settings of the machine and of its user take no part.
+/// Makes `git` ignore the configuration of the machine and of the user.
 const SETTINGS: &[(&str, &str)] =
     &[("GIT_CONFIG_NOSYSTEM", "1"), ("GIT_CONFIG_GLOBAL", "/dev/null"), ("LC_ALL", "C")];
 
-/// Runs the real `git` in a directory, as a reader would.
+/// Runs the real `git` in a directory.
 pub(crate) fn run_in(directory: &Path, arguments: &[&str]) -> Result<String, Error> {
     run(git().current_dir(directory).args(arguments))
 }
@@ -90,7 +90,7 @@ fn repositories(scratch: &Scratch) -> Result<PathBuf, Error> {
     Ok(path)
 }
 
-/// Where a program is. Those of servers are outside of the `PATH` of users.
+/// Finds a program. Server programs may be in directories that the `PATH` of users lacks.
 fn program(program: &'static str, package: &'static str) -> Result<PathBuf, Error> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)

@@ -8,8 +8,8 @@
 //! terminal reaches us and not them.
 //!
 //! Called by [`crate::ControlPlane`], [`crate::Postgres`], the Go build, and by any test or demo that
-//! starts a process of its own. What must hold: nobody else inherits the writing ends. The standard
-//! library creates pipes close-on-exec.
+//! starts a process of its own. Invariant: no other process inherits the writing ends. The
+//! standard library creates pipes close-on-exec.
 
 use std::fs;
 use std::io::{self, BufRead as _, BufReader};
@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 
 use crate::Error;
 
-/// `$1`: template for mktemp. The shell itself creates the directory, so that no moment exists in
-/// which we could die between creating it and guarding it. The second `rm` is for a directory that
+/// `$1`: template for mktemp. The shell itself creates the directory, so that it is guarded from the
+/// beginning, even if this process is killed at that moment. The second `rm` is for a directory that
 /// an orphan of a killed server wrote to during the first.
 const JANITOR: &str = r#"
 trap '' PIPE
@@ -65,7 +65,7 @@ struct Janitor {
     directory: PathBuf,
 }
 
-/// How a server is told to end.
+/// Signal that ends a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
     /// SIGKILL: for servers whose state is thrown away.
@@ -123,7 +123,7 @@ impl Scratch {
 }
 
 impl Janitor {
-    /// A handle that keeps the directory for as long as any process has it open.
+    /// A handle that keeps the directory while any process has the handle open.
     fn hold(&self) -> io::Result<OwnedFd> {
         let pipe = self.shell.stdin.as_ref().expect("it was piped and is never taken");
         pipe.as_fd().try_clone_to_owned()
@@ -166,7 +166,7 @@ impl Server {
             .args(command.get_args())
             .current_dir(command.get_current_dir().unwrap_or(scratch.path()))
             .stdin(Stdio::piped())
-            // Never written to: holding it is what tells the janitor to wait.
+            // Never written to: the janitor waits while it is open.
             .stdout(janitor)
             .stderr(Stdio::null())
             .process_group(0);
@@ -197,11 +197,11 @@ impl Server {
         }
     }
 
-    /// Waits until `ready` says yes. Fails as soon as the server ends, and after `limit`.
+    /// Waits until `ready` returns true. Fails as soon as the server ends, and after `limit`.
     pub fn wait_until(&mut self, limit: Duration, mut ready: impl FnMut() -> bool) -> Result<(), Error> {
         let deadline = Instant::now() + limit;
         loop {
-            // Looked at first, so that a server which ended meanwhile is not called slow.
+            // Read before the checks, so that a server that has ended is not reported as slow.
             let expired = Instant::now() >= deadline;
             if !self.running()? {
                 return Err(self.ended("0"));
@@ -220,7 +220,7 @@ impl Server {
         }
     }
 
-    /// For a program that does its work and ends: waits for that, and fails if it does.
+    /// Waits until the program has ended. Fails if it ended with failure.
     pub fn finish(mut self) -> Result<(), Error> {
         while self.running()? {
             sleep(POLL);

@@ -1,16 +1,16 @@
 //! Real servers for tests, the demo and benches.
 //!
 //! [`ControlPlane`] is etcd, kube-apiserver and kube-controller-manager, built once from their Go
-//! modules; [`Proxy`] is a network in front of it that breaks on demand; [`Nats`] is a NATS server with
+//! modules; [`Proxy`] simulates network faults in front of it; [`Nats`] is a NATS server with
 //! JetStream, built likewise; [`Postgres`], [`GitHttp`] and [`GitSsh`] are servers that the machine has
-//! installed. Each starts on free loopback ports in its own [`Scratch`] directory, and everything is gone
-//! when its handle is dropped or this process ends in any way, SIGKILL included (see [`guard`]).
+//! installed. Each starts on free loopback ports in its own [`Scratch`] directory. The server and its directory
+//! are gone when the handle is dropped or this process ends in any way, SIGKILL included (see [`guard`]).
 //!
-//! A part that is missing is an [`Error`] that says what to install, never a skipped test.
+//! A missing program is an [`Error`] that says what to install, never a skipped test.
 
 #![expect(
     clippy::disallowed_methods,
-    reason = "servers of tests need threads, and no address is guarded here"
+    reason = "test servers need threads, and the address guard of sinks does not apply here"
 )]
 
 mod certificates;

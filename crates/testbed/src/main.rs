@@ -1,8 +1,8 @@
 //! `kollect-testbed`: the testbed from a shell, for `make` and for developers.
 //!
 //! `build` fills the cache of Go programs, so that the first test run is as quick as the second.
-//! `up` starts a control plane to play with. `features` is for `make check-features`. Ctrl-C needs no handler: the guards clean up when this
-//! process ends, however it does.
+//! `up` starts a control plane for manual use. `features` is for `make check-features`. Ctrl-C needs no
+//! handler: the guards clean up when this process ends in any way.
 
 use std::io::{self, Write as _};
 use std::path::Path;
@@ -46,7 +46,7 @@ fn build() -> Result<(), Error> {
     programs::all()?.iter().try_for_each(|program| print(&format!("{}\n", program.display())))
 }
 
-/// One line per package and feature, for a loop of a shell.
+/// Prints one line per package and feature, for a shell loop.
 fn print_features() -> Result<(), Error> {
     let features = features::of_workspace()?;
     features.iter().try_for_each(|(package, feature)| print(&format!("{package} {feature}\n")))

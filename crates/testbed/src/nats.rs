@@ -1,7 +1,7 @@
 //! A NATS server with JetStream, built from its Go module.
 //!
-//! Called by the tests of the event sink, the demo and benches. Listens on loopback TCP only and lets
-//! everybody in unless it is started with credentials. What it stores survives [`Nats::kill`].
+//! Called by the tests of the event sink, the demo and benches. Listens on loopback TCP only and accepts
+//! all clients unless it is started with credentials. Its streams survive [`Nats::kill`].
 
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpStream;
@@ -40,12 +40,12 @@ impl Nats {
         Self::start_as(config, None)
     }
 
-    /// Like [`Self::start`], for whoever knows the token.
+    /// Like [`Self::start`], for clients with this token.
     pub fn start_with_token(token: &str) -> Result<Self, Error> {
         Self::start_with(&format!("authorization {{ token: \"{token}\" }}"))
     }
 
-    /// Like [`Self::start`], for one user.
+    /// Like [`Self::start`], for clients with this user name and password.
     pub fn start_with_user(user: &str, password: &str) -> Result<Self, Error> {
         Self::start_with(&format!("authorization {{ user: \"{user}\", password: \"{password}\" }}"))
     }
@@ -74,7 +74,7 @@ impl Nats {
         }
     }
 
-    /// Ends the server in the middle of whatever it does: clients lose their connections.
+    /// Kills the server at once: clients lose their connections.
     pub fn kill(&mut self) {
         self.server = None;
     }
@@ -90,7 +90,7 @@ impl Nats {
         self.scratch.path().join("store")
     }
 
-    /// The address for clients; with TLS as well, where a client must ask for it.
+    /// The address for clients. It is the same with TLS, which the client must then request.
     pub fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.port)
     }
@@ -136,14 +136,14 @@ impl Nats {
         let mut command = std::process::Command::new(&self.program);
         command.arg("--config").arg(self.scratch.path().join("nats.conf"));
         let mut server = Server::start(&self.scratch, "nats", Stop::Kill, &command)?;
-        // Asks who answers: it may be the server of another process that was faster to this port.
+        // Checks the name: another process may have started its own server on this port first.
         let name = format!("\"server_name\":\"{}\"", name(&self.scratch));
         server.wait_until(START_LIMIT, || greeting(self.port).is_some_and(|said| said.contains(&name)))?;
         Ok(server)
     }
 }
 
-/// A name that no other server has.
+/// A unique name for the server.
 fn name(scratch: &Scratch) -> String {
     scratch.path().file_name().unwrap_or_default().to_string_lossy().into_owned()
 }

@@ -1,7 +1,7 @@
-//! Free loopback ports, and a second try when one was lost.
+//! Free loopback ports, and a retry when another process takes one.
 //!
 //! A port is found by binding and closing it, so another process may take it before the server
-//! does. Every server start goes through [`on_free_port`], which then starts over.
+//! does. Every server start goes through [`on_free_port`], which then tries another port.
 
 use std::net::TcpListener;
 

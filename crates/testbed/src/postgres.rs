@@ -1,7 +1,7 @@
 //! A Postgres server from the programs that the machine has installed.
 //!
 //! Called by the tests of the database sink, the demo and benches. Listens on loopback TCP only,
-//! trusts everybody but members of the roles `with_password` and, with TLS, `with_certificate`, and never
+//! trusts all users except members of the roles `with_password` and, with TLS, `with_certificate`, and never
 //! waits for the disk. Postgres refuses to run as root, so root runs it as the user `postgres`, who then
 //! owns the scratch directory.
 
@@ -20,9 +20,9 @@ use crate::{Error, Scratch, Server, Stop};
 
 /// Where Debian and Ubuntu keep each major version, outside of `PATH`.
 const DEBIAN: &str = "/usr/lib/postgresql";
-/// First line that matches wins. The roles need not exist.
+/// The first line that matches a client decides. The roles need not exist.
 const ACCESS: &str = "host all +with_password all scram-sha-256\nhost all all all trust\n";
-/// Goes before, where there is TLS: the name in the certificate must be the user.
+/// With TLS these lines come first: the common name of the certificate must be the user.
 const ACCESS_BY_CERTIFICATE: &str = "hostssl all +with_certificate all trust clientcert=verify-full\nhostnossl all +with_certificate all reject\n";
 const START_LIMIT: Duration = Duration::from_mins(1);
 
@@ -33,9 +33,9 @@ pub struct Postgres {
     port: u16,
     scratch: Scratch,
     unprivileged: fn(&Path) -> Command,
-    /// PEM; what the server shows, with TLS only.
+    /// Certificate of the server, PEM; `None` without TLS.
     certificate: Option<String>,
-    /// Signs certificates of clients, with TLS only.
+    /// Signs certificates of clients; `None` without TLS.
     authority: Option<Authority>,
     /// `None` while it is down.
     server: Option<Server>,
@@ -48,13 +48,13 @@ impl Postgres {
         on_free_port(|port| Self::start_on(port, &programs, None))
     }
 
-    /// Like [`Self::start`], with a certificate that it has signed itself for `host`.
+    /// Like [`Self::start`], with a self-signed certificate for `host`.
     pub fn start_with_tls(host: &str) -> Result<Self, Error> {
         let programs = programs(Path::new(DEBIAN), "pg_config").ok_or(Error::PostgresMissing)?;
         on_free_port(|port| Self::start_on(port, &programs, Some(host)))
     }
 
-    /// Ends the server in the middle of whatever it does: clients lose their connections.
+    /// Ends the server at once: clients lose their connections.
     pub fn crash(&mut self) {
         self.server = None;
     }
@@ -65,7 +65,7 @@ impl Postgres {
         Ok(())
     }
 
-    /// Stops all processes of the server where they are, until the answer is dropped: connections stay, and nothing comes.
+    /// Stops all processes of the server with SIGSTOP until the result is dropped: connections stay open but silent.
     pub fn freeze(&self) -> Result<Frozen, Error> {
         let file = self.scratch.path().join("data/postmaster.pid");
         let text = std::fs::read_to_string(&file).map_err(Error::io("read the process id of postgres"))?;
@@ -75,7 +75,7 @@ impl Postgres {
         Ok(frozen)
     }
 
-    /// The certificate that the server shows, PEM; `None` without TLS.
+    /// The certificate of the server, PEM; `None` without TLS.
     pub fn certificate(&self) -> Option<&str> {
         self.certificate.as_deref()
     }
@@ -126,7 +126,7 @@ impl Postgres {
         psql(&self.programs, &dsn, sql, &["--no-align", "--tuples-only"])
     }
 
-    /// Runs SQL and returns its rows as a table for people.
+    /// Runs SQL and returns its rows as an aligned table.
     pub fn table(&self, sql: &str) -> Result<String, Error> {
         psql(&self.programs, &self.dsn(), sql, &[])
     }
@@ -173,7 +173,7 @@ impl Postgres {
             command.args(["-c", setting]);
         }
         let mut server = Server::start(&self.scratch, "postgres", Stop::Quit, &command)?;
-        // Asks who answers: it may be the server of another process that was faster to this port.
+        // Checks the directory: another process may have started its own server on this port first.
         server.wait_until(START_LIMIT, || {
             self.psql("show data_directory").is_ok_and(|answer| Path::new(answer.trim_end()) == file("data"))
         })?;
@@ -181,7 +181,7 @@ impl Postgres {
     }
 }
 
-/// A server that does nothing. Dropping it lets the server go on.
+/// A server whose processes are stopped. Dropping it lets them continue.
 #[derive(Debug)]
 pub struct Frozen(String);
 
@@ -200,10 +200,10 @@ impl Drop for Frozen {
     }
 }
 
-/// Who signs certificates of clients.
+/// The authority that signs certificates of clients.
 struct Authority(Issuer<'static, KeyPair>);
 
-/// Without its key.
+/// Does not print the key.
 impl fmt::Debug for Authority {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Authority")
@@ -211,7 +211,7 @@ impl fmt::Debug for Authority {
 }
 
 impl Authority {
-    /// A new one, whom the server trusts.
+    /// Makes a new authority. The server trusts its certificate, `clients.crt`.
     fn write(scratch: &Scratch) -> Result<Self, Error> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(Vec::new())?;
@@ -223,7 +223,7 @@ impl Authority {
     }
 }
 
-/// A key and a certificate for `host`, signed with that key. Answers the certificate.
+/// Writes a key and a self-signed certificate for `host`. Returns the certificate.
 fn write_certificate(scratch: &Scratch, host: &str) -> Result<String, Error> {
     let pair = rcgen::generate_simple_self_signed([host.to_owned()])?;
     let key = scratch.write("server.key", pair.signing_key.serialize_pem())?;
@@ -241,9 +241,9 @@ fn psql(programs: &Path, dsn: &str, sql: &str, format: &[&str]) -> Result<String
         .args(["--no-psqlrc", "--quiet"])
         .args(format)
         .args(["--set=ON_ERROR_STOP=1", "--dbname", dsn, "--command", sql])
-        // Else PGOPTIONS and its like would take part.
+        // Otherwise PGOPTIONS and similar variables would have an effect.
         .env_clear()
-        // Without it psql waits for ever for a foreign server that accepts and says nothing.
+        // Without it psql waits forever for another server that accepts the connection and sends nothing.
         .env("PGCONNECT_TIMEOUT", "2")
         .output()
         .map_err(Error::io(format!("run {}", program.display())))?;
@@ -256,11 +256,11 @@ fn psql(programs: &Path, dsn: &str, sql: &str, format: &[&str]) -> Result<String
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// How to run a program as somebody who is not root. Gives `scratch` and its files to that user.
+/// Returns how to run a program as a user other than root, and gives `scratch` and its files to that user.
 fn unprivileged(scratch: &Scratch) -> Result<fn(&Path) -> Command, Error> {
     let path = scratch.path();
     let owner = fs::metadata(path).map_err(Error::io(format!("ask who owns {}", path.display())))?.uid();
-    // We have just created the directory, so its owner is who we are.
+    // This process has just created the directory, so the owner is the user that runs it.
     if owner != 0 {
         return Ok(|program| Command::new(program));
     }
@@ -334,7 +334,7 @@ mod tests {
                 fs::write(directory.join(program), "").unwrap();
             }
         }
-        // What stays when only the client of a version is installed.
+        // As if only the client programs of this version were installed.
         fs::remove_file(debian.path().join("16/bin/postgres")).unwrap();
         let found = programs(debian.path(), "/nonexistent/pg_config");
         assert_eq!(found, Some(debian.path().join("15/bin")));

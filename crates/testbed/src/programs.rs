@@ -1,10 +1,10 @@
-//! Where the Go programs are: the control plane, the NATS server, and promtool.
+//! Paths of the Go programs: the control plane, the NATS server, and promtool.
 //!
 //! [`Programs::find_or_build`] and [`nats_server`] are called when a server is started, [`all`] by
 //! `kollect-testbed build`. Programs live in a cache directory whose layout names their versions:
 //! `$KOLLECT_TESTBED_CACHE`, else `$XDG_CACHE_HOME/kollect-testbed`, else
-//! `$HOME/.cache/kollect-testbed`. The files `go.mod` below `servers` are the only places that say which
-//! versions; a program in the cache is complete, because builds are renamed into place.
+//! `$HOME/.cache/kollect-testbed`. Only the files `go.mod` below `servers` define the
+//! versions. A program in the cache is always complete, because builds are renamed into place.
 
 mod build;
 
@@ -23,7 +23,7 @@ struct Pins {
     directory: &'static str,
 }
 
-/// This crate is always built from its repository.
+/// The directory exists, because this crate is always built from its repository.
 const CONTROL_PLANE: Pins = Pins {
     go_mod: include_str!("../servers/go.mod"),
     directory: concat!(env!("CARGO_MANIFEST_DIR"), "/servers"),
@@ -39,7 +39,7 @@ const RULE_TESTS: Pins = Pins {
     directory: concat!(env!("CARGO_MANIFEST_DIR"), "/servers/promtool"),
 };
 
-/// Paths of the programs, all present.
+/// Paths of the programs; all files exist.
 #[derive(Debug, Clone)]
 pub struct Programs {
     /// The API server.
@@ -62,7 +62,7 @@ struct Bundle {
     programs: &'static [(&'static str, &'static str)],
     /// Build tags.
     tags: &'static str,
-    /// Cold, on two cores.
+    /// Duration of a build without any cache, on two cores.
     minutes: u32,
 }
 
@@ -102,12 +102,12 @@ const PROMTOOL: Bundle = Bundle {
     pins: RULE_TESTS,
     module: "github.com/prometheus/prometheus",
     programs: &[("promtool", "github.com/prometheus/prometheus/cmd/promtool")],
-    // Service discovery of all clouds is most of it, and of no use for rules.
+    // Leaves out service discovery, which is most of the code and not needed to test rules.
     tags: "remove_all_sd",
     minutes: 2,
 };
 
-/// All programs from the cache, those of the control plane first; those that are missing are built first.
+/// Paths of all programs in the cache, those of the control plane first. Missing ones are built.
 pub fn all() -> Result<Vec<PathBuf>, Error> {
     let (cache, bundles) = (cache()?, [KUBERNETES, ETCD, NATS, PROMTOOL]);
     build::build_missing(&bundles, &cache)?;
@@ -168,7 +168,7 @@ impl Bundle {
 }
 
 impl Pins {
-    /// What `go.mod` says behind `key`.
+    /// The word after `key` in `go.mod`.
     fn value(self, key: &str) -> Option<&'static str> {
         self.go_mod.lines().find_map(|line| {
             let mut words = line.split_whitespace().skip_while(|word| *word == "require");

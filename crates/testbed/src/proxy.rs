@@ -1,13 +1,13 @@
-//! A network that breaks on demand: an HTTP/1.1 proxy in front of the API server.
+//! An HTTP/1.1 proxy in front of the API server that simulates network faults.
 //!
 //! Called by tests of what clients do when connections end, hang or are answered with errors. Clients
 //! speak plain HTTP to it, so their kubeconfig names an `http://` server; it speaks TLS to the API
-//! server. A connection carries one request, and what the API server says is passed on as it
-//! arrives, because watches are streams. A thread per connection relays and another one notices that
-//! the client has left; all have ended when the proxy is dropped.
+//! server. A connection carries one request, and the response is passed on as it arrives, because
+//! watches are streams. One thread per connection relays, and another one notices that the client has
+//! disconnected; all have ended when the proxy is dropped.
 //!
-//! kubectl keeps its token to itself on plain HTTP, so through the proxy it is anonymous. The Rust
-//! client sends it.
+//! kubectl does not send its token over plain HTTP, so it is anonymous through the proxy. The Rust
+//! client sends its token.
 
 mod lag;
 mod lines;
@@ -34,7 +34,7 @@ pub use rules::Moment;
 use rules::{Accident, Answer, Fate, Rules};
 use upstream::Upstream;
 
-/// Before the next try when a connection could not be accepted, for want of file handles perhaps.
+/// Pause after a connection could not be accepted, for example for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
 /// A running proxy; dropping it closes its port and all connections.
@@ -46,7 +46,7 @@ pub struct Proxy {
     acceptor: Option<JoinHandle<()>>,
 }
 
-/// What the threads work with.
+/// State that the threads share.
 struct Shared {
     lines: Lines,
     rules: Rules,
@@ -99,7 +99,7 @@ impl Proxy {
     }
 
     /// While true, connections stay open, also those that the API server ends, but no byte passes on
-    /// any of them. Then all go on where they were. A client that leaves meanwhile has left.
+    /// any of them. Afterwards all continue. A client that disconnects meanwhile is noticed.
     ///
     /// Requests are still logged when they reach the proxy.
     pub fn stall(&self, on: bool) {
@@ -118,9 +118,8 @@ impl Proxy {
     }
 
     /// Answers the next `times` requests whose request line satisfies `when`, instead of forwarding
-    /// them. A request line is like `GET /apis/apps/v1/deployments?watch=true HTTP/1.1`. Of several
-    /// answers that would do, the one that was ordered first is given. The length of the body needs no
-    /// header.
+    /// them. A request line is like `GET /apis/apps/v1/deployments?watch=true HTTP/1.1`. If several
+    /// answers match, the one that was added first is used. `Content-Length` is added to `headers`.
     pub fn answer(
         &self,
         times: usize,
@@ -139,9 +138,9 @@ impl Proxy {
         self.shared.rules.add(times, Box::new(when), Answer::Nothing);
     }
 
-    /// Lets an accident happen to one request: the `number`th, from 1, of those from now on whose request
-    /// line satisfies `when`. Then the connection is closed without an answer. `happen` is called at
-    /// that moment, and has returned before the connection is closed: it may end the client.
+    /// Makes one request fail: the `number`th, from 1, of those from now on whose request line satisfies
+    /// `when`. Its connection is closed without an answer. `happen` is called at `moment`, and has
+    /// returned before the connection is closed: it may end the client.
     pub fn trap(
         &self,
         number: usize,
@@ -173,7 +172,7 @@ impl fmt::Debug for Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.lines.stop();
-        // Wakes the acceptor, which then finds that it has to end.
+        // Wakes the acceptor, which then sees that the proxy has stopped.
         if TcpStream::connect(self.address).is_ok()
             && let Some(acceptor) = self.acceptor.take()
         {
@@ -184,7 +183,7 @@ impl Drop for Proxy {
 }
 
 impl Shared {
-    /// Ends when all threads that it has started have.
+    /// Returns when all threads that it has started have ended.
     fn accept(&self, listener: &TcpListener) {
         thread::scope(|scope| {
             for client in listener.incoming() {
@@ -192,7 +191,7 @@ impl Shared {
                     break;
                 }
                 match client.and_then(|client| self.lines.admit(client)) {
-                    // A failure is for the client to see: its connection is closed.
+                    // A failure is not reported here: the client sees that its connection is closed.
                     Ok(Some(line)) => drop(scope.spawn(move || self.serve(&line).ok())),
                     Ok(None) => {}
                     Err(_) => sleep(ACCEPT_PAUSE),
@@ -209,7 +208,7 @@ impl Shared {
             scope.spawn(|| line.until_client_leaves());
             let outcome = match fate {
                 Fate::Answered(Answer::Say(answer)) => line.client().write_all(&answer),
-                // The scope waits for the client.
+                // The scope waits until the client disconnects.
                 Fate::Answered(Answer::Nothing) => return Ok(()),
                 Fate::Passes => self.relay(line, &request, &mut line.client()),
                 Fate::Meets(accident) => self.suffer(line, &request, accident),

@@ -18,7 +18,7 @@ pub(crate) fn ten_attributes(pods: &str) -> Value {
     ])
 }
 
-/// Metadata with so many managed fields.
+/// Metadata with this number of managed fields.
 pub(crate) fn metadata(managed: usize) -> Value {
     let fields: serde_json::Map<_, _> =
         (0..managed).map(|i| (format!("f:field{i}"), json!({ "f:nested": {}, "f:type": {} }))).collect();
@@ -31,7 +31,7 @@ pub(crate) fn metadata(managed: usize) -> Value {
     })
 }
 
-/// A container with so many variables.
+/// A container with this number of environment variables.
 pub(crate) fn container(index: usize, variables: usize) -> Value {
     let env: Vec<_> =
         (0..variables).map(|i| json!({ "name": format!("SETTING_{i}"), "value": "x".repeat(24) })).collect();

@@ -1,12 +1,12 @@
-//! The task of one kind: which feeds it needs, and what their events mean for the rows.
+//! The task of one kind: which feeds it needs, and how their events change the rows.
 //!
 //! ```text
 //! targets, namespaces ──▶ plan ──▶ feeds ──▶ events ──▶ target ──▶ rows
-//!           permissions ───┘         └─ order: is it news?
+//!           permissions ───┘         └─ order: is it stale?
 //! ```
 //!
-//! Feeds overlap while one replaces another, or while a namespace is listed once more. `order` decides from
-//! versions which of their events are news.
+//! Feeds overlap while one replaces another, or while a namespace is listed once more. `order` decides from versions
+//! which of their events are stale.
 
 mod compare;
 mod events;
@@ -39,7 +39,7 @@ use plan::Plan;
 use renew::Renewals;
 use target::KindTarget;
 
-/// Keeps the rows of a kind up to date while targets want them.
+/// Keeps the rows of a kind up to date while targets select it.
 pub(super) async fn follow(context: Arc<Context>, gvk: Gvk, mut wanted: watch::Receiver<Vec<Arc<Target>>>) {
     let mut namespaces = context.namespaces.subscribe();
     let mut kinds = context.source.kinds();
@@ -57,7 +57,7 @@ pub(super) async fn follow(context: Arc<Context>, gvk: Gvk, mut wanted: watch::R
             kind.reconcile().await;
         }
         tokio::select! {
-            // What is wanted comes before the events of feeds; it changes too rarely to hold them up.
+            // Targets are handled before events. They change too rarely to delay events.
             biased;
             changed = wanted.changed() => match changed {
                 Ok(()) => kind.take_targets(&wanted.borrow_and_update().clone()),
@@ -110,7 +110,7 @@ struct KindTask {
     feeds: Feeds,
     renewals: Renewals,
     comparisons: Comparisons,
-    /// When it was last looked whether feeds have ended, or the kind is served.
+    /// When ended feeds and kinds that are not served were last checked.
     tried: Instant,
 }
 
@@ -140,7 +140,7 @@ impl KindTask {
         });
         self.targets.extend(now);
         if is_new {
-            // What an edited target may see is asked for at once.
+            // Ask for the permissions of a new definition at once.
             self.plan.permissions.review_soon();
             self.plan.permissions.doubt_denials(&self.namespaces);
         }
@@ -153,7 +153,7 @@ impl KindTask {
         let failed = |blindness: &Blindness| blindness.reason == BlindReason::Failed;
         match &resolution {
             same if self.kind.resolution.as_ref() == Some(same) => return,
-            // No answer is no reason to stop a watch that works.
+            // A failed discovery does not stop a watch that works.
             Resolution::Blind(blindness) if self.kind.is_served() && failed(blindness) => return,
             _ => {}
         }
@@ -179,7 +179,7 @@ impl KindTask {
             return;
         }
         if self.plan.permissions.is_review_due(now, settings.review) {
-            // What was refused is tried again, after asking whether it is permitted.
+            // Denied places are planned again, which asks for permission first.
             if !self.plan.permissions.denied().is_empty() {
                 self.plan.outdate();
             }

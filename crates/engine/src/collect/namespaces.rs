@@ -1,4 +1,4 @@
-//! What is known about namespaces: one watch of their metadata, which all kinds share.
+//! Watches the metadata of namespaces, once for all kinds.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -14,12 +14,12 @@ use crate::{
     watch::{BlindReason, Blindness, Event, Metadata, Query},
 };
 
-/// The kind itself.
+/// The kind Namespace.
 pub(super) fn kind() -> Gvk {
     Gvk { group: String::new(), version: "v1".into(), kind: "Namespace".into() }
 }
 
-/// Starts to publish what is known.
+/// Starts the task that publishes the known namespaces.
 pub(super) fn start(context: &Arc<Context>) -> Task {
     let (own, panicked) = (context.clone(), context.clone());
     let name = TaskName::of_kind(TaskKind::Watch, &kind(), None);
@@ -37,8 +37,8 @@ pub(super) fn start(context: &Arc<Context>) -> Task {
     )
 }
 
-/// Publishes what is known, for ever. Without permission to list namespaces those that targets name
-/// are taken to exist; once seen, they are remembered for as long as they cannot be seen again.
+/// Publishes the known namespaces. Without permission to list them, those that targets name are assumed to exist. A
+/// complete list stays in use while namespaces cannot be listed again.
 async fn follow(context: Arc<Context>) {
     let query = Query { metadata_only: true, follow: context.settings.follow, ..Query::all(kind()) };
     let place = Place { gvk: query.gvk.clone(), namespace: None, field_selector: None };
@@ -58,7 +58,7 @@ async fn follow(context: Arc<Context>) {
             return;
         }
         tokio::select! {
-            // Both lead to the next round.
+            // Either branch leads to the next round.
             biased;
             () = time::sleep(context.settings.review) => {}
             Ok(()) = names.changed() => {}
@@ -77,7 +77,7 @@ fn publish_named(context: &Context) {
     context.namespaces.send_replace(Some(Arc::new(namespaces)));
 }
 
-/// Follows the namespaces until they cannot be seen any more, and says whether that was told.
+/// Watches the namespaces until the stream ends. Returns whether blindness was reported.
 async fn watch(
     context: &Context,
     query: &Query,
@@ -86,13 +86,13 @@ async fn watch(
 ) -> bool {
     let mut told = false;
     let mut events = context.source.watch(query.clone());
-    // A list is published as a whole: half of it would look like deleted namespaces.
+    // A list is published as a whole: with a part of it, the other namespaces would look deleted.
     let mut listing: Option<Namespaces> = None;
     loop {
         let event = tokio::select! {
             biased;
             Ok(()) = names.changed() => {
-                // Until they have been listed, those that targets name are all that is known.
+                // Until namespaces have been listed, only those that targets name are known.
                 if context.namespaces.borrow().as_ref().is_some_and(|known| !known.complete) {
                     publish_named(context);
                 }
@@ -111,7 +111,7 @@ async fn watch(
                 let metadata = Arc::new(object.metadata);
                 let known = context.namespaces.borrow().clone().unwrap_or_default();
                 let before = known.known.get(&metadata.name).map(|known| &**known);
-                // Most changes of namespaces concern no selection.
+                // Most changes of a namespace affect no selection and no expression.
                 if listing.is_some() || !same_metadata(before, Some(&metadata)) {
                     change(context, &mut listing, |namespaces| {
                         namespaces.known.insert(metadata.name.clone(), metadata.clone());
@@ -141,7 +141,7 @@ async fn watch(
     }
 }
 
-/// Changes the list that is running, or what is known.
+/// Changes the running list, or the published namespaces if no list is running.
 fn change(context: &Context, listing: &mut Option<Namespaces>, change: impl FnOnce(&mut Namespaces)) {
     match listing {
         Some(namespaces) => change(namespaces),

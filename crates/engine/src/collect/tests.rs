@@ -1,6 +1,6 @@
-//! Collection against a scripted cluster whose streams are as slow, as far apart and as broken as a
-//! random generator wants: whatever the order, the rows and failures end up as a fresh list has them, no
-//! row ever goes back to an older version of its object, and none comes back from the dead.
+//! Collection against a scripted cluster whose streams are slow, out of step and interrupted at random. Whatever the
+//! order: the rows and failures end up as a fresh list has them, no row ever goes back to an older version of its
+//! object, and no row of a deleted object comes back.
 
 mod failures;
 mod kinds;
@@ -66,7 +66,7 @@ enum Phase {
     Ended,
 }
 
-/// What the query sees of an object.
+/// Whether the query returns an object.
 fn sees(query: &Query, kind: &str, object: Option<&Value>) -> bool {
     let Some(object) = object else { return false };
     let text = |value: &Value| value.as_str().map(ToOwned::to_owned).unwrap_or_default();
@@ -104,7 +104,7 @@ impl World {
         }
     }
 
-    /// One step of one stream. Says whether there was one.
+    /// One step of one stream. Returns whether there was one.
     fn step(&mut self, index: usize, random: &mut Random) -> bool {
         let stream = &mut self.streams[index];
         let gone = self.missing.contains(&stream.query.gvk.kind);
@@ -128,7 +128,7 @@ impl World {
                 }
                 (Event::Listing { total: None }, Phase::Listing { version: self.version, objects })
             }
-            // A streamed list tells of deletions while it runs.
+            // A streamed list reports deletions while it runs.
             Phase::Listing { version, .. }
                 if stream.query.follow && random.below(6) == 0 && self.history.last().is_some() =>
             {
@@ -390,8 +390,8 @@ impl Lab {
         } else {
             let mut specs = target_specs();
             if self.calm {
-                // Two watches of one object are never at the same place: what one has seen vanish the other
-                // may show once more.
+                // Two watches of one object are never at the same version: after one has reported the deletion, the
+                // other may still send the object.
                 specs.retain(|spec| spec["resourceRules"].as_array().is_none_or(|rules| rules.len() < 2));
             }
             let spec = &specs[self.random.below(specs.len())];
@@ -486,7 +486,7 @@ impl Lab {
         });
     }
 
-    /// A kind is installed or removed. Its objects stay, for those who install it again.
+    /// A kind is installed or removed. Its objects stay, for when it is installed again.
     fn change_kinds(&mut self) {
         let kind = self.random.pick(&["Pod", "Node", "Job"]).to_owned();
         self.with(|world| {
@@ -590,7 +590,7 @@ impl Lab {
         }
     }
 
-    /// Lets every stream tell everything that it knows.
+    /// Lets every stream send everything that it has.
     async fn flow(&mut self) {
         let mut idle = 0;
         while idle < 3 {
@@ -605,7 +605,7 @@ impl Lab {
         }
     }
 
-    /// Nothing changes any more, and all streams have told everything.
+    /// Nothing changes any more, and all streams have sent everything.
     async fn rest(&mut self) {
         for _ in 0..12 {
             self.flow().await;
@@ -734,7 +734,7 @@ async fn rows_go_because_of_specs_only_if_specs_have_changed() {
                 11 if lab.random.below(3) == 0 => lab.change_permissions(),
                 12 if lab.random.below(3) == 0 => lab.change_kinds(),
                 13 if lab.random.below(6) == 0 => {
-                    // A task that is started again knows nothing, and reads everything once more.
+                    // A restarted task has no state, and reads everything once more.
                     lab.with(|world| world.resolve_bugs.insert("Pod".into()));
                     lab.kinds.send_modify(|number| *number += 1);
                 }
@@ -866,7 +866,7 @@ async fn law_5_a_revoked_permission_freezes_rows_and_a_granted_one_thaws_them() 
     lab.flow().await;
     lab.with(|world| world.delete("u0"));
     lab.flow().await;
-    assert_eq!(lab.rows.count(&target_id(0)), 2, "nobody saw it go");
+    assert_eq!(lab.rows.count(&target_id(0)), 2, "no event reported the deletion");
     let snapshot = lab.rows.snapshot(&[target_id(0)], Sight::Everything).unwrap();
     let unknown = RowKey { uid: "u9".into(), ..snapshot.rows.keys().next().unwrap().clone() };
     assert!(!snapshot.knows_gone(&unknown), "what is absent may exist");
@@ -1009,7 +1009,7 @@ async fn a_gap_is_remembered_with_its_reason() {
 async fn a_missed_event_is_found_repaired_and_counted() {
     let mut lab = lab_with_pods(3).await;
     lab.with(|world| {
-        // The watch does not tell what happens next.
+        // The watch does not send what happens next.
         world.silent = true;
         let pod = json!({ "metadata": { "name": "p0", "namespace": "a" }, "spec": { "image": "new" } });
         world.put("Pod", "u0", pod);
@@ -1049,7 +1049,7 @@ async fn a_cluster_that_was_restored_from_a_backup_is_read_again() {
             stream.phase = Phase::Asked;
         }
     });
-    // No row that exists is missing on the way.
+    // No row of an existing object is missing in between.
     let mut causes = BTreeMap::new();
     for _ in 0..40 {
         for index in 0..lab.with(|world| world.streams.len()) {
@@ -1315,7 +1315,7 @@ async fn law_3_a_namespace_that_is_listed_once_more_brings_nothing_back() {
     assert_eq!(lab.rows.count(&target_id(0)), 1);
 }
 
-/// Kinds of which nothing is known, with what is said about them.
+/// Kinds that are blind, with the message.
 fn blind_kinds(lab: &Lab) -> Vec<(String, String)> {
     let coverage = lab.collector.coverage().read();
     let blind = coverage.into_iter().filter_map(|(place, known)| match known.state {

@@ -69,7 +69,7 @@ impl World {
         self.wanted.entry(named(name)).insert_entry(wanted).into_mut()
     }
 
-    /// A binding is not wanted any more, and what it wrote shall go.
+    /// A binding is not wanted any more, and what it wrote must be removed.
     fn leave(&mut self, name: &str) -> &mut Leftover {
         let Wanted { binding, .. } = self.wanted.remove(&named(name)).unwrap();
         let (name, others) = (named(name), Vec::new());
@@ -165,7 +165,7 @@ async fn a_suspended_binding_leaves_its_rows_and_goes_on_later() {
     world.want("one", "a", &sink);
     world.set().await;
     assert_eq!(held(&sink), 2);
-    // Deleted while it is suspended: gone is gone.
+    // A binding that is deleted while it is suspended is cleaned like any other.
     world.want("one", "a", &sink).suspended = true;
     world.set().await;
     world.leave("one");
@@ -182,7 +182,7 @@ async fn two_references_to_one_place_are_one_too_many() {
     assert_eq!(world.apply(), BTreeMap::from([(named("two"), named("one"))]));
     time::sleep(Duration::from_secs(5)).await;
     assert!(world.told().iter().all(|told| told.starts_with("one ")));
-    // The other one takes over without a moment of emptiness.
+    // The other binding takes over, and the sink keeps its rows meanwhile.
     world.wanted.remove(&named("one"));
     let rows: std::collections::BTreeSet<RowKey> = sink.with(|held| held.rows.keys().cloned().collect());
     world.set().await;
@@ -196,7 +196,7 @@ async fn what_is_wanted_again_is_not_cleaned_any_more() {
     let sink = Memory::default();
     world.want("one", "a", &sink);
     world.set().await;
-    // The sink is away while the reference is removed, and comes back with it.
+    // The sink fails while the reference is removed, and works again when another reference is added.
     sink.with(|held| held.faults = vec![Fault::Before; 1000]);
     world.leave("one");
     world.set().await;
@@ -242,7 +242,7 @@ async fn cleaning_touches_nothing_of_another_owner() {
     let mut world = World::new();
     let neighbour = claimed_by("c2");
     let mut wanted = world.want("one", "a", &neighbour).clone();
-    // Whatever the binding may take over, cleaning does not.
+    // Cleaning never takes over, even if the binding may.
     let claimant = Claimant { take_over: TakeOver::Always, ..wanted.binding.claimant.clone() };
     wanted.binding = Arc::new(Binding { claimant, ..Binding::clone(&wanted.binding) });
     world.wanted.insert(named("one"), wanted);
@@ -258,7 +258,7 @@ async fn a_claim_that_was_asked_for_and_never_granted_is_no_reason_to_clean() {
     for (was_granted, left, told) in [(false, 1, "one not ours"), (true, 0, "one cleaned")] {
         let mut world = World::new();
         let sink = claimed_by("c1");
-        // Rows of a time before claims, or a claim that got lost.
+        // Rows that were written before claims existed, or whose claim was lost.
         sink.with(|held| held.claim = None);
         world.want("one", "a", &sink);
         world.leave("one").was_granted = was_granted;
@@ -315,7 +315,7 @@ async fn a_copy_is_cleaned_and_the_other_gets_an_id_of_its_own() {
     world.set().await;
     assert_eq!((held(&old), held(&copy)), (0, 1));
     assert_eq!(id(&copy), old_id);
-    // Its next claim makes the difference.
+    // The next claim of the copy gets a new id.
     copy.with(|held| held.claim = Some(Claim { epoch: 0, ..held.claim.clone().unwrap() }));
     world.put(2, 2);
     world.set().await;
@@ -355,7 +355,7 @@ async fn two_references_exchange_their_places() {
     world.put(2, 2);
     time::sleep(Duration::from_secs(5)).await;
     assert_eq!((held(&a), held(&b)), (2, 2));
-    assert!(world.told().iter().all(|told| told.ends_with("compared")), "nobody was fenced or cleaned");
+    assert!(world.told().iter().all(|told| told.ends_with("compared")), "no binding was fenced or cleaned");
 }
 
 #[tokio::test(start_paused = true)]
@@ -393,7 +393,7 @@ async fn law_16_a_binding_whose_sink_panics_is_shown_counted_and_restarted() {
     assert!(told.iter().all(|told| told == "one panicked"), "{told:?}");
     // Pauses double up to five minutes, and each is at least half as long as it may be.
     assert!((15..=35).contains(&restarts), "{restarts}");
-    // Whatever was changed may have been the reason: that is not waited for.
+    // A changed binding is tried at once: the change may have removed the cause.
     sink.with(|held| held.faults.clear());
     world.want("one", "a", &sink);
     world.apply();

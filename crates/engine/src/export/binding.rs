@@ -1,5 +1,5 @@
-//! A binding: one inventory, one sink, and everything that says what is written when. What it does is told as it
-//! happens.
+//! A binding: one inventory, one sink, and the settings that decide what is written when; and the events that it
+//! reports.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -29,9 +29,9 @@ use crate::{
 /// Which rows of its targets an inventory holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Choice {
-    /// Of these namespaces only; `None`: of all, and of cluster-scoped objects.
+    /// Only rows of these namespaces; `None`: of all namespaces, and of cluster-scoped objects.
     pub namespaces: Option<BTreeSet<Arc<str>>>,
-    /// Of several rows of one object that of the target with the smallest name.
+    /// If several targets have a row of one object, only the row of the target whose name sorts first.
     pub one_row_per_object: bool,
 }
 
@@ -40,23 +40,23 @@ impl Choice {
         self.namespaces.as_ref().is_none_or(|names| names.contains(&key.namespace))
     }
 
-    /// Leaves what the inventory holds.
+    /// Removes rows that the inventory does not hold.
     pub fn apply(&self, snapshot: &mut Snapshot) {
         snapshot.rows.retain(|key, _| self.takes(key));
         if self.one_row_per_object {
-            // Rows are in the order of their targets.
+            // Rows are sorted by target: the first row of an object stays.
             let mut seen = HashSet::new();
             snapshot.rows.retain(|key, _| seen.insert((key.namespace.clone(), key.uid.clone())));
         }
     }
 }
 
-/// Checksum of what was sent last.
+/// Checksum of the rows that were sent last.
 #[derive(Clone, Debug, Default)]
 pub struct LastChecksum(Arc<Mutex<Option<String>>>);
 
 impl LastChecksum {
-    /// Begins with what is known.
+    /// Begins with a known checksum, if there is one.
     pub fn new(known: Option<String>) -> Self {
         Self(Arc::new(Mutex::new(known)))
     }
@@ -70,40 +70,40 @@ impl LastChecksum {
     }
 }
 
-/// Opens a sink, as often as it takes. A change of the sink's spec or Secrets makes another one.
+/// Opens a sink, any number of times. A change of the sink's spec or Secrets creates a new value.
 #[async_trait]
 pub trait Open: Send + Sync {
     /// Connects.
     async fn open(&self) -> Result<Box<dyn Sink>, SinkError>;
 }
 
-/// Whether this process may write now: it leads, or it is alone. Asked before each request that changes something.
+/// Whether this process may write now, as the leader or the only process. Called before each change of a sink.
 pub type MayWrite = dyn Fn() -> bool + Send + Sync;
 
 /// One inventory bound to one sink.
 #[derive(Clone)]
 pub struct Binding {
-    /// Whose rows.
+    /// The inventory whose rows are written.
     pub inventory: InventoryId,
-    /// Where they go, by a name that is the same for every sink that leads there.
+    /// Destination of the rows; equal for all sinks that lead there.
     pub destination: Destination,
     /// Generation of the inventory's spec; 0 if there is none.
     pub generation: i64,
-    /// Tells versions of a binding apart: what was acknowledged under another one says nothing about this one.
+    /// Version of the binding. What the sink acknowledged for another version does not count for this one.
     pub version: u64,
-    /// How far it has come; the same for all versions of a binding that lead to one destination.
+    /// Progress; shared by all versions of a binding that lead to one destination.
     pub progress: BindingProgress,
     /// Whether rows are counted by namespace.
     pub counts_namespaces: bool,
-    /// Who writes them.
+    /// The writer, as the sink records it.
     pub claimant: Claimant,
-    /// The claim that it holds; the same for all versions of a binding.
+    /// The claim that it holds; shared by all versions of a binding.
     pub current: CurrentClaim,
-    /// Bindings of the inventory whose destinations may be the same under another name, this one among them.
+    /// Bindings of the inventory whose destinations may be the same under another name, including this one.
     pub siblings: Siblings,
     /// Shared by all bindings of the sink.
     pub claim_checks: Arc<ClaimChecks>,
-    /// How often the claim is looked at between writes; `None`: as the sink says; zero: never.
+    /// Time between checks of the claim without a write; `None`: the default of the sink; zero: no checks.
     pub claim_check_interval: Option<Duration>,
     /// The targets of the inventory.
     pub targets: Vec<TargetId>,
@@ -111,30 +111,30 @@ pub struct Binding {
     pub cadence: Cadence,
     /// What is known about targets and kinds that do not belong to the inventory.
     pub rest: Sight,
-    /// All that the run looks at: a kind that was seen there is not blind.
+    /// Everything that the run covers: a kind that was seen there is not blind.
     pub scope: Sight,
-    /// Which of their rows belong to it.
+    /// Which rows of the targets belong to the inventory.
     pub choice: Choice,
-    /// Limits what changed specs may remove; `None`: nothing does.
+    /// Limits how many rows changed specs may remove; `None`: no limit.
     pub removal_guard: Option<RemovalGuard>,
     /// Digest of what the specs select, for the guard; empty without one.
     pub selected: String,
-    /// What they selected when the sink last got all rows; the same for all versions of a binding.
+    /// What the specs selected when the sink last got all rows; shared by all versions of a binding.
     pub selection: Selection,
     /// Largest part of a document, in bytes.
     pub part_bytes: usize,
-    /// What was sent last, for sinks that cannot be read back; the same for all versions of a binding.
+    /// Checksum of what was sent last, for sinks that cannot be read back; shared by all versions of a binding.
     pub last_checksum: LastChecksum,
-    /// Changes when the sink shall be compared now.
+    /// A changed value requests a comparison now.
     pub requested: Option<String>,
-    /// How to get there.
+    /// Opens the sink.
     pub sink: Arc<dyn Open>,
     /// Shared by all bindings of the sink.
     pub breaker: Arc<Breaker>,
 }
 
 impl Binding {
-    /// All rows of no targets: what is said about an inventory without more.
+    /// A binding without targets, with default settings.
     pub fn new(
         inventory: InventoryId,
         claimant: Claimant,
@@ -176,7 +176,7 @@ impl fmt::Debug for Binding {
     }
 }
 
-/// What a binding did.
+/// An event that a binding reports.
 #[derive(Debug)]
 pub enum Told<'a> {
     /// The sink has granted the claim.
@@ -185,47 +185,47 @@ pub enum Told<'a> {
     Compared(&'a Outcome),
     /// What has changed was written.
     Written(&'a Delta, &'a Receipt),
-    /// The sink is not as this binding left it, or is gone; it is opened and claimed again and compared at once.
+    /// The sink is not as this binding left it, or is gone. The binding opens, claims and compares it again at once.
     ClaimLost(&'a SinkError),
-    /// What has changed left nothing to write.
+    /// The changes need no write.
     Passed,
-    /// There is something to write, which waits for the cadence.
+    /// There are changes to write, which wait for the cadence.
     Waits,
     /// Something takes longer than it should; see [`BindingProgress`].
     Late,
     /// Something failed; it is tried again after a pause, or when something has changed.
     Failed {
-        /// What.
+        /// The error.
         error: &'a SinkError,
-        /// How long; `None`: until something changes.
+        /// Pause before the next attempt; `None`: until something changes.
         pause: Option<Duration>,
     },
-    /// The sink keeps failing for all of its bindings; none tries before.
+    /// The breaker of the sink is open: no binding tries before the pause is over.
     Paused {
-        /// How long.
+        /// Length of the pause.
         pause: Duration,
     },
-    /// The sink wants whole snapshots, and what cannot be seen would be missing from this one.
+    /// Nothing is sent: the sink takes whole snapshots, and this one would lack rows that cannot be seen.
     HeldBack {
         /// What cannot be seen.
         coverage: &'a str,
     },
     /// Nothing is written, because that would remove more rows than the guard allows.
     RemovalsHeld(&'a HeldRemovals),
-    /// A destination that the inventory is no longer written to has been dealt with.
+    /// The cleaning of a destination that the inventory is no longer written to has ended.
     Cleaned {
-        /// What came of it.
+        /// The result.
         cleaned: &'a Cleaned,
-        /// The binding is written somewhere else now.
+        /// The binding has another destination now.
         moved: bool,
     },
-    /// What was written could not be removed; it is tried again after a pause.
+    /// Cleaning failed; it is tried again after a pause.
     NotCleaned {
         /// Why.
         error: &'a SinkError,
-        /// How long.
+        /// Length of the pause.
         pause: Duration,
-        /// The binding is written somewhere else now.
+        /// The binding has another destination now.
         moved: bool,
     },
 }

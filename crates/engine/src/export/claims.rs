@@ -1,4 +1,4 @@
-//! The claim of a binding: how it is asked for, who else sees it, and how often it is looked at.
+//! The claim of a binding: how it is requested, how other bindings see it, and how often it is checked.
 
 use std::{
     collections::BTreeMap,
@@ -20,8 +20,8 @@ use tokio::time::Instant;
 use super::{Binding, Open};
 use crate::{clock, schedule::TerminalPauses};
 
-/// The claim that a binding holds now, for other bindings of its inventory to see. Empty while it holds none, or does
-/// not know whether it does.
+/// The claim that a binding holds now, visible to other bindings of its inventory. Empty while the binding holds
+/// none, or does not know whether it does.
 #[derive(Clone, Debug, Default)]
 pub struct CurrentClaim(Arc<Mutex<Known>>);
 
@@ -51,7 +51,7 @@ impl CurrentClaim {
         known.claim.as_ref().is_some_and(|claim| claim.writer_id.is_some() && claim.is_same_writer(read))
     }
 
-    /// The destination has the id of another one and is not that one: its next claim gives it an id of its own.
+    /// Records that the destination is a copy of another one and has its id: the next claim gives it a new id.
     pub(super) fn note_copy_of(&self, id: &str) {
         let mut known = self.lock();
         if !known.copy_of.iter().any(|known| known == id) {
@@ -70,17 +70,17 @@ impl CurrentClaim {
     }
 }
 
-/// The bindings of an inventory whose destinations may be one under several names. Shared by all of them.
+/// The bindings of an inventory whose destinations may be the same one under several names. Shared by all of them.
 #[derive(Clone, Default)]
 pub struct Siblings(Arc<Mutex<Vec<Sibling>>>);
 
 impl Siblings {
-    /// These are the bindings now.
+    /// Replaces the bindings.
     pub fn set(&self, siblings: Vec<Sibling>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = siblings;
     }
 
-    /// All of them but the one with this claim.
+    /// All bindings except the one with this claim.
     fn but(&self, own: &CurrentClaim) -> Vec<Sibling> {
         let siblings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         siblings.iter().filter(|sibling| !Arc::ptr_eq(&sibling.current.0, &own.0)).cloned().collect()
@@ -98,7 +98,7 @@ pub struct Sibling {
     pub sink: Arc<dyn Open>,
 }
 
-/// A claim that was granted. Others see it until it is dropped.
+/// A claim that was granted. Other bindings see it until it is dropped.
 pub(super) struct Granted {
     pub(super) claim: Claim,
     current: CurrentClaim,
@@ -113,7 +113,7 @@ impl Drop for Granted {
 /// Claims the inventory of a binding, for the first time or again. The epoch is higher than `epoch`.
 pub(super) async fn claim(binding: &Binding, sink: &dyn Sink, epoch: i64) -> Result<Granted, SinkError> {
     let Binding { inventory, claimant, current, .. } = binding;
-    // Until the answer has come it is not known which claim the destination holds.
+    // Until the sink answers, it is not known which claim the destination holds.
     current.clear();
     let (last_epoch, copy_of) = {
         let known = current.lock();
@@ -157,7 +157,7 @@ pub(super) async fn check_free(binding: &Binding, sink: &dyn Sink, fenced: bool)
     Ok(())
 }
 
-/// Looks at the claims of all bindings of a sink together: one request serves all of them.
+/// Checks the claims of all bindings of a sink together: one request serves all of them.
 #[derive(Debug, Default)]
 pub struct ClaimChecks {
     /// How many bindings hold a claim for each inventory.
@@ -190,8 +190,8 @@ impl ClaimChecks {
 }
 
 impl Checking {
-    /// The claim as the destination holds it, and when it was read. What was read for another binding counts if it is
-    /// not older than `interval`, and newer than `since`: the last write or check of this binding.
+    /// The claim as the destination holds it, and when it was read. A result that was read for another binding is
+    /// used if it is not older than `interval`, and newer than `since`: the last write or check of this binding.
     pub(super) async fn held(
         &self,
         sink: &dyn Sink,
@@ -224,14 +224,14 @@ impl Drop for Checking {
     }
 }
 
-/// Pauses of a binding that another process of its cluster has fenced. Two operators that take turns would never
-/// agree, so they do it more and more rarely.
+/// Pauses of a binding that another process of its cluster has fenced. They grow: two operators that fence each other
+/// would otherwise do so at a constant rate.
 const FENCED: Backoff = Backoff::new(Duration::from_secs(5), TerminalPauses::LONG);
 
-/// A claim that has stood for so long ends the dispute with another operator.
+/// A claim that was held for this long resets the pauses after a fencing.
 const UNDISPUTED: Duration = Duration::from_mins(15);
 
-/// A claim that is lost so soon is not claimed again at once.
+/// A claim that is lost within this time is claimed again after a pause.
 const LOST_AGAIN: Duration = Duration::from_secs(10);
 
 /// What has happened to the claims of a binding since it last changed.
@@ -258,7 +258,7 @@ impl Disputes {
         self.granted.is_none_or(|granted| granted.elapsed() >= time)
     }
 
-    /// Another writer has claimed the inventory. Answers how long to wait before it is claimed again.
+    /// Another writer has claimed the inventory. Returns how long to wait before it is claimed again.
     pub(super) fn fenced(&mut self) -> Duration {
         if !mem::replace(&mut self.fenced, true) && self.has_stood_for(UNDISPUTED) {
             self.pauses = FENCED;

@@ -1,8 +1,8 @@
 //! Removes an inventory from a destination that it is no longer written to.
 //!
 //! A destination is cleaned only under a claim of our own, and only if no other binding of the inventory writes it
-//! under another name. That is found out as follows: the claim that is written under the old name must not be read
-//! under any of the others. A binding that claims in between fences the cleaning.
+//! under another name. To check this, cleaning writes its claim under the old name and reads the claims under the
+//! other names: none of them may be the same. A binding that claims in between fences the cleaning.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -31,7 +31,7 @@ pub struct Leftover {
     pub was_granted: bool,
     /// Bindings of the inventory that may write the same destination under another name.
     pub others: Vec<Sibling>,
-    /// The binding is written somewhere else now.
+    /// The binding has another destination now.
     pub moved: bool,
 }
 
@@ -46,11 +46,11 @@ pub enum Cleaned {
     NotOurs,
 }
 
-/// How far the epoch of a cleaning may jump: tables of older versions have no ids of writers, and an epoch that no
-/// other claim has tells two destinations apart as well.
+/// Range of the random step of the epoch. Tables of older versions have no ids of writers: there, an epoch that no
+/// other claim has distinguishes two destinations.
 const JUMP: std::ops::Range<i64> = 1..1_000_000;
 
-/// Removes everything of an inventory, if it is ours.
+/// Removes everything of an inventory from a destination, if the claim there belongs to this owner.
 pub(crate) async fn clean(
     leftover: &Leftover,
     rows: &StoreReader,
@@ -98,8 +98,8 @@ pub(crate) async fn clean(
     Ok(Cleaned::Removed)
 }
 
-/// Rows of kinds that a target has left stay until the kinds that it wants now can be listed. Those that this process
-/// does not know are not in the new destination, so the old one keeps them.
+/// Fails while rows of kinds that a target has left wait for the kinds that it selects now. If this process does not
+/// know such rows, they are not in the new destination, so the old one keeps them.
 async fn check_replaced(binding: &Binding, sink: &dyn Sink, rows: &StoreReader) -> Result<(), SinkError> {
     if rows.sights(&binding.targets).values().all(|sight| *sight == Sight::Everything) {
         // Nothing waits: the destination need not be read.
@@ -134,7 +134,7 @@ async fn claim(
     Ok(claims::claim(binding, sink, epoch).await?)
 }
 
-/// Whether a claim that was just written somewhere is read in the destination of another binding.
+/// Whether a claim that was just written is read in the destination of another binding, too.
 async fn is_same(other: &Sibling, own: &Binding, written: &Claim) -> Result<bool, SinkError> {
     let sink = deadline::open(&*other.sink).await?;
     if sink.delivery() == Delivery::Snapshots {

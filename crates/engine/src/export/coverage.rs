@@ -1,4 +1,4 @@
-//! What could be seen, in a line.
+//! Describes in one line what could be seen.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -10,12 +10,12 @@ use crate::{
 /// How many blind kinds are named.
 const NAMED_KINDS: usize = 5;
 
-/// What could be seen, in a line: `complete`, or what is blind. `scope` is all that a run looks at.
+/// What could be seen, in one line: `complete`, or what is blind. `scope` is everything that a run covers.
 pub fn coverage(seen: &Sights, scope: &Sight) -> String {
     unseen(seen, |sight| is_complete(sight, scope))
 }
 
-/// The same, where `is_seen` says of what nothing is missing.
+/// The same; `is_seen` decides whether a sight is complete.
 pub(super) fn unseen(seen: &Sights, is_seen: impl Fn(&Sight) -> bool) -> String {
     let blind: Vec<String> = seen
         .iter()
@@ -45,7 +45,7 @@ pub(super) fn unseen(seen: &Sights, is_seen: impl Fn(&Sight) -> bool) -> String 
     }
 }
 
-/// Whether everything was seen that the run looks at.
+/// Whether everything that the run covers was seen.
 pub(super) fn is_complete(sight: &Sight, scope: &Sight) -> bool {
     let seen = sight.within_reach();
     matches!(seen, Sight::Everything | Sight::Absent) || (matches!(seen, Sight::Within(_)) && seen == scope)

@@ -1,4 +1,4 @@
-//! A time limit for every call to a sink: a server that stops answering must not stop its binding for good.
+//! A time limit for every call to a sink: a server that stops answering must not block its binding permanently.
 
 use std::time::Duration;
 
@@ -18,16 +18,16 @@ const SHORT: Duration = Duration::from_mins(1);
 const READ: Duration = Duration::from_mins(10);
 /// For a write, besides the time for its rows.
 const WRITE: Duration = Duration::from_mins(2);
-/// What a slow sink may need for each row.
+/// Additional time for each row of a write.
 const ROW: Duration = Duration::from_millis(2);
 
-/// Opens a sink. It must answer in time, also later.
+/// Opens a sink, with a time limit for this and every later call.
 pub(super) async fn open(sink: &dyn Open) -> Result<Box<dyn Sink>, SinkError> {
     let inner = within(SHORT, "open the sink", sink.open()).await?;
     Ok(Box::new(TimedSink(inner)))
 }
 
-/// A sink whose calls end in time.
+/// A sink whose calls have a time limit.
 struct TimedSink(Box<dyn Sink>);
 
 async fn within<T>(

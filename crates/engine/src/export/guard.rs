@@ -1,4 +1,4 @@
-//! Holds writes that would remove many rows because specs changed: a mistyped selector is no reason to empty a sink.
+//! Holds writes that would remove many rows because specs changed: a mistyped selector must not empty a sink.
 //!
 //! Rows whose objects are gone do not count. Why a row goes is known from the store while the process runs. After a
 //! restart only the sink knows the row: then it counts if the specs select something else than when the sink last got
@@ -19,22 +19,22 @@ use crate::store::{Change, RemovalCause, Snapshot};
 /// How many rows one write may remove because specs changed. A limit that is not set does not count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemovalGuard {
-    /// Of the rows that the sink holds.
+    /// Limit in percent of the rows that the sink holds.
     pub percent: Option<u32>,
-    /// In all.
+    /// Limit in rows.
     pub rows: Option<usize>,
-    /// The removals that were released, by their token.
+    /// Token of the removals that were released.
     pub released: Option<String>,
 }
 
 /// Removals that are held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldRemovals {
-    /// So many rows would go because specs changed.
+    /// Number of rows that would be removed because specs changed.
     pub rows: usize,
-    /// Of so many that the sink holds.
+    /// Number of rows that the sink holds.
     pub held: usize,
-    /// What releases them.
+    /// The token that releases them.
     pub token: String,
 }
 
@@ -50,7 +50,7 @@ struct Known {
     acknowledged: Option<String>,
 }
 
-/// A changed selection has had its effect on the rows after this time, however long lists take.
+/// After this time, a changed selection is assumed to have taken effect on the rows.
 const EFFECT: Duration = Duration::from_mins(5);
 
 impl Selection {
@@ -68,7 +68,7 @@ impl Selection {
         self.lock().acknowledged.clone()
     }
 
-    /// The specs select this now.
+    /// Records what the specs select now.
     pub(super) fn observe(&self, digest: &str) {
         let mut known = self.lock();
         if known.now.as_ref().is_none_or(|(now, _)| now != digest) {
@@ -76,8 +76,8 @@ impl Selection {
         }
     }
 
-    /// The sink has got all rows. Nothing is known to be selected otherwise after the first comparison of a process,
-    /// which waits for all lists; a selection that changes later takes effect some time afterwards.
+    /// The sink has got all rows. The first comparison of a process waits for all lists, so the selection has taken
+    /// effect; a selection that changed later takes effect after some time.
     pub(super) fn acknowledge(&self, is_first: bool) {
         let mut known = self.lock();
         if let Some((digest, since)) = &known.now
@@ -109,8 +109,8 @@ impl Causes {
 }
 
 impl RemovalGuard {
-    /// What a write would remove beyond the limits because specs changed; `None`: it may be made. The sink holds so
-    /// many rows before it.
+    /// What a write would remove beyond the limits because specs changed; `None`: it may be made. `held`: the rows of
+    /// the sink before the write.
     pub(super) fn holds(
         &self,
         delta: &Delta,

@@ -30,13 +30,13 @@ use crate::{
 pub struct Outcome {
     /// What differed, and was written but for the rows that were refused.
     pub delta: Delta,
-    /// What the sink says about it; empty if nothing was written.
+    /// The receipt of the sink; empty if nothing was written.
     pub receipt: Receipt,
     /// Rows that the sink had already.
     pub unchanged: usize,
     /// Rows of the sink that were left alone because their objects cannot be seen.
     pub left_alone: usize,
-    /// Rows that were in the sink as they should be, until others changed them.
+    /// Rows that were correct in the sink, until another writer changed them.
     pub drifted: usize,
     /// Whether the sink holds all rows: every kind was seen, and no target is frozen.
     pub is_complete: bool,
@@ -47,18 +47,18 @@ pub struct Outcome {
 /// Rows of a target that stay in a sink as they were.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeptRows {
-    /// So many are beyond the reach of the target.
+    /// Number of rows beyond the reach of the target.
     pub beyond: usize,
     /// Their namespaces; none for cluster-scoped objects.
     pub namespaces: BTreeSet<Arc<str>>,
-    /// So many are of kinds that the target has left: they wait until the kinds that it wants now can be listed.
+    /// Number of rows of kinds that the target has left: they wait until the kinds that it selects now can be listed.
     pub waiting: usize,
     /// The kinds that it has left.
     pub left_kinds: BTreeSet<Arc<str>>,
 }
 
 impl KeptRows {
-    /// Those of what a sink holds.
+    /// Finds the kept rows among the rows of a sink.
     pub(super) fn among(baseline: &Baseline, snapshot: &Snapshot, seen: &Sights) -> BTreeMap<TargetId, Self> {
         let mut found: BTreeMap<TargetId, Self> = BTreeMap::new();
         if seen.values().all(|sight| *sight == Sight::Everything) {
@@ -91,9 +91,9 @@ pub(super) struct ClaimedSink {
     sink: Box<dyn Sink>,
     granted: Granted,
     checking: Checking,
-    /// When the claim was last seen.
+    /// When the claim was last checked.
     checked: Instant,
-    /// Bindings of a sink do not look all at once.
+    /// Spreads the checks of a sink's bindings over time.
     jitter: f64,
 }
 
@@ -123,17 +123,17 @@ impl ClaimedSink {
 
     fn claim_check_interval(&self, binding: &Binding) -> Option<Duration> {
         let interval = binding.claim_check_interval.unwrap_or_else(|| self.sink.claim_check_interval());
-        // A write looks at the claim as well, and streams of snapshots have none.
+        // A write checks the claim as well, and sinks for snapshots have none.
         (!interval.is_zero() && self.delivery() == Delivery::Changes).then_some(interval)
     }
 
-    /// When to look at the claim if nothing is written before; `None`: never.
+    /// When to check the claim if nothing is written before; `None`: never.
     pub(super) fn next_claim_check(&self, binding: &Binding, last_write: Option<Instant>) -> Option<Instant> {
         let interval = self.claim_check_interval(binding)?;
         Some(last_write.map_or(self.checked, |write| write.max(self.checked)) + interval.mul_f64(self.jitter))
     }
 
-    /// Looks whether the claim still stands.
+    /// Checks that the claim is still held.
     pub(super) async fn check_claim(
         &mut self,
         binding: &Binding,
@@ -147,7 +147,7 @@ impl ClaimedSink {
         Ok(())
     }
 
-    /// Reads what the sink holds.
+    /// Reads the rows of the sink and compares them with the snapshot.
     pub(super) async fn compare(
         &self,
         binding: &Binding,
@@ -174,7 +174,7 @@ impl ClaimedSink {
         Ok(Difference { delta, held, before, unchanged, left_alone, is_complete, kept })
     }
 
-    /// Writes a delta. An empty one is written too: the sink notes when that was and what could be seen.
+    /// Writes a delta. An empty one is written too: the sink records the time and the coverage.
     pub(super) async fn write(
         &mut self,
         binding: &Binding,
@@ -204,7 +204,7 @@ impl Difference {
         self.unchanged + self.left_alone.len() + self.delta.changed.len() + self.delta.removed.len()
     }
 
-    /// What came of it, and the rows that were left alone.
+    /// The outcome, and the rows that were left alone.
     pub(super) fn written(self, receipt: Receipt, drifted: usize) -> (Outcome, BTreeSet<RowKey>) {
         let Self { delta, unchanged, left_alone: keys, is_complete, kept, .. } = self;
         let left_alone = keys.len();

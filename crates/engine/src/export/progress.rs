@@ -1,5 +1,5 @@
-//! How far a binding has come: what its sink has acknowledged, what waits, and what is being done. The task of the
-//! binding writes it, statuses and metrics read it.
+//! Progress of a binding: what its sink has acknowledged, what waits, and what is being done. The task of the binding
+//! writes it, statuses and metrics read it.
 
 use std::{
     collections::BTreeMap,
@@ -15,8 +15,8 @@ use crate::{
     store::{Reached, WaitingChanges},
 };
 
-/// A call to a sink that takes longer shows in the status, and so does a change that waits for so much longer than
-/// the cadence asks for.
+/// A call to a sink that takes longer than this is late, and so is a change that waits this much longer than the
+/// cadence. The status reports both.
 pub const LATE: Duration = Duration::from_secs(10);
 
 /// What a sink has acknowledged to hold.
@@ -28,13 +28,13 @@ pub struct Acknowledged {
     pub generation: i64,
     /// Every change of the inventory's rows up to this number is in the sink.
     pub revision: u64,
-    /// The same without rows of targets whose list was running: those join when it has ended.
+    /// The same, except rows of running lists: those are included when the list has ended.
     pub shown_revision: u64,
     /// How many rows the sink refuses: it holds older versions of them, or none.
     pub refused: usize,
     /// How many rows the sink holds.
     pub rows: usize,
-    /// Sum of their digests: the same for the same rows, in whatever order they came.
+    /// Sum of their digests: equal for equal rows, in any order.
     pub digest: u128,
     /// Checksum of the document or event that was written last.
     pub checksum: Option<String>,
@@ -44,14 +44,14 @@ pub struct Acknowledged {
     pub is_found: bool,
 }
 
-/// What a sink has done with a version of a binding.
+/// The answer of a sink to a version of a binding.
 #[derive(Clone, Debug)]
 pub struct Acknowledgement {
     /// [`super::Binding::version`].
     pub version: u64,
     /// Generation of the inventory's spec in that version.
     pub generation: i64,
-    /// How far the rows had come that it has now.
+    /// The revision of the rows that the sink holds now.
     pub reached: Reached,
     /// Checksum of the document or event that was written last.
     pub checksum: Option<String>,
@@ -92,7 +92,7 @@ pub struct NamespaceRows {
     pub targets: BTreeMap<TargetId, usize>,
 }
 
-/// The same for all versions of a binding that lead to one destination.
+/// Progress of a binding; shared by all its versions that lead to one destination.
 #[derive(Clone, Default)]
 pub struct BindingProgress(Arc<Mutex<Inner>>);
 
@@ -109,14 +109,14 @@ struct Inner {
     next_write: Option<Instant>,
 }
 
-/// How far a binding has come.
+/// Progress of a binding at one time.
 #[derive(Clone, Debug, Default)]
 pub struct ProgressNow {
     /// What the sink has acknowledged last; `None`: nothing since this process began to write it.
     pub acknowledged: Option<Acknowledged>,
-    /// The newest version of the binding of which an attempt has ended, whatever came of it.
+    /// The newest version of the binding of which an attempt has ended, successful or not.
     pub tried: Option<u64>,
-    /// Whether the sink holds what it acknowledged last, as far as is known. Otherwise it is going to be compared.
+    /// Whether the sink is known to hold what it acknowledged last. Otherwise it will be compared.
     pub is_known: bool,
     /// What is being done, and since when.
     pub doing: Option<(Doing, Instant)>,
@@ -142,7 +142,7 @@ impl ProgressNow {
         }
     }
 
-    /// When something takes too long, if nothing ends before.
+    /// When something will be late, if nothing ends before.
     fn late_at(&self, cadence: Duration) -> Option<Instant> {
         let doing = self.doing.map(|(_, since)| since + LATE);
         let pending = self.pending.map(|pending| pending.since + cadence + LATE);
@@ -155,7 +155,7 @@ impl BindingProgress {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How far it has come now.
+    /// The progress now.
     pub fn read(&self) -> ProgressNow {
         let (mut now, changes, taken, next_write) = {
             let inner = self.lock();
@@ -169,7 +169,7 @@ impl BindingProgress {
             };
             (now, inner.changes.clone(), inner.taken, inner.next_write)
         };
-        // Targets are locked to count what waits: not while others wait for this lock.
+        // Counting locks targets: it must not happen while this lock is held.
         now.pending = match (taken, changes.count()) {
             (None, None) => None,
             (Some((rows, since)), None) | (None, Some((rows, since))) => {
@@ -189,7 +189,7 @@ impl BindingProgress {
             && inner.acknowledged.as_ref().is_some_and(|acknowledged| acknowledged.version == version)
     }
 
-    /// Whether an attempt with this version of the binding, or a newer one, has ended, whatever came of it.
+    /// Whether an attempt with this version of the binding, or a newer one, has ended, successful or not.
     pub fn has_tried(&self, version: u64) -> bool {
         self.lock().tried.is_some_and(|tried| tried >= version)
     }
@@ -204,7 +204,7 @@ impl BindingProgress {
         self.lock().changes = changes;
     }
 
-    /// Something begins, with rows that were taken to be written and since when they have waited.
+    /// Records what begins, and the rows that were taken to be written, with the time since when they have waited.
     pub(super) fn begin(&self, doing: Doing, taken: Option<(usize, Instant)>) {
         let mut inner = self.lock();
         (inner.doing, inner.next_write) = (Some((doing, Instant::now())), None);
@@ -214,7 +214,7 @@ impl BindingProgress {
         };
     }
 
-    /// What had begun is over.
+    /// Records that it has ended.
     pub(super) fn end(&self) {
         self.lock().doing = None;
     }
@@ -229,24 +229,24 @@ impl BindingProgress {
         self.lock().is_known = false;
     }
 
-    /// What waits is written then.
+    /// Records when the waiting changes will be written.
     pub(super) fn wait_until(&self, next_write: Instant) {
         self.lock().next_write = Some(next_write);
     }
 
-    /// The sink holds exactly these rows.
+    /// Replaces the rows that the sink holds.
     pub(super) fn hold(&self, held: HeldRows) {
         self.lock().held = held;
     }
 
-    /// Rows of the sink have changed: what they were, and what they are.
+    /// Records rows that have changed in the sink: key, digest before, digest after.
     pub fn change<'a>(&self, rows: impl Iterator<Item = (&'a RowKey, Option<RowDigest>, Option<RowDigest>)>) {
         let mut inner = self.lock();
         rows.for_each(|(key, before, after)| inner.held.change(key, before, after));
     }
 
-    /// The sink has acknowledged what it holds now. Its time moves only if something was written, or if it was not known
-    /// what the sink holds.
+    /// Records that the sink has acknowledged what it holds now. The time changes only if something was written, or
+    /// if it was not known what the sink holds.
     pub fn acknowledge(&self, acknowledgement: Acknowledgement) {
         let Acknowledgement { version, generation, reached, checksum, refused, wrote } = acknowledgement;
         let mut inner = self.lock();
@@ -271,8 +271,8 @@ impl BindingProgress {
         (inner.is_known, inner.taken, inner.tried) = (true, None, Some(version));
     }
 
-    /// All changes have been looked at up to there, and none of them is for the sink, which refuses so many rows now.
-    /// Answers whether that is further than before.
+    /// Records that no change up to `reached` needs a write, and how many rows the sink refuses now. Returns whether
+    /// a revision has advanced.
     pub(super) fn advance(&self, reached: Reached, refused: usize) -> bool {
         let mut inner = self.lock();
         inner.taken = None;
@@ -311,12 +311,12 @@ pub(super) struct HeldRows {
 }
 
 impl HeldRows {
-    /// None yet.
+    /// No rows.
     pub(super) fn new(by_namespace: bool) -> Self {
         Self { namespaces: by_namespace.then(BTreeMap::new), ..Self::default() }
     }
 
-    /// A row was, and is now.
+    /// Records a changed row; `None`: it does not exist.
     pub(super) fn change(&mut self, key: &RowKey, before: Option<RowDigest>, after: Option<RowDigest>) {
         let digest = |row: Option<RowDigest>| row.map_or(0, |row| row.0);
         let replaced = |sum: u128| sum.wrapping_sub(digest(before)).wrapping_add(digest(after));

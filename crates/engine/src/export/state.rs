@@ -32,7 +32,7 @@ use crate::{
     store::{Change, Changes, Reached, Sight, Sights, StoreReader, Taken},
 };
 
-/// How a wait ended.
+/// Why a wait ended.
 pub(super) enum Woken {
     Changed,
     Audit,
@@ -44,7 +44,7 @@ pub(super) enum Woken {
 pub(crate) enum Stopped {
     Breaker(Instant),
     Sink(SinkError),
-    /// This process does not lead any more.
+    /// This process may not write any more.
     MayNotWrite,
 }
 
@@ -54,7 +54,7 @@ impl From<SinkError> for Stopped {
     }
 }
 
-/// How far a binding is.
+/// State of the connection to the sink.
 enum Phase {
     /// The next attempt opens the sink, claims the inventory and compares.
     Closed,
@@ -67,18 +67,18 @@ enum Phase {
 enum Contents {
     /// Nothing: it must be read before anything is written.
     Unknown,
-    /// What was written.
+    /// The rows that were written.
     Known,
-    /// What was written, unless others have changed it: it is read again.
+    /// The rows that were written, unless another writer has changed them: they are read again.
     Doubted,
-    /// What it was; writing would remove too many rows.
+    /// The rows of the last comparison: a write would remove too many of them.
     Held,
 }
 
-/// Removals that are held are looked at again no more often than this.
+/// Shortest time between two comparisons while removals are held.
 const HELD_AGAIN: Duration = Duration::from_secs(10);
 
-/// That something waits for the cadence is told only if it waits for longer than this.
+/// Waiting for the cadence is reported only if it takes longer than this.
 const WAITS: Duration = Duration::from_secs(1);
 
 /// A row that the sink cannot hold as it is.
@@ -94,12 +94,12 @@ pub(super) struct State<'a> {
     may_write: &'a MayWrite,
     phase: Phase,
     changes: Changes,
-    /// What the snapshot of the last comparison had seen. Rows of everything else are not in the sink yet.
+    /// Sights of the last comparison. Rows of kinds that it had not seen are not in the sink yet.
     seen: Sights,
     /// Rows that the sink held at the last comparison, and whose objects could not be seen.
     left_alone: BTreeSet<RowKey>,
     refused: BTreeMap<RowKey, RefusedRow>,
-    /// Places that have been seen as a whole at some time.
+    /// Targets and kinds that have been seen completely at some time.
     once_complete: BTreeSet<(TargetId, Arc<str>, Arc<str>)>,
     last_write: Option<Instant>,
     /// `None`: this process has not compared yet.
@@ -141,7 +141,7 @@ impl<'a> State<'a> {
         (self.binding.progress.clone(), self.binding.cadence.min_change)
     }
 
-    /// Does what it was woken for.
+    /// Carries out what the binding was woken for.
     pub(super) async fn act(&mut self, woken: &Woken, tell: &impl Fn(Told<'_>)) -> Result<(), Stopped> {
         self.was_open = matches!(self.phase, Phase::Claimed(..));
         match woken {
@@ -175,7 +175,7 @@ impl<'a> State<'a> {
         self.terminal.reset();
     }
 
-    /// The sink is read again.
+    /// Marks the contents of the sink, so that they are read again.
     pub(super) fn doubt(&mut self) {
         match &mut self.phase {
             Phase::Claimed(_, contents @ Contents::Known) => *contents = Contents::Doubted,
@@ -200,10 +200,10 @@ impl<'a> State<'a> {
             }
             Stopped::MayNotWrite => return None,
         };
-        // What arrived is not known: the sink itself knows.
+        // It is not known which rows have arrived: the sink must be read.
         self.phase = Phase::Closed;
         self.binding.progress.doubt();
-        // What has vanished from under an open sink may be made again when the sink is opened.
+        // What is missing in an open sink, such as a table, may be created again when the sink is opened.
         let is_lost =
             error.reason == SinkReason::ClaimLost || error.reason == SinkReason::Missing && self.was_open;
         let pause = match error.reason {
@@ -223,14 +223,14 @@ impl<'a> State<'a> {
         Some(pause)
     }
 
-    /// Waits until the pause is over, the sink works for another binding, or what may have been wrong has changed.
+    /// Waits until the pause is over, the sink works for another binding, or the binding has changed.
     pub(super) async fn rest(
         &self,
         pause: Duration,
         wanted: &mut watch::Receiver<Option<Arc<Binding>>>,
     ) -> Woken {
         tokio::select! {
-            // Each leads to the next attempt, which looks at all of them.
+            // Each branch leads to the next attempt, which checks all of them.
             biased;
             () = time::sleep(pause) => Woken::Changed,
             () = self.binding.breaker.closed() => Woken::Changed,
@@ -241,7 +241,7 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Waits until there is something to write and it may be written, or something to look at.
+    /// Waits until changes may be written, or until an audit or a check of the claim is due.
     pub(super) async fn wait(
         &self,
         wanted: &mut watch::Receiver<Option<Arc<Binding>>>,
@@ -260,7 +260,7 @@ impl<'a> State<'a> {
                     return Woken::Wanted;
                 }
                 () = at(self.last_comparison.and_then(|last| cadence.next_audit(last))) => return Woken::Audit,
-                // Also when it has changed how much was seen.
+                // Also returns when a sight has changed.
                 () = self.changes.ready() => {}
                 () = at(claim_check) => return Woken::ClaimCheck,
             }
@@ -284,7 +284,7 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Looks whether the claim still stands.
+    /// Checks that the claim is still held.
     pub(super) async fn check_claim(&mut self) -> Result<(), Stopped> {
         if let Phase::Claimed(sink, _) = &mut self.phase {
             sink.check_claim(&self.binding, self.last_write).await?;
@@ -295,9 +295,9 @@ impl<'a> State<'a> {
     pub(super) async fn attempt(&mut self, tell: &impl Fn(Told<'_>)) -> Result<(), Stopped> {
         let binding = self.binding.clone();
         let seen = self.rows.sights(&binding.targets);
-        // Which of several rows of one object counts can be told only from all of them.
+        // Which of several rows of one object counts depends on all of them.
         let doubled = binding.choice.one_row_per_object && !self.changes.is_empty();
-        // What can be seen again may have left rows behind that could not be removed before.
+        // The sink may hold rows of a kind that can be seen again, which could not be removed before.
         let compare =
             !matches!(self.phase, Phase::Claimed(_, Contents::Known)) || seen != self.seen || doubled;
         if !compare && self.changes.is_empty() {
@@ -314,13 +314,13 @@ impl<'a> State<'a> {
             Delivery::Snapshots => self.send_snapshot(&mut sink, tell).await?,
             Delivery::Changes => {
                 let Taken { changes, reached, since } = self.changes.take_all();
-                // What has just been seen may prove rows gone that only the sink knows.
+                // A new sight may prove rows gone that only the sink holds.
                 let compare = compare || self.rows.sights(&binding.targets) != self.seen;
                 let doing = if compare { Doing::Comparing } else { Doing::Writing };
                 binding.progress.begin(doing, since.map(|since| (changes.len(), since)).filter(has_rows));
                 let causes = Causes::of(&changes);
                 let guarded = binding.removal_guard.is_some() && causes.has_spec_changes();
-                // What the sink holds already is not new, although it is new to the store.
+                // A row that the sink already holds is not new, although it is new to the store.
                 let known = changes.iter().any(|change| self.left_alone.contains(&change.key));
                 if compare || guarded || known {
                     self.compare(&mut sink, contents, (changes, causes), tell).await?
@@ -336,10 +336,10 @@ impl<'a> State<'a> {
         Ok(())
     }
 
-    /// What has changed leaves nothing to write: the sink has reached a newer revision all the same.
+    /// The changes need no write: records that the sink has reached their revision.
     fn pass(&mut self, tell: &impl Fn(Told<'_>)) {
         let Some(reached) = self.changes.reached_if_empty() else { return };
-        // If more has just been seen that is looked at next.
+        // If a sight has changed meanwhile, the next attempt compares.
         let is_same = self.rows.sights(&self.binding.targets) == self.seen;
         if is_same && self.binding.progress.advance(reached, self.refused.len()) {
             tell(Told::Passed);
@@ -432,14 +432,14 @@ impl<'a> State<'a> {
         let binding = self.binding.clone();
         let mut refused_before = Vec::new();
         let wanted = changes.into_iter().filter(|change| binding.choice.takes(&change.key));
-        // Of a row that was refused the sink holds something else than the store knew.
+        // If the sink refused a row before, it does not hold the version that the store had before.
         let delta = delta_of(wanted.map(|change| {
             let refused = self.refused.get(&change.key);
             refused_before.extend(refused.map(|_| change.key.clone()));
             (refused.map(|refused| refused.held), change)
         }));
         if delta.is_empty() {
-            // What has changed is not for this inventory, or has changed back.
+            // The changed rows do not belong to this inventory, or have changed back.
             refused_before.iter().for_each(|key| drop(self.refused.remove(key)));
             let is_newer = binding.progress.advance(reached, self.refused.len());
             if is_newer && refused_before.is_empty() {
@@ -467,14 +467,14 @@ impl<'a> State<'a> {
         }
         binding.progress.change(written(&delta, &self.refused, before));
         binding.progress.acknowledge(self.acknowledgement(reached, &receipt, true));
-        // Those of earlier writes are still missing.
+        // Rows that earlier writes refused are still missing.
         receipt.refused = self.refusals();
         binding.selection.acknowledge(false);
         tell(Told::Written(&delta, &receipt));
         Ok(Contents::Known)
     }
 
-    /// What the sink has done with the rows; [`Self::refused`] is known.
+    /// The acknowledgement of a write; [`Self::refused`] must be up to date.
     fn acknowledgement(&self, reached: Reached, receipt: &Receipt, wrote: bool) -> Acknowledgement {
         let Binding { version, generation, .. } = *self.binding;
         let (checksum, refused) = (receipt.checksum.clone(), self.refused.len());
@@ -485,7 +485,7 @@ impl<'a> State<'a> {
         self.refused.values().map(|refused| refused.refusal.clone()).collect()
     }
 
-    /// Sends all rows to a sink that keeps none of them.
+    /// Sends all rows to a sink that takes whole snapshots.
     async fn send_snapshot(
         &mut self,
         sink: &mut ClaimedSink,
@@ -499,11 +499,11 @@ impl<'a> State<'a> {
         let seen = snapshot.sights().clone();
         self.changes.rebase(&snapshot);
         binding.choice.apply(&mut snapshot);
-        // A kind that is not served may have replaced another one by mistake, whose rows are not known any more.
+        // A kind that is not served may be a typing error: the rows of the kind before it are not known any more.
         let is_seen = |sight: &Sight| *sight != Sight::Absent && is_complete(sight, &binding.scope);
         let complete = seen.iter().filter(|(_, sight)| is_seen(sight)).map(|(place, _)| place);
         self.once_complete.extend(complete.cloned());
-        // A target of which nothing is known, or not yet again, may have rows.
+        // A target without sights may have rows that are not known.
         let unseen = binding.targets.iter().any(|id| !seen.keys().any(|(target, _, _)| target == id));
         let pending = seen.values().any(|sight| *sight == Sight::Pending);
         let blind = unseen || pending || !seen.keys().all(|place| self.once_complete.contains(place));
@@ -520,7 +520,7 @@ impl<'a> State<'a> {
         if !delta.is_empty() {
             self.last_write = Some(Instant::now());
         }
-        // The same rows are not sent twice.
+        // The sink does not send the same rows twice.
         let wrote = binding.last_checksum.get() != receipt.checksum;
         binding.last_checksum.set(receipt.checksum.as_ref());
         let mut held = HeldRows::new(binding.counts_namespaces);
@@ -535,12 +535,12 @@ impl<'a> State<'a> {
     }
 }
 
-/// Whether there is a row among what was taken to be written.
+/// Whether rows were taken to be written.
 fn has_rows((rows, _): &(usize, Instant)) -> bool {
     *rows > 0
 }
 
-/// Returns at a time; never, if there is none.
+/// Waits until a time; never returns if there is none.
 async fn at(time: Option<Instant>) {
     match time {
         Some(time) => time::sleep_until(time).await,
@@ -548,7 +548,7 @@ async fn at(time: Option<Instant>) {
     }
 }
 
-/// All rows of a delta.
+/// Keys of all rows of a delta.
 fn keys(delta: &Delta) -> impl Iterator<Item = &RowKey> {
     delta.rows().map(|row| &row.key).chain(delta.removed.iter().map(|gone| &gone.key))
 }

@@ -1,5 +1,5 @@
-//! Bindings against a sink that fails before, after and in the middle of everything: when it has had
-//! its rest, it holds exactly the rows.
+//! Bindings against a sink that fails before, after and during every operation: when the faults have ended, it holds
+//! exactly the rows.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,7 +36,7 @@ pub(crate) enum Fault {
     Before,
     /// The sink fails and has done everything.
     After,
-    /// The sink refuses until somebody changes something.
+    /// The sink refuses until an administrator corrects the cause.
     Terminal,
     /// The sink never answers.
     Stall,
@@ -63,7 +63,7 @@ pub(crate) struct Held {
     claim_reads: usize,
     /// What happens while it is claimed.
     on_claim: Option<Box<dyn FnOnce() + Send>>,
-    /// Others have changed the rows since they were last read.
+    /// Another writer has changed the rows since they were last read.
     pub(crate) drifted: bool,
 }
 
@@ -481,7 +481,7 @@ async fn w47_w53_changes_wait_for_the_interval_and_become_one_write() {
         time::sleep(Duration::from_secs(1)).await;
     }
     assert_eq!(world.writes(), 1);
-    // Changes that go on do not keep it waiting.
+    // Further changes do not delay it.
     for value in 6..=12 {
         world.put("Pod", 1, value);
         time::sleep(Duration::from_secs(1)).await;
@@ -856,7 +856,7 @@ async fn w59_the_bindings_of_a_sink_share_its_breaker() {
     time::sleep(Duration::from_secs(20)).await;
     assert!(other.told().iter().all(|told| told == "paused"));
     assert!(world.memory.with(|held| held.opened) <= before + 1, "one attempt per pause");
-    // When it works for one, it works for all.
+    // When the sink works for one binding, it works for all.
     other.halt(false).await;
     world.memory.with(|held| held.faults.clear());
     world.rest().await;
@@ -876,7 +876,7 @@ async fn w24_a_changed_secret_is_used_at_once_even_after_a_terminal_error() {
     assert_eq!(world.told().last().unwrap(), "failed Missing");
     world.put("Pod", 1, 9);
     time::sleep(Duration::from_secs(50)).await;
-    assert!(world.told().is_empty(), "somebody must change something first");
+    assert!(world.told().is_empty(), "no attempt before the pause is over");
     // Every minute for the first ten, then every five.
     time::sleep(Duration::from_secs(590)).await;
     assert_eq!(world.told(), ["failed Missing"; 10]);
@@ -888,7 +888,7 @@ async fn w24_a_changed_secret_is_used_at_once_even_after_a_terminal_error() {
     world.wanted.send_replace(Some(Arc::new(world.binding.clone())));
     time::sleep(Duration::from_secs(1)).await;
     assert_eq!((world.holds(), world.memory.with(|held| held.opened)), (world.expected(), opened + 1));
-    // What concerns the inventory alone needs no other session.
+    // A change of only the inventory needs no new session.
     world.binding.generation += 1;
     world.wanted.send_replace(Some(Arc::new(world.binding.clone())));
     time::sleep(Duration::from_secs(1)).await;
@@ -1011,7 +1011,7 @@ async fn w16_of_several_rows_of_an_object_the_first_target_counts() {
         held.keys().filter(|key| &*key.kind == "Pod").map(|key| key.target.name.to_string()).collect()
     };
     assert_eq!(pods(&world), ["pods"]);
-    // Whoever comes first in the order of names wins, whenever it came; the next one steps in.
+    // The row of the target whose name sorts first is written, whenever it came; without it the next one is.
     rows[0].upsert(twin("another", 1), Origin::default(), None);
     time::sleep(Duration::from_secs(1)).await;
     assert_eq!(pods(&world), ["another"]);
@@ -1150,7 +1150,7 @@ async fn a_changed_selection_that_removes_too_much_is_held_until_it_is_released_
         assert_eq!(world.holds(), world.expected());
         world.told();
 
-        // Corrected: what was there is there, and nothing has gone meanwhile.
+        // After the correction all rows are still there, and none was removed meanwhile.
         world.redefine(3, "three", &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
         time::sleep(Duration::from_mins(10)).await;
         assert_eq!(world.holds(), world.expected());
@@ -1180,7 +1180,7 @@ async fn what_was_removed_while_no_process_ran_is_judged_by_what_the_specs_selec
         world.halt(true).await;
         let acknowledged = world.binding.selection.acknowledged();
         assert_eq!(acknowledged.as_deref(), Some("one"));
-        // A process that knows the sink and the status, and finds fewer pods.
+        // A restarted process that has only the sink and the status, and finds fewer pods.
         let (writer, rows) = store();
         (world.writer, world.rows) = (writer, rows);
         for kind in ["Pod", "Node"] {

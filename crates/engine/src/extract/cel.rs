@@ -4,10 +4,9 @@
 //! which parts of an object it reads, and evaluate it on a [`Scope`] per object. An expression sees
 //! `object` and `namespaceObject` (null for objects without a namespace).
 //!
-//! `cel` has no limits, so this must hold: nothing reaches its parser but on a thread with enough stack
-//! (`parse`), and nothing reaches its interpreter that `rewrite` has not guarded. Then an evaluation ends
-//! after bounded work with bounded memory, whatever the expression and the object are, and equal objects
-//! give equal results.
+//! `cel` has no limits, so this must hold: its parser runs only on a thread with enough stack (`parse`), and its
+//! interpreter runs only what `rewrite` has guarded. Then an evaluation ends after bounded work with bounded memory,
+//! whatever the expression and the object are, and equal objects give equal results.
 
 mod check;
 mod failure;
@@ -51,7 +50,7 @@ use crate::json::{Json, Projection};
 pub(crate) struct Expression {
     text: Box<str>,
     guarded: IdedExpr,
-    /// What one evaluation costs without its loops.
+    /// Cost of one evaluation without its loops.
     price: u64,
     reads: project::Reads,
 }
@@ -135,7 +134,7 @@ impl Expression {
         self.run(scope, is_true).unwrap_or(false)
     }
 
-    /// A key or number that is not written in the expression is a value of the object, and stays there.
+    /// Removes values of the object from an error: keys and numbers that are not written in the expression.
     fn without_values(&self, error: EvalError) -> EvalError {
         match error {
             EvalError::NoSuchKey(key) if !self.text.contains(&key) => EvalError::NoSuchKey("…".into()),
@@ -151,7 +150,7 @@ impl Expression {
     fn run<T>(&self, scope: &Scope<'_>, result: impl FnOnce(&dyn Val) -> T) -> Result<T, EvalError> {
         let context = scope.context();
         meter::start(self.price);
-        // The interpreter panics where it believes that it knows better: that must not end the process.
+        // The interpreter may panic on an expression: that must not end the process.
         let run = AssertUnwindSafe(|| Value::resolve_val(&self.guarded, &context));
         let value = panic::catch_unwind(run);
         match (meter::broken(), value) {

@@ -1,7 +1,7 @@
 //! `helm:release.<field>`: what Helm stores in its Secrets, decoded at most once per object.
 //!
-//! Only this decoder sees `data.release`. Manifests, templates and values hold secrets and are never
-//! given out; `config` and `info.notes` are, if the profile opted in.
+//! Only this decoder reads `data.release`. Manifests, templates and values hold secrets and are never exported;
+//! `config` and `info.notes` are, if the profile opted in.
 
 use std::io::Read;
 
@@ -16,10 +16,10 @@ use crate::{
 
 /// A Secret holds 1 MiB at most.
 const MAX_COMPRESSED: usize = 2 << 20;
-/// Charts of real releases stay below a few megabytes; more is a bomb.
+/// Real releases stay below a few megabytes; a larger one may be a decompression bomb.
 const MAX_DECOMPRESSED: u64 = 32 << 20;
 
-/// Fields that are never given out, neither alone nor as part of a parent.
+/// Fields that are never exported, neither alone nor as part of a parent.
 const DENIED: [&[&str]; 6] = [
     &["manifest"],
     &["hooks"],
@@ -121,14 +121,14 @@ pub(crate) fn decode(encoded: Option<&str>) -> Result<String, HelmError> {
     String::from_utf8(bytes).map_err(|_| HelmError::Malformed)
 }
 
-/// Reads a decoded release without what must not leave it.
+/// Reads a decoded release without the fields that must not be exported.
 pub(crate) fn read<'a>(
     text: &'a str,
     projection: &Projection,
     opted_in: bool,
     scrubber: &Scrubber,
 ) -> Result<Json<'a>, HelmError> {
-    // The reader trusts its text; this one has not been checked by anybody.
+    // The reader below expects valid JSON, and this text has not been validated before.
     serde_json::from_str::<&RawValue>(text).map_err(|_| HelmError::Malformed)?;
     let mut release = Json::read(text, projection).map_err(|_| HelmError::Malformed)?;
     let Json::Map(map) = &mut release else { return Err(HelmError::Malformed) };

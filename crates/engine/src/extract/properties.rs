@@ -1,4 +1,4 @@
-//! What must hold for every object: random ones, from a fixed seed.
+//! Invariants that hold for every object: tests with random objects from a fixed seed.
 
 use std::fmt::Write;
 

@@ -10,7 +10,7 @@ use crate::{
     json::{Json, Map, Projection},
 };
 
-/// What the cluster adds to every object and nobody wants to see change.
+/// Fields that the API server and tools maintain on every object; their changes would only be noise.
 const NOISE: [&[&str]; 5] = [
     &["metadata", "managedFields"],
     &["metadata", "resourceVersion"],
@@ -101,7 +101,7 @@ fn segments(pointer: &str) -> Vec<String> {
     pointer.split('/').skip(1).map(unescaped).collect()
 }
 
-/// Removes one place. Items of a list become null, so that the others keep their places.
+/// Removes the value at a pointer. Items of a list become null, so that the others keep their index.
 fn remove<S: AsRef<str>>(value: &mut Json<'_>, pointer: &[S]) {
     let Some((first, rest)) = pointer.split_first() else { return };
     let first = first.as_ref();

@@ -33,8 +33,8 @@ impl Type {
         })
     }
 
-    /// The value in this type, or `None` if something would be lost. Null has every type, and so has
-    /// the mark of a redaction. A path that yields a list stands for its only item.
+    /// The value in this type, or `None` if something would be lost. Null and the redaction marker have every type. A
+    /// path that yields a list stands for its only item.
     pub(crate) fn convert(self, value: Json<'_>, from_list_path: bool) -> Option<Json<'_>> {
         if value.is_null() || is_marker(&value) {
             return Some(value);
@@ -68,7 +68,7 @@ impl Type {
     }
 }
 
-/// The text of an integer of any size; a fraction of zeros is none.
+/// The text of an integer of any size; a fraction of only zeros is removed.
 fn integer(text: Cow<'_, str>) -> Option<Cow<'_, str>> {
     let whole = match text.split_once('.') {
         Some((whole, zeros)) if !zeros.is_empty() && zeros.bytes().all(|b| b == b'0') => whole.len(),

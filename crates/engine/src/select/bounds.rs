@@ -1,4 +1,4 @@
-//! How far a target may reach, whatever it selects. Admission, collection and status all ask here.
+//! Limits on what a target may collect, whatever its spec selects. Admission, collection and status use them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,10 +9,10 @@ use kollect_model::crd::{scope::ScopeCeiling, shapes::Gvk};
 
 use super::Rejected;
 
-/// The bounds of one target. The default has none.
+/// The bounds of one target. The default has no limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bounds {
-    /// What scopes allow; all of them must.
+    /// The ceilings of scopes; an object must be allowed by all of them.
     pub ceilings: Vec<ScopeCeiling>,
     /// Namespaces that the target reaches without a scope that names them; `None`: all.
     pub namespaces: Option<BTreeSet<Arc<str>>>,
@@ -45,7 +45,7 @@ impl Bounds {
         }
         let reached = self.namespaces.as_ref().is_none_or(|names| names.contains(name));
         let named = || self.ceilings.iter().any(ScopeCeiling::names_namespaces);
-        // Whatever a scope with names allows, it names.
+        // All scopes allow the namespace: one that names namespaces names this one.
         Some(if reached || named() { Ok(()) } else { Err(Rejected::BeyondReach) })
     }
 
@@ -66,7 +66,7 @@ impl Bounds {
         }
     }
 
-    /// Whether labels of namespaces decide.
+    /// Whether the answer depends on labels of namespaces.
     pub(super) fn read_labels(&self) -> bool {
         self.ceilings.iter().any(|ceiling| ceiling.selector().is_some() && !ceiling.names_all_namespaces())
     }
@@ -83,7 +83,7 @@ impl Bounds {
         self.namespaces.as_ref().filter(|_| !named)
     }
 
-    /// The namespaces that can be within bounds, as far as names alone tell: each list must name them.
+    /// Lists of names. A namespace can be within bounds only if every list contains it.
     pub(super) fn named_namespaces(&self) -> Vec<BTreeSet<Arc<str>>> {
         let by_name = |ceiling: &&ScopeCeiling| {
             ceiling.names_namespaces() && !ceiling.names_all_namespaces() && ceiling.selector().is_none()
@@ -94,7 +94,7 @@ impl Bounds {
     }
 }
 
-/// What is selected, or may be, and is beyond the reach of a target: rows from there stay as they were.
+/// The part of a selection that is beyond the reach of a target: rows from there stay as they were.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Beyond {
     /// The whole kind, which is cluster-scoped.

@@ -1,5 +1,5 @@
-//! What must be asked of a source so that all targets of a kind see what they select, and as little
-//! else as possible. Pure: the same knowledge gives the same queries.
+//! The queries of a kind: all targets see what they select, and as few other objects as possible. A pure function:
+//! equal inputs give equal queries.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,13 +11,13 @@ use kollect_model::crd::shapes::{Gvk, LabelOperator, LabelSelector};
 use super::{Namespaces, Rule, Selection};
 use crate::watch::Query;
 
-/// More namespaces than this are watched as one: a watch for each would cost more than it saves.
+/// More namespaces than this are watched with one cluster-wide watch, which costs less than one watch for each.
 const MAX_WATCHED_NAMESPACES: usize = 16;
 
 /// One target of the kind.
 #[derive(Clone, Copy)]
 pub struct Member<'a> {
-    /// Tells it from the others.
+    /// Identifies the target among the members.
     pub number: u32,
     /// What it selects.
     pub selection: &'a Selection,
@@ -25,7 +25,7 @@ pub struct Member<'a> {
     pub metadata_only: bool,
 }
 
-/// What to ask, and what cannot be asked.
+/// The queries to make, and what cannot be queried.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Queries {
     /// Disjoint queries, with the members that each serves. Field selectors are an exception: only
@@ -33,7 +33,7 @@ pub struct Queries {
     pub wanted: BTreeMap<Query, BTreeSet<u32>>,
     /// Where listing is not permitted, with the members that want it; `None`: the whole kind.
     pub dark: BTreeMap<Option<Arc<str>>, BTreeSet<u32>>,
-    /// Members whose selection depends on namespaces that nobody can list.
+    /// Members whose selection depends on namespaces that could not be listed.
     pub undecided: BTreeSet<u32>,
 }
 
@@ -119,7 +119,7 @@ impl Wish<'_> {
     }
 }
 
-/// Where to look, and for whom: the whole cluster or some namespaces, never both.
+/// The places to query, each with the wishes it serves: the whole cluster or some namespaces, never both.
 fn places<'a>(
     in_namespaces: bool,
     wishes: &[Wish<'a>],
@@ -152,8 +152,8 @@ fn places<'a>(
 }
 
 impl Selection {
-    /// Whether namespaces that cannot be listed decide what is selected. Those that a spec names are
-    /// taken to exist; their labels are not known.
+    /// Whether the selection depends on namespaces that could not be listed. Those that a spec names are assumed to
+    /// exist; their labels are not known.
     fn is_undecided(&self, namespaces: &Namespaces, within: Option<&BTreeSet<Arc<str>>>) -> bool {
         if namespaces.complete {
             return false;
@@ -164,11 +164,11 @@ impl Selection {
             (None, Some(within)) => within.clone(),
             (None, None) => return true,
         };
-        // A name that has not been published yet is not a namespace that does not exist.
+        // A namespace whose name is not published yet may exist all the same.
         !self.needs_only_names() || !asked.iter().all(|name| namespaces.known.contains_key(name))
     }
 
-    /// The namespaces that can be selected at all, as far as names alone tell; `None`: any.
+    /// The namespaces that can be selected, judged by names alone; `None`: any.
     pub fn named_namespaces(&self) -> Option<BTreeSet<Arc<str>>> {
         let included = Some(&self.filter.included_namespaces).filter(|list| !list.is_empty());
         let included = included.map(|list| list.iter().map(|name| name.as_str().into()).collect());

@@ -1,4 +1,4 @@
-//! Every clause that can say no, and the queries that targets need.
+//! Every clause that can reject an object, and the queries that targets need.
 
 use kollect_model::crd::scope::ScopeCeiling;
 use serde_json::{Value, json};
@@ -203,7 +203,7 @@ fn queries_are_as_narrow_as_all_targets_allow() {
     let in_b = json!({ "profileRef": "p", "includedNamespaces": ["b"] });
     let everywhere = json!({ "profileRef": "p" });
     let field = json!({ "profileRef": "p", "fieldSelector": "metadata.name=x" });
-    // Each namespace is asked for what is wanted there.
+    // Each namespace is queried only for what targets select there.
     let expected = ["a [app=web,tier notin (x,y),a,!b] [] for {0}", "b [] [] for {1}"];
     assert_eq!(asked(&[&in_a, &in_b], None), expected);
     assert_eq!(asked(&[&in_a, &everywhere], None), ["all [] [] for {0, 1}"]);

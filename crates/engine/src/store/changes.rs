@@ -15,9 +15,9 @@ pub(super) type TouchedRows = BTreeMap<RowKey, Touched>;
 
 /// A row that has changed since a reader last asked.
 pub(super) struct Touched {
-    /// What it was then; `None`: it did not exist.
+    /// The row at that time; `None`: it did not exist.
     pub(super) before: Option<Arc<Row>>,
-    /// Why it was removed last; `None`: it has come back.
+    /// Why it was removed; `None`: it exists.
     pub(super) removal: Option<RemovalCause>,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Touched {
 pub enum RemovalCause {
     /// The object is gone, is no longer selected by the same definition of the target, or cannot be read.
     ObjectGone,
-    /// The target was removed, has left the kind, or was defined in another way when the row was made.
+    /// The target was removed or has left the kind, or an earlier definition of the target made the row.
     SpecChanged,
 }
 
@@ -40,11 +40,11 @@ pub(super) struct Dirty {
 #[derive(Default)]
 pub(super) struct DirtyRows {
     pub(super) targets: BTreeMap<TargetId, BTreeMap<KindName, TouchedRows>>,
-    /// Since when there may have been something for the reader.
+    /// When the oldest change that the reader may see was made.
     pub(super) since: Option<Instant>,
 }
 
-/// One row, then and now.
+/// One row before and after a change.
 #[derive(Clone, Debug)]
 pub struct Change {
     /// Which row.
@@ -61,14 +61,14 @@ pub struct Change {
 pub struct Taken {
     /// The changes.
     pub changes: Vec<Change>,
-    /// Every change of the targets up to there has been taken, now or before.
+    /// Every change of the targets up to this revision has been taken, now or before.
     pub reached: Reached,
-    /// Since when there was one, if there was.
+    /// When the oldest of them was made; `None`: there was none.
     pub since: Option<Instant>,
 }
 
-/// What changes in the rows of some targets. Changes of one row are told as one, nothing is lost
-/// while the reader is busy, and the first change is told at once.
+/// A subscription to changes in the rows of some targets. Several changes of one row are merged, no change is lost
+/// while the reader is busy, and the first change wakes the reader at once.
 pub struct Changes(pub(super) Arc<Reader>);
 
 pub(super) struct Reader {
@@ -83,12 +83,12 @@ impl Drop for Reader {
     }
 }
 
-/// Looks at changes that nothing has taken yet, for as long as there is a [`Changes`].
+/// Counts changes that the reader has not taken yet, for as long as its [`Changes`] exists.
 #[derive(Clone, Default)]
 pub struct WaitingChanges(Weak<Reader>);
 
 impl WaitingChanges {
-    /// How many rows wait, and since when there has been one; `None`: none waits.
+    /// Number of waiting rows, and since when the oldest waits; `None`: no row waits.
     pub fn count(&self) -> Option<(usize, Instant)> {
         let reader = self.0.upgrade()?;
         let since = lock(&reader.dirty.rows).since;
@@ -106,18 +106,17 @@ impl WaitingChanges {
 }
 
 impl Changes {
-    /// Everything that has changed since the last call. Rows of a kind that has not been seen yet wait
-    /// until it has.
+    /// All changes since the last call. Rows of a kind that has not been seen yet wait until it has been seen.
     pub fn take(&mut self) -> Vec<Change> {
         self.take_all().changes
     }
 
-    /// The same, with the revision that has been reached.
+    /// Like [`Self::take`], with the revision that has been reached.
     pub fn take_all(&mut self) -> Taken {
         let mut changes = Vec::new();
         let since = lock(&self.0.dirty.rows).since.take();
-        // A change gets its number and is noted while its target is locked. So what has a number now has been noted
-        // when its target can be locked afterwards.
+        // A change gets its number and is recorded while its target is locked. A change that has a number now is
+        // therefore recorded when its target can be locked below.
         let last = self.0.shared.last_revision();
         let reached = self.0.of_targets(|target, dirty| {
             dirty.retain(|name, rows| {
@@ -139,17 +138,17 @@ impl Changes {
         Taken { changes, reached: reached.up_to(last), since }
     }
 
-    /// To look at what nothing has taken yet.
+    /// A handle that counts the changes not taken yet.
     pub fn waiting(&self) -> WaitingChanges {
         WaitingChanges(Arc::downgrade(&self.0))
     }
 
-    /// Whether [`Self::take`] would find nothing.
+    /// Whether [`Self::take`] would return no changes.
     pub fn is_empty(&self) -> bool {
         lock(&self.0.dirty.rows).targets.is_empty() || self.reached_if_empty().is_some()
     }
 
-    /// If [`Self::take`] would find nothing: how far it would reach.
+    /// The revision that [`Self::take`] would reach; `None`: it would return changes.
     pub fn reached_if_empty(&self) -> Option<Reached> {
         let last = self.0.shared.last_revision();
         let mut empty = true;
@@ -162,7 +161,7 @@ impl Changes {
         empty.then_some(reached.up_to(last))
     }
 
-    /// The reader knows this snapshot: what it contains is no change.
+    /// The reader has this snapshot: waiting changes are compared with it instead of with earlier rows.
     pub fn rebase(&mut self, snapshot: &Snapshot) {
         let mut dirty = lock(&self.0.dirty.rows);
         for (key, row) in dirty.targets.values_mut().flat_map(BTreeMap::values_mut).flatten() {
@@ -175,7 +174,7 @@ impl Changes {
         self.0.dirty.wake.notified().await;
     }
 
-    /// Everything that has changed since the last call; waits until there is something.
+    /// All changes since the last call; waits until there is at least one.
     pub async fn next(&mut self) -> Vec<Change> {
         loop {
             let changes = self.take();
@@ -188,9 +187,9 @@ impl Changes {
 }
 
 impl Reader {
-    /// Looks at what has changed, target by target. Each is locked meanwhile, so that what was changed at once is
-    /// seen at once. Writers lock in the same order: the target, then the changes of a reader. Answers how far the
-    /// targets have come.
+    /// Calls `look` with the changes of each target. The target is locked meanwhile, so that changes made together
+    /// are seen together. Writers lock in the same order: the target, then the changes of a reader. Returns the
+    /// revision that the targets have reached.
     fn of_targets(&self, mut look: impl FnMut(&Target, &mut BTreeMap<KindName, TouchedRows>)) -> Reached {
         let mut reached = Reached::NOTHING;
         for (id, target) in &self.targets {

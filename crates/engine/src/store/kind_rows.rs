@@ -36,14 +36,14 @@ impl Drop for KindRows {
 }
 
 impl KindRows {
-    /// The same rows, for a definition of the target: it is a change of specs if it removes rows of others.
+    /// Writes for a definition of the target: removing rows of another definition counts as a change of specs.
     #[must_use]
     pub fn for_definition(mut self, definition: u32) -> Self {
         self.definition = Some(definition);
         self
     }
 
-    /// Why a row that was made from this is removed now.
+    /// The cause to record when a row with this origin is removed now.
     fn cause(&self, origin: Origin) -> RemovalCause {
         match self.definition {
             Some(definition) if definition != origin.definition => RemovalCause::SpecChanged,
@@ -51,8 +51,7 @@ impl KindRows {
         }
     }
 
-    /// What the row of an object was made from, or what was read in vain; `None`: there is neither a row
-    /// nor a failure.
+    /// Origin of the row or failure of an object; `None`: it has neither.
     pub fn origin(&self, uid: &str) -> Option<Origin> {
         let target = lock(&self.target);
         let kind = target.kinds.get(&self.kind)?;
@@ -60,8 +59,8 @@ impl KindRows {
         row.or_else(|| kind.failures.get(uid).map(|failure| failure.origin))
     }
 
-    /// Stores a row with the attributes that have no value, and says whether the row differs from what was there. A target
-    /// that is frozen or has left the kind takes no rows.
+    /// Stores a row and its null attributes. Returns whether the row has changed. A target that is frozen or has left
+    /// the kind takes no rows.
     pub fn upsert(&self, row: Row, origin: Origin, nulls: Option<NullAttributes>) -> bool {
         let row = Arc::new(row);
         let mut target = lock(&self.target);
@@ -94,7 +93,7 @@ impl KindRows {
         changed
     }
 
-    /// Drops the row or the failure of an object, and says whether there was a row.
+    /// Removes the row or the failure of an object. Returns whether there was a row.
     pub fn remove(&self, uid: &str) -> bool {
         let mut target = lock(&self.target);
         let Some(kind) = target.open(self) else { return false };
@@ -108,8 +107,8 @@ impl KindRows {
         held.is_some()
     }
 
-    /// The object cannot be read: it has no row. A target that is frozen or has left the kind takes no
-    /// failures.
+    /// Records that an object cannot be read, and removes its row. A target that is frozen or has left the kind takes
+    /// no failures.
     pub fn fail(&self, key: RowKey, origin: Origin, why: String) -> Failed {
         let mut target = lock(&self.target);
         let Some(kind) = target.open(self) else { return Failed::default() };
@@ -126,12 +125,12 @@ impl KindRows {
         Failed { removed_row: held.is_some(), is_new }
     }
 
-    /// Drops the rows and failures that satisfy the condition.
+    /// Removes the rows and failures that satisfy the condition.
     pub fn remove_where(&self, condition: impl Fn(&RowKey, Origin) -> bool) {
         self.drop_where(condition, |origin| self.cause(origin));
     }
 
-    /// Drops all rows and failures: there are no objects.
+    /// Removes all rows and failures: there are no objects.
     pub fn clear(&self) {
         self.drop_where(|_, _| true, |_| RemovalCause::ObjectGone);
     }
@@ -155,7 +154,7 @@ impl KindRows {
         }
     }
 
-    /// The rows and failures of a namespace, or all of them, are made again when their objects are next seen.
+    /// Marks the rows and failures of a namespace, or all: they are made again when their objects are next seen.
     pub fn outdate(&self, namespace: Option<&str>) {
         let mut target = lock(&self.target);
         if let Some(kind) = target.open(self) {
@@ -163,7 +162,7 @@ impl KindRows {
         }
     }
 
-    /// The objects whose rows or failures satisfy the condition.
+    /// UIDs of the objects whose rows or failures satisfy the condition.
     pub fn find(&self, condition: impl Fn(&RowKey, Origin) -> bool) -> Vec<Arc<str>> {
         let target = lock(&self.target);
         let Some(kind) = target.kinds.get(&self.kind) else { return Vec::new() };
@@ -187,7 +186,7 @@ impl KindRows {
         }
     }
 
-    /// The definition of the target has read everything that it selects of the kind. What counts is the first time.
+    /// Records that the definition has read everything that it selects of the kind. Only the first call counts.
     pub fn complete(&self) {
         let Some(definition) = self.definition else { return };
         let mut target = lock(&self.target);

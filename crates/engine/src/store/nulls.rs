@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, sync::Arc};
 pub enum NullCause {
     /// The value is not of the declared type.
     TypeMismatch,
-    /// The object has nothing there.
+    /// The object has no value for it.
     Missing,
     /// The expression failed, and the attribute is optional.
     Failed,
@@ -31,7 +31,7 @@ pub struct NullAttribute {
     pub name: Arc<str>,
     /// Why.
     pub cause: NullCause,
-    /// What the object has there, if it has another type than declared: `a string`.
+    /// Type of the object's value, such as `a string`, if it is not the declared one; otherwise empty.
     pub found: &'static str,
 }
 
@@ -47,7 +47,7 @@ pub struct NullCount {
     pub cause: NullCause,
     /// How many rows.
     pub rows: usize,
-    /// One of the objects, as `namespace/name`, and what it has there.
+    /// One of the objects, as `namespace/name`, and the type of its value.
     pub example: (String, &'static str),
 }
 
@@ -65,12 +65,12 @@ fn is_mismatched(nulls: Option<&NullAttributes>) -> bool {
 
 struct Count {
     rows: usize,
-    /// UID of an object; `None`: the last example is not one any more.
+    /// UID of an object; `None`: the last example no longer lacks the value.
     example: Option<Arc<str>>,
 }
 
 impl NullCounts {
-    /// Another list for the row of an object. Says whether a count has changed.
+    /// Replaces the null attributes of the row of an object. Returns whether a count has changed.
     pub(super) fn replace(
         &mut self,
         uid: &Arc<str>,

@@ -20,10 +20,10 @@ use super::{
 #[derive(Clone)]
 pub struct StoreReader(pub(super) Arc<Shared>);
 
-/// A list of a kind of a target that is running.
+/// A running list of a kind of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listing {
-    /// The kind has never been read as a whole before.
+    /// The kind has never been listed completely before.
     pub is_first: bool,
     /// When it began.
     pub since: Instant,
@@ -37,10 +37,10 @@ pub type Sights = BTreeMap<Place, Sight>;
 pub struct Snapshot {
     /// The rows, in a stable order.
     pub rows: BTreeMap<RowKey, Arc<Row>>,
-    /// Every change of the targets up to there is in it.
+    /// Every change of the targets up to this revision is included.
     pub reached: Reached,
     sights: Sights,
-    /// Targets of which nothing is known: no task collects them now.
+    /// Targets that no task collects now: an absent row of theirs proves nothing.
     frozen: BTreeSet<TargetId>,
     rest: Sight,
 }
@@ -56,13 +56,13 @@ impl Snapshot {
         !self.frozen.is_empty()
     }
 
-    /// What is known about targets and kinds that are not among its own.
+    /// How much has been seen of targets and kinds that are not in the snapshot.
     pub fn rest(&self) -> &Sight {
         &self.rest
     }
 
-    /// Whether a row that a sink holds and the snapshot does not is known to be gone. A row of a kind that its
-    /// target no longer wants is gone when the kinds that the target wants now have been listed.
+    /// Whether a row that a sink holds and the snapshot does not is known to be gone. A row of a kind that its target
+    /// has left is gone when the kinds that the target selects now have been listed.
     pub fn knows_gone(&self, key: &RowKey) -> bool {
         if self.rows.contains_key(key) || self.frozen.contains(&key.target) {
             return false;
@@ -73,14 +73,14 @@ impl Snapshot {
         }
     }
 
-    /// For a row that is known to be gone: whether that is certainly because of specs. Its target is none of the
-    /// snapshot's, or no longer wants the kind. Otherwise the object may be gone, or the target may select less.
+    /// Whether a row is known to be gone because of specs: its target is not in the snapshot, or has left the kind.
+    /// Otherwise the object may be gone, or the target may select fewer objects.
     pub fn is_gone_by_spec(&self, key: &RowKey) -> bool {
         let place = (key.target.clone(), key.group.clone(), key.kind.clone());
         self.knows_gone(key) && !self.sights.contains_key(&place)
     }
 
-    /// How much has been seen of each kind that the target wants; none for targets that are not among its own.
+    /// The sight of each kind that the target selects; none if the target is not in the snapshot.
     fn sights_of(&self, target: &TargetId) -> impl Iterator<Item = &Sight> {
         let sights = self.sights.range((target.clone(), "".into(), "".into())..);
         sights.take_while(move |((id, _, _), _)| id == target).map(|(_, sight)| sight)
@@ -88,17 +88,15 @@ impl Snapshot {
 }
 
 impl StoreReader {
-    /// The rows of the targets, or nothing while one of their kinds is still pending. A target that
-    /// no task collects is frozen. `rest` says what is known about targets and kinds that are not among
-    /// them: whether the run looked everywhere.
+    /// The rows of the targets; `None` while one of their kinds is still pending. A target that no task collects is
+    /// frozen. `rest` tells how much has been seen of all other targets and kinds.
     pub fn snapshot(&self, targets: &[TargetId], rest: Sight) -> Option<Snapshot> {
         let snapshot = self.snapshot_of_seen(targets, rest);
         (!snapshot.sights.values().any(|sight| *sight == Sight::Pending)).then_some(snapshot)
     }
 
-    /// The rows of all kinds that have been seen. Kinds that are still pending count as frozen: their
-    /// rows join when all of them are there. Rows of a kind that replaces another one join where it has been
-    /// listed.
+    /// The rows of all kinds that have been seen. Pending kinds count as frozen: their rows are included when their
+    /// list is complete. Rows of a kind that replaces another one are included where the kind has been listed.
     pub fn snapshot_of_seen(&self, targets: &[TargetId], rest: Sight) -> Snapshot {
         let mut snapshot = Snapshot {
             rows: BTreeMap::new(),
@@ -129,12 +127,12 @@ impl StoreReader {
                 }
             }
         }
-        // What changed in a target while another one was read may have a smaller number, and is not here.
+        // A change in a target that was already read is not included, and may have a smaller number than the result.
         snapshot.reached = snapshot.reached.up_to(last);
         snapshot
     }
 
-    /// Changes whenever it changes how much of something has been seen.
+    /// Notified when the sight of a kind changes.
     pub fn sight_changes(&self) -> watch::Receiver<()> {
         self.0.sights.subscribe()
     }
@@ -162,8 +160,8 @@ impl StoreReader {
         targets.map(|target| lock(&target).revision).max().unwrap_or(0)
     }
 
-    /// The revision of a target when one of its definitions had read everything that it selects: what has reached
-    /// this revision holds the rows of that definition, and no others. `None`: it has not read everything yet.
+    /// The revision of a target when a definition had read everything that it selects: a sink at this revision holds
+    /// the rows of that definition, and no others. `None`: it has not read everything yet.
     pub fn completed(&self, target: &TargetId, definition: u32) -> Option<u64> {
         let target = self.0.get(target)?;
         let target = lock(&target);
@@ -173,7 +171,7 @@ impl StoreReader {
         kinds.try_fold(0, |newest, kind| Some(own(kind)?.max(newest)))
     }
 
-    /// Whether a definition of a target has read what it can see: no list of it is running.
+    /// Whether a definition of a target has read all that it can, and no list of it is running.
     pub fn has_read(&self, target: &TargetId, definition: u32) -> bool {
         let Some(target) = self.0.get(target) else { return false };
         let target = lock(&target);
@@ -181,7 +179,7 @@ impl StoreReader {
         !target.frozen && target.kinds.values().filter(|kind| !kind.left).all(has_read)
     }
 
-    /// The list of a kind of the target that is running, if there is one: rows join when it has ended.
+    /// A running list of the target, if there is one; readers see its rows when it has ended.
     pub fn listing(&self, target: &TargetId) -> Option<Listing> {
         let target = self.0.get(target)?;
         let target = lock(&target);
@@ -190,8 +188,8 @@ impl StoreReader {
         running.map(|(is_first, since)| Listing { is_first, since }).max_by_key(|listing| listing.is_first)
     }
 
-    /// The targets in which something has changed since the last call: rows, what cannot be read, or how much has been
-    /// seen. At first all of them.
+    /// The targets whose rows, failures or sights have changed since the last call; the first call returns all
+    /// targets.
     pub fn take_changed_targets(&self) -> BTreeSet<TargetId> {
         let changed = std::mem::take(&mut *lock(&self.0.changed));
         for target in changed.iter().filter_map(|id| self.0.get(id)) {
@@ -200,12 +198,12 @@ impl StoreReader {
         changed
     }
 
-    /// Changes whenever [`Self::take_changed_targets`] would find something new.
+    /// Notified when [`Self::take_changed_targets`] would return another target.
     pub fn news(&self) -> watch::Receiver<()> {
         self.0.news.subscribe()
     }
 
-    /// How many objects of a target cannot be read now, and why one of them cannot.
+    /// Number of objects of a target that cannot be read, and the reason of one of them.
     pub fn failures(&self, target: &TargetId) -> (usize, Option<String>) {
         let Some(target) = self.0.get(target) else { return (0, None) };
         let target = lock(&target);
@@ -220,7 +218,7 @@ impl StoreReader {
         lock(&target).kinds.values().map(|kind| kind.nulls.mismatched()).sum()
     }
 
-    /// In how many rows of a target attributes have no value, by name and cause.
+    /// Number of rows of a target in which an attribute has no value, by name and cause.
     pub fn null_rows(&self, target: &TargetId) -> BTreeMap<(Arc<str>, NullCause), usize> {
         let mut sums = BTreeMap::new();
         let Some(target) = self.0.get(target) else { return sums };
@@ -232,7 +230,7 @@ impl StoreReader {
         sums
     }
 
-    /// The same with an example of each, which may have to be looked for among all rows.
+    /// The same with an example of each. To find one, all rows may have to be searched.
     pub fn nulls(&self, target: &TargetId) -> Vec<NullCount> {
         let Some(target) = self.0.get(target) else { return Vec::new() };
         let target = lock(&target);
@@ -317,7 +315,7 @@ impl StoreReader {
         }
     }
 
-    /// From now on, what changes in the rows of the targets.
+    /// Subscribes to changes in the rows of the targets, from now on.
     pub fn changes(&self, targets: &[TargetId]) -> Changes {
         let dirty = Arc::new(Dirty::default());
         let mut held = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! How much of a kind has been seen, and what that says about rows that are absent.
+//! How much of a kind has been seen, and which absent rows are therefore known to be gone.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -19,19 +19,19 @@ pub enum Sight {
     AllBut(BTreeSet<Arc<str>>),
     /// Everything in these namespaces, and cluster-scoped objects not at all.
     Within(BTreeSet<Arc<str>>),
-    /// Some objects; absence means nothing.
+    /// Some objects: an absent row proves nothing.
     Partial,
-    /// As much as `seen` says of what is within the reach of the target.
+    /// As `seen`, for what is within the reach of the target.
     WithinReach {
-        /// How much has been seen, as if there were no limit.
+        /// How much has been seen, as if the reach had no limit.
         seen: Box<Self>,
-        /// What is not looked at.
+        /// What is not collected.
         beyond: Arc<Beyond>,
     },
 }
 
 impl Sight {
-    /// The same without what is beyond the reach of the target.
+    /// Limits the sight to what is within the reach of the target.
     pub(crate) fn but(self, beyond: Option<Beyond>) -> Self {
         match beyond {
             None => self,
@@ -48,7 +48,7 @@ impl Sight {
         }
     }
 
-    /// What is not looked at, because it is beyond the reach of the target.
+    /// What is not collected, because it is beyond the reach of the target.
     pub fn beyond(&self) -> Option<&Beyond> {
         match self {
             Self::WithinReach { beyond, .. } => Some(beyond),
@@ -73,13 +73,12 @@ impl Sight {
     }
 }
 
-/// Whether a row of a kind that its target no longer wants is gone: every kind that the target wants now has
-/// been listed where the object of the row was. `wanted` is how much of each has been seen. A kind that is not
-/// served, may not be listed or is still being listed replaces no rows: a target whose kind was mistyped keeps
-/// what it had.
+/// Whether a row of a kind that its target has left is gone: every kind that the target selects now has been listed
+/// where the object of the row was. `wanted` has the sight of each. A kind that is not served, may not be listed or
+/// is still being listed replaces no rows: a target whose kind was mistyped keeps its rows.
 pub(super) fn is_replaced<'a>(key: &RowKey, mut wanted: impl Iterator<Item = &'a Sight>) -> bool {
     wanted.all(|sight| match &*key.namespace {
-        // Objects in no namespace are replaced by kinds that have been listed as a whole.
+        // Rows of cluster-scoped objects are replaced by kinds that have been listed in the whole cluster.
         "" => *sight.within_reach() == Sight::Everything && sight.beyond() != Some(&Beyond::Kind),
         _ => sight.is_listed() && sight.covers(key),
     })

@@ -113,7 +113,7 @@ fn a_row_that_its_own_definition_removes_has_lost_its_object() {
             assert!(rows.fail(key("Pod", "a", "u"), origin, "no number".into()).removed_row);
         },
         |rows| {
-            // To be read again is no change of specs.
+            // A row that is only read again is no change of specs.
             rows.outdate(Some("a"));
             assert!(!rows.origin("u").unwrap().is_of(1));
             assert!(rows.remove("u"));

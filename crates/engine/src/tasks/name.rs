@@ -1,4 +1,4 @@
-//! What tasks are called: in the log, in errors, and in labels of metrics.
+//! Names of tasks in the log, in errors, and in labels of metrics.
 
 use std::{fmt, sync::Arc};
 
@@ -76,7 +76,7 @@ enum Serves {
 }
 
 impl From<TaskKind> for TaskName {
-    /// A task of which there is one.
+    /// The name of a task that exists once.
     fn from(task: TaskKind) -> Self {
         Self { task, serves: Serves::Program }
     }
@@ -105,8 +105,7 @@ impl TaskName {
         Self { task, serves: Serves::Object(object.to_string().into()) }
     }
 
-    /// The span that all events of the task are in. It is there whatever the log level is, and is not within the
-    /// span of the task that started this one.
+    /// The span of all events of the task. It exists at every log level, and has no parent.
     pub(super) fn span(&self) -> Span {
         let span = tracing::error_span!(
             parent: None,

@@ -14,7 +14,7 @@ use super::objects::{WRITERS, post};
 
 const KOLLECT: &str = "/apis/kollect.dev/v1alpha1";
 const LIMIT: Duration = Duration::from_mins(10);
-/// How often it is looked at statuses.
+/// How often statuses are read.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Objects of each of the many targets.
 const MAPS: usize = 2;
@@ -57,7 +57,7 @@ pub(crate) async fn create_namespace(client: &Client, name: &str) -> Result<()> 
 #[derive(Clone, Copy)]
 pub(crate) struct Teams {
     pub(crate) count: usize,
-    /// Of all of them together.
+    /// Number of targets of all teams together.
     pub(crate) targets: usize,
 }
 
@@ -109,9 +109,9 @@ impl Teams {
 #[derive(Clone, Copy)]
 pub(crate) struct SharedTeams {
     pub(crate) count: usize,
-    /// Of each team.
+    /// Number per team.
     pub(crate) targets: usize,
-    /// Of each team.
+    /// Number per team.
     pub(crate) maps: usize,
 }
 
@@ -151,7 +151,7 @@ fn profile() -> Value {
     })
 }
 
-/// Waits until so many inventories are ready; `meanwhile` is called now and then.
+/// Waits until `count` inventories are ready; `meanwhile` is called before each check.
 pub(crate) async fn ready(
     client: &Client,
     count: usize,

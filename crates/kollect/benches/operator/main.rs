@@ -42,7 +42,7 @@ use tokio::{runtime::Runtime, time::sleep};
 const FULL: usize = 50_000;
 /// Namespace of the large inventory.
 const HOME: &str = "home";
-/// Until memory that is given back has been given back, and statuses have been written.
+/// Until freed memory was returned to the system, and statuses have been written.
 const SETTLE: Duration = Duration::from_secs(12);
 /// How long the operator is watched doing nothing.
 const IDLE: Duration = Duration::from_secs(20);
@@ -91,7 +91,7 @@ fn tell(what: impl Display) {
     println!("-- {what}");
 }
 
-#[expect(clippy::cast_precision_loss, reason = "nobody needs that many digits")]
+#[expect(clippy::cast_precision_loss, reason = "so many digits are not needed")]
 fn float(number: usize) -> f64 {
     number as f64
 }
@@ -100,7 +100,7 @@ fn mebibytes(bytes: usize) -> f64 {
     float(bytes) / 1024.0 / 1024.0
 }
 
-/// A control plane that knows all kinds, a database, and somebody who reads it.
+/// A control plane that knows all kinds, a database, and a reader of its table.
 struct Bench {
     plane: ControlPlane,
     client: Client,
@@ -152,7 +152,7 @@ struct Change {
     seen: Duration,
 }
 
-/// So many of a hundred are not above it, in milliseconds.
+/// The percentile of the changes, in milliseconds.
 fn percentile(changes: &[Change], percent: usize, what: impl Fn(&Change) -> Duration) -> f64 {
     let mut times: Vec<Duration> = changes.iter().map(what).collect();
     times.sort_unstable();
@@ -211,7 +211,7 @@ async fn restart(table: &mut Table, bench: &mut Bench, count: usize) -> Result<(
     let (own, others) = bench.reader.writes(HOME).await?;
     let kubeconfig = proxy.kubeconfig(bench.plane.kubeconfig())?;
     let operator = Operating::start(&kubeconfig)?;
-    // Whatever differs is written before, or together with, this change.
+    // Any difference is written before, or together with, this change.
     bench.change(&objects::path(count - 1), HOME, "scale", "restarted").await?;
     sleep(SETTLE).await;
     let (own_after, others_after) = bench.reader.writes(HOME).await?;
@@ -276,7 +276,7 @@ async fn many_teams(table: &mut Table, teams: Teams) -> Result<()> {
     operator.stop()
 }
 
-/// From the end of a leader, which nobody announces, until the first row is written.
+/// From the crash of a leader until the next leader writes the first row.
 async fn recovery(table: &mut Table, count: usize) -> Result<()> {
     let mut bench = Bench::start().await?;
     bench.create_deployments(count).await?;
@@ -288,7 +288,7 @@ async fn recovery(table: &mut Table, count: usize) -> Result<()> {
     for (round, case) in ["container", "container", "container", "new Pod", "standby"].into_iter().enumerate()
     {
         tell(format_args!("kill -9: {case}"));
-        // Whatever was renewed last lasts as long as it can.
+        // A lease that was just renewed stays valid as long as it can.
         sleep(Duration::from_secs(3)).await;
         let standby = (case == "standby").then(|| Operating::start_in_pod(&kubeconfig, "3")).transpose()?;
         if standby.is_some() {
@@ -360,7 +360,7 @@ fn kind_of(request: &str) -> String {
     format!("{}{watch}", parts.join("/"))
 }
 
-/// Leases, watches and Secrets cost what they cost.
+/// Requests for leases, watches and Secrets are not limited.
 fn is_free(kind: &str) -> bool {
     kind.ends_with(" watch") || kind.contains("/leases") || kind.contains("/secrets")
 }

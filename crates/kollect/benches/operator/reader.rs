@@ -1,4 +1,4 @@
-//! Somebody who reads the table: a trigger tells which rows were committed and keeps count of them.
+//! A reader of the table: a trigger notifies it of committed rows, and counts them.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use tokio::{
 };
 use tokio_postgres::{AsyncMessage, Client, NoTls};
 
-/// Many times what anything here takes.
+/// Many times longer than any step takes.
 const LIMIT: Duration = Duration::from_mins(1);
 
-/// A session of its own.
+/// A database session of its own.
 pub(crate) struct Reader {
     client: Client,
     /// UIDs of the objects whose rows were committed.
@@ -39,7 +39,7 @@ impl Reader {
         tokio::spawn(async move {
             while let Some(Ok(message)) = messages.next().await {
                 if let AsyncMessage::Notification(notification) = message {
-                    // The reader may have seen enough.
+                    // The receiver may be gone: the reader has seen enough.
                     tell.send(notification.payload().to_owned()).ok();
                 }
             }
@@ -64,7 +64,7 @@ impl Reader {
     /// Waits until a row can be seen as it should be. Returns when that was.
     pub(crate) async fn sees(&mut self, expected: &Expected<'_>) -> Result<Instant> {
         let Expected { namespace, target, uid, attribute, value } = expected;
-        // By the whole key: nobody has told the planner yet how large the table is.
+        // By the whole key: the planner has no statistics yet about the size of the table.
         let question = "SELECT payload #>> ARRAY['attributes', $4::text] FROM inventory
              WHERE cluster = '' AND inventory_namespace = $1 AND inventory_name = 'all'
                  AND target_name = $2 AND source_uid = $3";
@@ -95,7 +95,7 @@ impl Reader {
         Ok((row.get::<_, i64>(0).try_into()?, row.get::<_, i64>(1).try_into()?))
     }
 
-    /// How many sessions others have.
+    /// The number of sessions of other clients.
     pub(crate) async fn sessions(&self) -> Result<usize> {
         let question = "SELECT count(*) FROM pg_stat_activity
              WHERE backend_type = 'client backend' AND application_name <> 'reader'";

@@ -28,7 +28,7 @@ pub(crate) async fn churn(client: &Client, count: usize, time: Duration) -> Resu
     Ok(Churned { changes: writers.iter().sum(), ended })
 }
 
-/// Every change is one: its number is in it. Counts them.
+/// Changes objects and counts the changes. Each change contains its number, so none is a no-op.
 async fn write(client: &Client, count: usize, writer: usize, until: Instant) -> Result<usize> {
     let mut changes = 0;
     while Instant::now() < until {

@@ -1,8 +1,8 @@
 //! Many objects on a real control plane, followed by the real program: time, memory and churn.
 //!
-//! Times are compared with a yardstick of the same run: the same objects, read in pages by a client that
-//! looks at nothing. Both are taken in turns and the faster turn of each counts, so that a busy machine
-//! slows both. A missed target is told and fails nothing; a part that does not work fails.
+//! Times are compared with a yardstick of the same run: the same objects, read in pages by a client that does not parse
+//! them. Both are measured in turns and the faster turn of each counts, so that a busy machine slows both. A missed
+//! target is reported but does not fail the run; a part that does not work does.
 //!
 //! `N` says how many objects, `SECONDS` how long they are changed.
 #![expect(clippy::disallowed_methods, reason = "benchmarks start tasks and threads as they like")]
@@ -28,7 +28,7 @@ use yardstick::Listing;
 
 /// Fewer objects are the quick form.
 const FULL: usize = 50_000;
-/// Until memory that is given back has been given back.
+/// Until freed memory was returned to the system.
 const SETTLE: Duration = Duration::from_secs(5);
 /// How often each time is measured.
 const TURNS: usize = 2;
@@ -68,7 +68,7 @@ fn tell(what: impl Display) {
     println!("-- {what}");
 }
 
-#[expect(clippy::cast_precision_loss, reason = "nobody needs that many digits")]
+#[expect(clippy::cast_precision_loss, reason = "so many digits are not needed")]
 fn float(number: usize) -> f64 {
     number as f64
 }
@@ -121,8 +121,8 @@ impl Bench {
         Ok(idle)
     }
 
-    /// Reads everything as a client that looks at nothing and as the program, in turns. Returns the last
-    /// of the programs, still watching.
+    /// Reads everything in turns: as a client that does not parse, and as the program. Returns the last program,
+    /// still watching.
     fn lists(&self, table: &mut Table, how: &str, target: f64) -> Result<Watching> {
         let manifests = Manifests::deployments(&[])?;
         let (mut raw, mut took) = (f64::INFINITY, f64::INFINITY);

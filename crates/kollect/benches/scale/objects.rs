@@ -19,7 +19,7 @@ const PROGRESS: usize = 10_000;
 
 /// A client of the administrator.
 pub(crate) async fn client(kubeconfig: &Path) -> Result<Client> {
-    // Somebody else may have been first; the providers are the same.
+    // The provider may already be installed; all providers are the same.
     rustls::crypto::ring::default_provider().install_default().ok();
     let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
@@ -70,7 +70,7 @@ pub(crate) async fn create_namespaces(client: &Client) -> Result<()> {
     created.buffer_unordered(WRITERS).try_collect().await
 }
 
-/// Creates that many objects. `told` hears how many there are after how many seconds.
+/// Creates that many objects. `told` is called with the number of objects and of seconds so far.
 pub(crate) async fn create(client: &Client, count: usize, told: impl Fn(usize, f64)) -> Result<()> {
     let began = Instant::now();
     let created = stream::iter(0..count)

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 
-/// Many times what anything here takes.
+/// Many times longer than any step takes.
 const LIMIT: Duration = Duration::from_mins(10);
 /// The unit in which the kernel tells CPU time: hundredths of a second on every Linux.
 const TICK: Duration = Duration::from_millis(10);

@@ -1,4 +1,4 @@
-//! What the API server and the machine need to read everything in pages, whoever asks.
+//! The time that the API server and the machine need to read everything in pages, whichever client asks.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use http::Request;
 use kube::{Client, client::Body};
 use memchr::memmem;
 
-/// A list that nobody looked at.
+/// A list that was read and not parsed.
 pub(crate) struct Listing {
     pub(crate) seconds: f64,
     pub(crate) pages: usize,

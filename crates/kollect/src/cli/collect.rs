@@ -68,7 +68,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
     }
 }
 
-/// What a run has read.
+/// What a run has collected.
 struct Seen {
     rows: StoreReader,
     rest: Sight,
@@ -82,7 +82,7 @@ struct Run {
 }
 
 impl Run {
-    /// Everything that can be checked before anything is read.
+    /// Checks everything that can be checked before objects are read.
     fn prepare(args: Args) -> Result<Self, Vec<String>> {
         let (Work { targets, inventories, .. }, mut problems) = args.input.load();
         if !args.from.is_empty() {
@@ -144,7 +144,7 @@ impl Run {
         Ok(done)
     }
 
-    /// A write that has begun may finish, but not for ever.
+    /// Lets a running write finish within the grace period when the run is asked to stop.
     async fn stoppable(&self, write: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
         let mut write = std::pin::pin!(write);
         tokio::select! {
@@ -159,7 +159,7 @@ impl Run {
         }
     }
 
-    /// The rows of an inventory, and which of those of its targets they are.
+    /// The rows of an inventory, and how they were chosen among the rows of its targets.
     fn snapshot(seen: &Seen, inventory: &Inventory) -> anyhow::Result<(Snapshot, Choice)> {
         let snapshot = seen.rows.snapshot(&inventory.targets, seen.rest.clone());
         let mut snapshot = snapshot.context("a kind was not listed to its end")?;
@@ -193,7 +193,7 @@ impl Run {
         Ok(())
     }
 
-    /// Writes to all sinks at once; one that fails or is slow concerns nobody else.
+    /// Writes to all sinks at the same time; one that fails or is slow does not affect the others.
     async fn write(&self, seen: &Seen, claimant: &Claimant) -> anyhow::Result<()> {
         let opener = Sinks::default();
         let mut writes = Vec::new();
@@ -234,7 +234,7 @@ impl Run {
                 }
             }
         }
-        // Printed last: whoever reads may go away, and must not stop a write.
+        // Printed last: a closed standard output must not stop a write.
         let told = tell(&changed, &lines);
         let total: usize = self.inventories.iter().map(|bound| bound.sinks.len()).sum();
         if failed > 0 { Err(anyhow!("{failed} of {total} writes failed")) } else { told }
@@ -259,7 +259,7 @@ struct Written<'a> {
     took: Duration,
 }
 
-/// Brings one sink up to date, and says so while it takes long.
+/// Brings one sink up to date, and prints a line from time to time if that takes long.
 async fn deliver(to: &Destination, binding: Binding, snapshot: Arc<Snapshot>) -> Written<'_> {
     let began = time::Instant::now();
     let write = export(&binding, &snapshot);
@@ -268,7 +268,7 @@ async fn deliver(to: &Destination, binding: Binding, snapshot: Arc<Snapshot>) ->
     Written { to, outcome, took: began.elapsed(), snapshot }
 }
 
-/// What people look for: by target, then by name.
+/// The order in which people look for rows: by target, then by name.
 fn order(row: &Row) -> (&TargetId, &str, &str, &str, &str) {
     (&row.key.target, &row.key.kind, &row.key.namespace, &row.name, &row.key.uid)
 }

@@ -81,13 +81,13 @@ impl Destination {
 }
 
 impl Out {
-    /// Who this run is for the sinks; rows from files belong to no cluster.
+    /// How this run claims inventories in sinks; rows from files belong to no cluster.
     pub(crate) fn claimant(&self, cluster: Option<String>) -> Claimant {
         let take_over = if self.take_over { TakeOver::Always } else { TakeOver::Never };
         Claimant { owner: cluster, writer: Writer::Cli, take_over, ..Claimant::default() }
     }
 
-    /// Where the inventories go; nowhere, if the run only prints. Or everything that is wrong.
+    /// The sinks of each inventory: none if the run only prints. The error lists all problems.
     pub(crate) fn bind(
         &self,
         inventories: Vec<Inventory>,
@@ -131,7 +131,7 @@ impl Out {
     }
 }
 
-/// References of one inventory that lead to one place: they would overwrite each other.
+/// References of one inventory with the same destination: they would overwrite each other.
 fn same_places(inventory: &Inventory, sinks: &[Destination]) -> Vec<String> {
     let mut places = BTreeMap::new();
     let mut problems = Vec::new();
@@ -156,7 +156,7 @@ pub(crate) fn unwritten(inventories: &[Bound]) -> Option<String> {
         .then(|| format!("note: -o prints only; {count} sink reference(s) of the manifests were not written"))
 }
 
-/// Keeps all sinks up to date, each on its own, and tells about each write.
+/// Keeps all sinks up to date, each independently of the others, and prints a line for each write.
 pub(crate) fn follow(
     inventories: Vec<Bound>,
     rows: &StoreReader,
@@ -242,7 +242,7 @@ fn counts(delta: &Delta) -> String {
     if parts.is_empty() { "no rows".to_owned() } else { parts.join(", ") }
 }
 
-/// Rows that the sink did not take, by name, and what else deserves attention.
+/// Rows that the sink refused, and its warnings.
 fn attention(receipt: &Receipt) -> String {
     let told = |word: &str, texts: Vec<&str>| {
         if texts.is_empty() { String::new() } else { format!("; {word}: {}", texts.join("; ")) }

@@ -34,7 +34,7 @@ use crate::{causes::told_once, cluster::ClusterSource, world::Rules};
 const BAD_INPUT: u8 = 2;
 /// Something that was asked for could not be seen; everything else was collected.
 pub(crate) const BLIND: u8 = 3;
-/// Somebody pressed Ctrl-C.
+/// The user interrupted the run, for example with Ctrl-C.
 pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Manifests, the cluster, and what applies to all targets.
@@ -84,7 +84,7 @@ impl Input {
             included: self.default_included_namespaces.clone(),
             excluded: self.default_excluded_namespaces.clone(),
         };
-        // Whoever runs the command line can read all of the files anyway.
+        // The default rules restrict nothing: the user of the command line can read all files anyway.
         let rules = Rules { policy, defaults, ..Rules::default() };
         let (work, problems) = manifests::load(&self.manifests, &rules);
         if problems.is_empty() {
@@ -118,7 +118,7 @@ pub(crate) fn start(
     (collector, reader)
 }
 
-/// Runs to the end, and tells why if that is not possible.
+/// Runs the work to its end. If it fails, prints why.
 pub(crate) fn finish(work: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     match runtime.context("start the runtime").and_then(|runtime| runtime.block_on(work)) {
@@ -127,7 +127,7 @@ pub(crate) fn finish(work: impl Future<Output = anyhow::Result<ExitCode>>) -> Ex
     }
 }
 
-/// Tells why a run has failed; nothing if its standard output was closed.
+/// Prints why a run has failed; nothing if its standard output was closed.
 pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
     if error.is::<ReaderGone>() {
         return ExitCode::from(READER_GONE);
@@ -146,15 +146,15 @@ pub(crate) fn refuse(problems: &[String]) -> ExitCode {
 /// How many namespaces are named one by one.
 const NAMED_PLACES: usize = 3;
 
-/// What could not be seen or read. It is told at the end: what concerns single objects is counted.
+/// What could not be seen or read, printed at the end. Problems of single objects are counted.
 #[derive(Clone, Default)]
 pub(crate) struct Problems(Arc<Mutex<Heard>>);
 
 #[derive(Default)]
 struct Heard {
-    /// Kinds that somebody asked for.
+    /// Kinds that targets collect.
     asked: BTreeSet<Gvk>,
-    /// Somebody reads the ledger, which says what is blind.
+    /// The caller reads from the coverage ledger what is blind: it is not reported here.
     ledger: bool,
     blind: bool,
     lines: Vec<String>,
@@ -169,7 +169,7 @@ impl Problems {
         Self(Arc::new(Mutex::new(Heard { asked, ..Heard::default() })))
     }
 
-    /// For a run that reads the ledger itself, and tells what concerns objects as it goes.
+    /// For a run that reads the coverage ledger itself, and prints problems of objects while it runs.
     pub(crate) fn of_objects() -> Self {
         Self(Arc::new(Mutex::new(Heard { ledger: true, ..Heard::default() })))
     }
@@ -182,7 +182,7 @@ impl Problems {
         self.with(|heard| heard.hear(problem));
     }
 
-    /// Tells everything that was heard since the last time, and whether something was not seen.
+    /// Prints all problems since the last call. Returns whether something could not be seen.
     pub(crate) fn tell(&self) -> bool {
         self.with(|heard| {
             for (gvk, places) in std::mem::take(&mut heard.forbidden) {

@@ -1,7 +1,7 @@
 //! Loads Kollect manifests from files and finds everything that is wrong with them.
 //!
-//! Nothing is collected unless all manifests are right: schema and names here, what they mean together
-//! in [`crate::world`], and what that is for a run of the command line in [`work`].
+//! Nothing is collected unless all manifests are valid. Schema and names are checked here, references between objects
+//! in [`crate::world`], and what a run of the command line needs in [`work`].
 
 mod readable;
 mod secrets;
@@ -34,7 +34,7 @@ use crate::{
     world::{Compiled, Family, Name, RowsWanted, Rules, Secret, World},
 };
 
-/// Where a manifest stands.
+/// The file of a manifest, and its document in the file.
 #[derive(Clone, Debug)]
 struct Place {
     file: PathBuf,
@@ -78,12 +78,12 @@ pub(crate) struct Inventory {
 pub(crate) struct Work {
     pub(crate) targets: Vec<Arc<Target>>,
     pub(crate) inventories: Vec<Inventory>,
-    /// What was left out, and what deserves a look.
+    /// Notes for the user: what was left out, and what else is not a problem.
     pub(crate) notes: Vec<String>,
 }
 
-/// Loads manifests. Answers what they ask for, as far as they can be read, and every problem: with a problem
-/// the work is good for finding more of them, and must not be done.
+/// Loads manifests. Returns what they ask for, as far as they can be read, and every problem. If there is a problem
+/// the work must not be done: it only helps to find more problems.
 pub(crate) fn load(paths: &[PathBuf], rules: &Rules) -> (Work, Vec<String>) {
     let mut manifests = Manifests::default();
     for path in paths {

@@ -27,7 +27,7 @@ impl fmt::Display for ReaderGone {
 
 impl std::error::Error for ReaderGone {}
 
-/// What became of something that was printed on the standard output.
+/// Turns the result of printing to the standard output into an error: [`ReaderGone`] if it was closed.
 pub(crate) fn printed(result: io::Result<()>, attempt: &'static str) -> anyhow::Result<()> {
     result.map_err(|error| match error.kind() {
         io::ErrorKind::BrokenPipe => ReaderGone.into(),

@@ -1,4 +1,4 @@
-//! How far the first lists have come: a line that changes on a terminal, a line now and then elsewhere.
+//! Progress of the first lists: one changing line on a terminal, otherwise a new line every few seconds.
 
 use std::{
     io::{self, IsTerminal, Write},
@@ -8,9 +8,9 @@ use std::{
 use kollect_engine::coverage::{Coverage, Place, State};
 use tokio::time::{self, Instant};
 
-/// Who is done sooner needs no progress.
+/// Work that ends sooner shows no progress.
 const SOON: Duration = Duration::from_millis(500);
-/// How often a line is written where lines stay.
+/// How often a new line is written.
 const PERIOD: Duration = Duration::from_secs(5);
 const BAR: u64 = 20;
 
@@ -33,7 +33,7 @@ pub(crate) async fn during<T>(coverage: &Coverage, work: impl Future<Output = T>
     }
 }
 
-/// Says now and then that something is still going on.
+/// Prints every few seconds that the work still runs.
 pub(crate) async fn waiting<T>(name: &str, what: &str, work: impl Future<Output = T>) -> T {
     let mut work = std::pin::pin!(work);
     let began = Instant::now();
@@ -48,7 +48,7 @@ pub(crate) async fn waiting<T>(name: &str, what: &str, work: impl Future<Output 
 
 fn show(lines: &[String], terminal: bool) {
     let mut out = io::stderr().lock();
-    // Who cannot see progress needs none.
+    // Errors are ignored: the run does not depend on showing its progress.
     drop(if terminal {
         let line: String = lines.join(" · ").chars().take(100).collect();
         write!(out, "\r\x1b[K{line}").and_then(|()| out.flush())

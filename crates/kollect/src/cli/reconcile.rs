@@ -135,7 +135,7 @@ async fn reconcile(args: &Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// What an object says.
+/// What the status of an object says.
 struct Progress {
     /// The request has been dealt with.
     is_handled: bool,
@@ -162,7 +162,7 @@ impl Progress {
     }
 }
 
-/// Why nothing came in time, as far as can be told.
+/// Why the request was not done in time, as far as is known.
 async fn late(client: &Client, seconds: u64, is_handled: bool) -> anyhow::Error {
     let version = client.apiserver_version().await.map(|_| ());
     let why = match (is_handled, version) {

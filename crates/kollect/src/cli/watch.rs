@@ -103,7 +103,7 @@ async fn watch(args: &Args, targets: Vec<Arc<Target>>, inventories: Vec<Bound>) 
         ended = tasks.core_task_ended() => Err(ended.into()),
         () = asked_to_stop() => Ok(()),
     };
-    // Nothing comes in any more; what is being written may finish.
+    // Collection has stopped; running writes may finish.
     drop(collector);
     let grace = Duration::from_secs(args.shutdown_grace_period);
     let aborted = async {
@@ -159,7 +159,7 @@ impl Watch {
         }
     }
 
-    /// The rows that exist, for programs that begin with nothing.
+    /// Prints the rows that exist, for programs that start without any.
     fn print_all(
         &self,
         rows: &StoreReader,
@@ -209,7 +209,7 @@ impl Watch {
     }
 }
 
-/// What a new or changed row says that was not said before. A row that is gone says nothing.
+/// The attributes that a new or changed row shows differently than before; none if the row was removed.
 fn told(before: Option<&Row>, after: Option<&Row>) -> Vec<Difference> {
     let before = before.map(|row| row.attributes.get());
     after.map(|after| differences(before, after.attributes.get())).unwrap_or_default()
@@ -285,7 +285,7 @@ fn blind_line(places: &[(&Place, &Known)]) -> Option<String> {
     Some(format!("blind: {reason}: {what}; its rows stay as they are"))
 }
 
-/// What is known about the places that are watched; tells what has changed since it was last asked.
+/// The last known state of the places that are watched. Prints what has changed since.
 #[derive(Default)]
 struct Places(BTreeMap<Place, Known>);
 
@@ -317,7 +317,7 @@ impl Places {
         }
         blind.values().filter_map(|places| blind_line(places)).for_each(|line| eprintln!("{line}"));
         for (place, known) in &self.0 {
-            // Looked at in other places now, such as namespaces instead of the whole cluster.
+            // The kind is now watched in other places, such as namespaces instead of the whole cluster.
             let moved = |(other, known): (&Place, &Known)| {
                 other.gvk == place.gvk && matches!(known.state, State::Synced { .. })
             };

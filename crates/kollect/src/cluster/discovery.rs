@@ -1,7 +1,7 @@
 //! Which kinds the API server serves, and under which names.
 //!
-//! One request for all groups (aggregated discovery). It is asked again when definitions of kinds
-//! change, when somebody wants a kind that is not there, and every few minutes.
+//! Aggregated discovery answers for all groups at once. It is refreshed when CustomResourceDefinitions or APIServices
+//! change, when a query needs a kind that is missing, and every few minutes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,14 +27,13 @@ use super::{plain, request::PATIENCE};
 use crate::causes::LastProblem;
 
 const FORMAT: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-/// How often everything is asked again, whatever happens.
+/// Discovery is refreshed at least this often.
 const REFRESH: Duration = Duration::from_mins(3);
-/// How long an answer is good enough for somebody who misses a kind.
+/// An answer younger than this is not refreshed because a kind is missing.
 const FRESH: Duration = Duration::from_secs(5);
-/// How long it is remembered that a kind is missing which nothing asks for any more. Targets ask for theirs
-/// twice a minute.
+/// How long a missing kind is remembered after the last query for it. Targets ask for theirs twice a minute.
 const FORGET: Duration = Duration::from_mins(10);
-/// Several changes of definitions in a row are one.
+/// Changes of definitions within this time cause one refresh.
 const DEBOUNCE: Duration = Duration::from_millis(500);
 
 /// How to ask for the objects of a kind.
@@ -44,7 +43,7 @@ pub(super) struct Served {
     pub(super) plural: String,
     pub(super) namespaced: bool,
     verbs: Vec<String>,
-    /// The resource that the kind is a part of.
+    /// The resource, if the kind is only that of its subresource.
     part_of: Option<String>,
 }
 
@@ -53,19 +52,19 @@ type Kinds = BTreeMap<(String, String), Vec<Served>>;
 #[derive(Default)]
 struct Answer {
     kinds: Kinds,
-    /// Groups that did not answer.
+    /// Groups whose servers did not answer.
     stale: BTreeSet<String>,
     at: Option<Instant>,
-    /// Why the last question was not answered.
+    /// The last error of a request, so that each is logged once.
     problem: LastProblem,
-    /// The last question was not answered.
+    /// Whether the last request failed.
     failed: bool,
-    /// Kinds that complete answers do not know, and that something asks for.
+    /// Kinds that something asks for and that complete answers do not contain.
     missing: BTreeMap<(String, String), Missing>,
 }
 
 struct Missing {
-    /// When the first of these answers came.
+    /// When the kind was first found to be missing.
     since: Instant,
     /// When something last asked for the kind.
     asked: Instant,
@@ -76,9 +75,9 @@ struct Missing {
 pub(super) struct Discovery {
     client: Client,
     answer: Arc<RwLock<Answer>>,
-    /// One question at a time.
+    /// Held during a request: one at a time.
     asking: Arc<Mutex<()>>,
-    /// Two complete answers this far apart that do not know a kind: it does not exist.
+    /// A kind that complete answers this far apart do not contain does not exist.
     certain: Duration,
     pub(super) changes: watch::Sender<u64>,
 }
@@ -128,7 +127,7 @@ struct ApiResource {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ResponseKind {
-    /// Parts of a resource may be of a kind from another group.
+    /// A subresource may have a kind of another group.
     group: String,
     kind: String,
 }
@@ -149,7 +148,7 @@ impl Discovery {
         read(&self.answer.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// How to ask for the kind, or why that is impossible.
+    /// How to request objects of the kind, or why that is impossible.
     pub(super) async fn find(&self, gvk: &Gvk) -> Result<Served, Resolution> {
         let known = self.read(|answer| answer.at.map(|_| answer.find(gvk, self.certain)));
         if let Some(Ok(served)) = known {
@@ -165,7 +164,7 @@ impl Discovery {
         answer.find_or_miss(gvk, self.certain, Instant::now())
     }
 
-    /// Whether all groups answered when they were last asked; `None`: nobody has asked yet.
+    /// Whether all groups answered the last request; `None`: no request was made yet.
     pub(super) fn is_healthy(&self) -> Option<bool> {
         self.read(|answer| {
             let asked = answer.at.is_some() || answer.failed;
@@ -194,7 +193,7 @@ impl Discovery {
     async fn ask(&self) -> anyhow::Result<()> {
         let began = Instant::now();
         let _asking = self.asking.lock().await;
-        // Somebody else has asked while this one waited.
+        // Another task has refreshed the answer while this one waited for the lock.
         if self.read(|answer| answer.at.is_some_and(|at| at >= began)) {
             return Ok(());
         }
@@ -217,7 +216,7 @@ impl Discovery {
         Ok(())
     }
 
-    /// Asks again whenever that may make a difference, for ever.
+    /// Refreshes the answer whenever kinds may have changed. Never returns.
     pub(super) async fn follow(self, source: Arc<dyn WatchSource>) {
         let definition = |group: &str, kind: &str| {
             let gvk = Gvk { group: group.into(), version: "v1".into(), kind: kind.into() };
@@ -240,7 +239,7 @@ impl Discovery {
             let mut changes = stream::select_all(streams);
             loop {
                 tokio::select! {
-                    // The regular question is due every few minutes, so it does not keep changes waiting.
+                    // The periodic refresh is due only every few minutes, so it does not keep changes waiting.
                     biased;
                     _ = refresh.tick() => {
                         self.refresh_beside(&mut changes, &mut ended).await;
@@ -264,8 +263,8 @@ impl Discovery {
         }
     }
 
-    /// Asks again, and once more if definitions changed meanwhile. A watch that begins asks as well, and all of them
-    /// take turns: it must go on while this waits for its turn. A failure is no matter: it is asked again soon enough.
+    /// Refreshes the answer, and once more if definitions changed meanwhile. A watch that begins may wait for a refresh
+    /// too, one at a time, so `changes` must be polled meanwhile. Failures are ignored: the next refresh comes soon.
     async fn refresh_beside(
         &self,
         changes: &mut (impl Stream<Item = Option<Event>> + Unpin),
@@ -319,7 +318,7 @@ impl Group {
 }
 
 impl Answer {
-    /// Takes a complete answer, and says whether it differs from the one before.
+    /// Takes a complete answer. Returns whether it differs from the one before.
     fn replace(&mut self, kinds: Kinds, stale: BTreeSet<String>, now: Instant) -> bool {
         let changed = self.kinds != kinds || self.stale != stale;
         let known = |name: &(String, String)| kinds.contains_key(name) || stale.contains(&name.0);
@@ -328,7 +327,7 @@ impl Answer {
         changed
     }
 
-    /// Looks the kind up, and remembers that it is missing.
+    /// Looks the kind up. If it is missing, remembers that.
     fn find_or_miss(&mut self, gvk: &Gvk, certain: Duration, now: Instant) -> Result<Served, Resolution> {
         let found = self.find(gvk, certain);
         let missing = match &found {
@@ -390,7 +389,7 @@ impl Answer {
 }
 
 impl Served {
-    /// What permissions call it.
+    /// The resource as RBAC messages name it: `deployments.apps`.
     pub(super) fn resource_name(&self, group: &str) -> String {
         match group {
             "" => self.plural.clone(),

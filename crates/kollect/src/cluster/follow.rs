@@ -1,9 +1,9 @@
-//! One query, listed and then followed: consistent, resumed where it stopped, listed again only when
-//! the API server has forgotten where that was.
+//! Lists one query and then watches it: consistent, resumed at the last resourceVersion, and listed again only when
+//! the API server no longer has that version.
 //!
-//! kube's own watcher begins with whatever a cache happens to hold, which may be older than what was
-//! seen before and would look like deletions. A list that is older than what this process has seen of
-//! the kind is not used, whoever sent it, until it is certain that the cluster itself went back.
+//! kube's own watcher starts with whatever a cache holds, which may be older than what was seen before and would
+//! look like deletions. Here a list that is older than what this process has seen of the kind is refused, whichever
+//! server sent it, until it is certain that the cluster was restored from a backup.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,19 +20,19 @@ use super::{
     request::{Endpoint, PAGE, Refusal, Status},
 };
 
-/// The annotation of the bookmark that ends the first part of a watch.
+/// Annotation of the bookmark that ends the initial events of a watch.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
-/// How often a list that nobody will follow is tried again.
+/// How often a list is tried again if no watch follows it.
 const ATTEMPTS: u32 = 3;
-/// A list that is too long for one request is read in pages.
+/// After this many streamed lists that ended too early, the list is read in pages.
 const MOST_CUT_LISTS: u32 = 2;
-/// Longest pause that a server may ask for.
+/// Longest Retry-After that is respected.
 const LONGEST_REQUESTED_PAUSE: Duration = Duration::from_mins(5);
-/// A watch that ends sooner has failed, whatever it said.
+/// A watch that ends sooner counts as failed, even if it ended without an error.
 const SHORTEST_WATCH: Duration = Duration::from_secs(1);
 
-/// Nobody listens any more.
+/// The receiver of the events was dropped.
 struct Gone;
 
 type Outcome<T> = Result<T, Stop>;
@@ -75,7 +75,7 @@ struct BookmarkMetadata {
     annotations: Option<std::collections::BTreeMap<String, String>>,
 }
 
-/// Follows a query until nobody listens, or until only a change elsewhere can help.
+/// Lists and follows a query until the receiver is dropped or an error is final; without `follow` it only lists.
 pub(super) async fn follow(shared: Arc<Shared>, query: Query, events: mpsc::Sender<Event>) {
     let endpoint = match shared.endpoint(&query).await {
         Ok(endpoint) => endpoint,
@@ -105,9 +105,9 @@ struct Follower {
     query: Query,
     endpoint: Endpoint,
     events: mpsc::Sender<Event>,
-    /// Where the next watch begins; empty: with a list.
+    /// resourceVersion at which the next watch begins; empty: list first.
     version: String,
-    /// Whether a list has ever ended.
+    /// Whether a list has ever completed.
     listed: bool,
     /// Streamed lists that ended too early, one after the other.
     cut_lists: u32,
@@ -130,16 +130,16 @@ impl Follower {
                 Ok(false) | Err(Stop::Gone) => return,
                 Err(Stop::Refused(refusal)) => refusal,
             };
-            // Only who gets further may fail again as if for the first time.
+            // Reset the backoff only if this attempt got further than the one before.
             if !self.version.is_empty() && self.version != before {
                 backoff.reset();
             }
             let forgotten = refusal.is(StatusCode::GONE);
             if forgotten {
-                // The server does not know this version any more; a fresh list is never older than it.
+                // The server no longer has this version: list again. A fresh list is never older.
                 self.version.clear();
             }
-            // What a second attempt mends is nobody's business; a run that ends is told only the end.
+            // Retry once silently before reporting the kind as blind; without `follow` report only the last failure.
             let patient = if self.query.follow {
                 backoff.failures() == 0 && (self.listed || forgotten)
             } else {
@@ -153,7 +153,7 @@ impl Follower {
                     return;
                 }
             }
-            // As long as the server asks, too.
+            // Wait at least as long as the server asks.
             let asked = refusal.retry_after.unwrap_or_default().min(LONGEST_REQUESTED_PAUSE);
             time::sleep(backoff.next(fastrand::f64()).max(asked)).await;
         }
@@ -163,7 +163,7 @@ impl Follower {
         self.events.send(event).await.map_err(|_| Gone)
     }
 
-    /// One list or one watch. Says whether there is more to do.
+    /// One list or one watch. Returns whether to go on.
     async fn step(&mut self) -> Outcome<bool> {
         if !self.version.is_empty() {
             let began = time::Instant::now();
@@ -174,7 +174,7 @@ impl Follower {
             return Ok(true);
         }
         let permit = self.shared.lists.clone().acquire_owned().await;
-        // A streamed list says how old it is at its end, one in pages before it begins.
+        // A streamed list tells its version only at its end, a list in pages with the first page.
         let streamed = self.cut_lists < MOST_CUT_LISTS && self.shared.seen(&self.query.gvk) == 0;
         if self.query.follow && streamed && !self.shared.refuses_watch_lists(&self.query.gvk.group) {
             self.cut_lists += 1;
@@ -183,8 +183,7 @@ impl Follower {
                     if refusal.is(StatusCode::UNPROCESSABLE_ENTITY)
                         || refusal.is(StatusCode::BAD_REQUEST) =>
                 {
-                    // Either it knows no such lists, or it does not like the selectors. The other list
-                    // tells which.
+                    // The server supports no streamed lists, or rejects the selectors: the list in pages shows which.
                     let permit = self.shared.lists.clone().acquire_owned().await;
                     self.list_pages().await?;
                     self.shared.note_refused_watch_list(&self.query.gvk.group);
@@ -209,9 +208,9 @@ impl Follower {
         self.send(Event::Synced { version: number }).await
     }
 
-    /// A list in pages, one in flight: memory does not grow with the list.
+    /// Lists in pages, one request at a time: memory does not grow with the list.
     async fn list_pages(&mut self) -> Outcome<()> {
-        // What others see while the list runs does not make it old.
+        // Versions that other streams see while this list runs do not make it stale.
         let seen = self.shared.seen(&self.query.gvk);
         let mut page = self.endpoint.page(None).await?;
         let version = page.metadata.resource_version.clone();
@@ -235,8 +234,8 @@ impl Follower {
         Ok(self.synced(version).await?)
     }
 
-    /// An API server that lags behind must not turn back time. One that stays behind is right: its cluster
-    /// was restored from a backup.
+    /// Refuses a list that is older than what was seen: its API server lags behind. If lists stay old for
+    /// `Timing::restored`, the cluster was restored from a backup and the list is accepted.
     fn refuse_old_list(&mut self, version: &str, seen: u64) -> Result<(), Refusal> {
         let number: u64 = version.parse().unwrap_or(0);
         if number == 0 || number >= seen {
@@ -268,13 +267,13 @@ impl Follower {
         self.read_watch(&parameters, permit).await
     }
 
-    /// Goes on where the last watch ended.
+    /// Resumes where the last watch ended.
     async fn watch_on(&mut self) -> Outcome<()> {
         let parameters = format!("watch=true&resourceVersion={}&{}", self.version, self.watch_parameters());
         self.read_watch(&parameters, None).await
     }
 
-    /// Watches end after some minutes, so that a revoked permission is noticed; not all at once.
+    /// Watches end after some minutes, so that a revoked permission is noticed; at random times, not all at once.
     fn watch_parameters(&self) -> String {
         let longest = self.shared.timing.watch.as_secs().max(2);
         format!("allowWatchBookmarks=true&timeoutSeconds={}", fastrand::u64(longest * 4 / 5..=longest))
@@ -293,13 +292,12 @@ impl Follower {
             self.send(Event::Resumed).await?;
         }
         loop {
-            // Silence for longer than bookmarks are apart may be a dead connection: opening another one
-            // finds out.
+            // No line for longer than the interval of bookmarks may mean a dead connection: open another one.
             let line = match time::timeout(self.shared.timing.silence, lines.next()).await {
                 Ok(Some(line)) => line?,
                 Ok(None) if listing => return Err(Refusal::failed("the list ended before its end").into()),
                 Err(_) if listing => {
-                    // Some servers take the request and never say that the list is complete.
+                    // Some servers accept the request and never send the bookmark that ends the list.
                     self.list_pages().await?;
                     return Ok(());
                 }
@@ -331,7 +329,7 @@ impl Follower {
                 }
                 _ => {}
             }
-            // Held until the list is complete.
+            // The permit is held until the list is complete.
             permit = permit.filter(|_| listing);
         }
     }
@@ -351,15 +349,15 @@ fn unreadable(error: serde_json::Error) -> Refusal {
     Refusal::failed(format!("read an event: {error}"))
 }
 
-/// How patient watches are.
+/// Time limits of lists and watches.
 #[derive(Clone, Debug)]
 pub(super) struct Timing {
     /// First pause after a failure; each further one is twice as long.
     pub(super) pause: Duration,
     pub(super) longest_pause: Duration,
-    /// Longest life of a watch.
+    /// Longest duration of a watch.
     pub(super) watch: Duration,
-    /// Bookmarks come once a minute.
+    /// A watch without a line for this long is opened again. Bookmarks come once a minute.
     pub(super) silence: Duration,
     /// How long a kind must be missing until it is certain that it does not exist.
     pub(super) certain: Duration,

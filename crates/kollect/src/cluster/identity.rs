@@ -1,5 +1,4 @@
-//! What tells a cluster from all others: sinks keep it with the rows, so that nobody writes over somebody
-//! else's.
+//! The id of a cluster. Sinks store it with the rows, so that one cluster does not overwrite the rows of another.
 
 use anyhow::{Context, anyhow};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
@@ -9,7 +8,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::{plain, request::PATIENCE};
 
-/// The ConfigMap that stands for an operator which sees one namespace only.
+/// The ConfigMap whose UID identifies an operator that sees one namespace only.
 const IDENTITY: &str = "kollect-identity";
 
 /// Where the id comes from.
@@ -17,7 +16,7 @@ const IDENTITY: &str = "kollect-identity";
 pub(crate) enum Identity {
     /// The cluster itself.
     Cluster,
-    /// The operator's own namespace: a Role shows nothing else.
+    /// The operator's own namespace: its Role permits nothing else.
     Namespace,
 }
 
@@ -30,7 +29,7 @@ impl Identity {
     }
 }
 
-/// Every cluster has this namespace, and nobody can recreate it.
+/// The UID of kube-system: every cluster has this namespace, and it cannot be recreated.
 async fn cluster(client: &Client, anonymous: String) -> anyhow::Result<String> {
     let namespaces = Api::<Namespace>::all(client.clone());
     match time::timeout(PATIENCE, namespaces.get("kube-system")).await.context("no answer")? {
@@ -40,7 +39,7 @@ async fn cluster(client: &Client, anonymous: String) -> anyhow::Result<String> {
     }
 }
 
-/// Made where it is missing: whoever starts at the same time finds the one that was first.
+/// The UID of the ConfigMap, created if missing. Operators that start at the same time use the one that was first.
 async fn namespace(client: &Client) -> anyhow::Result<String> {
     let maps = Api::<ConfigMap>::default_namespaced(client.clone());
     let what = || format!("ConfigMap {IDENTITY} in namespace {}", client.default_namespace());
@@ -62,8 +61,8 @@ async fn namespace(client: &Client) -> anyhow::Result<String> {
     found.and_then(|map| map.metadata.uid).ok_or_else(|| anyhow!("{} has no UID", what()))
 }
 
-/// Tells clusters apart for those who may not see kube-system: two clusters may have one address, but
-/// hardly one certificate authority.
+/// The id for clients that may not read kube-system: two clusters may share an address, but hardly a certificate
+/// authority.
 pub(super) fn anonymous(config: &Config) -> String {
     let authority = config.root_cert.iter().flatten().fold(Xxh3::new(), |mut hash, certificate| {
         hash.update(certificate);

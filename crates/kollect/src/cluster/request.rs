@@ -22,15 +22,15 @@ use super::{discovery::Served, plain};
 pub(super) const PAGE: usize = 500;
 /// How long an API server may take to begin an answer.
 pub(super) const PATIENCE: Duration = Duration::from_mins(1);
-/// Longer lines than an API server stores are not objects.
+/// Longer lines cannot be objects: an API server stores none that large.
 const LONGEST_LINE: usize = 64 << 20;
 
-/// Why a request gave nothing.
+/// Why a request failed.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) status: Option<StatusCode>,
     pub(super) message: String,
-    /// What the server asks for.
+    /// Value of the header Retry-After.
     pub(super) retry_after: Option<Duration>,
 }
 
@@ -43,7 +43,7 @@ impl Refusal {
         self.status == Some(status)
     }
 
-    /// Neither now nor later, unless something else changes first.
+    /// Whether a retry cannot succeed unless something else changes first.
     pub(super) fn is_final(&self) -> bool {
         self.reason() != BlindReason::Failed
     }
@@ -58,7 +58,7 @@ impl Refusal {
     }
 }
 
-/// The part of a status object that people read.
+/// The fields of a `Status` object that are used here.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Status {
@@ -72,7 +72,7 @@ pub(super) struct Endpoint {
     path: String,
     selectors: String,
     metadata_only: bool,
-    /// What people call it: `deployments.apps in namespace shop`.
+    /// Name for messages: `deployments.apps in namespace shop`.
     pub(super) name: String,
 }
 
@@ -83,7 +83,7 @@ impl Endpoint {
         let mut path = format!("{root}/{}", gvk.version);
         let mut name = served.resource_name(&gvk.group);
         match query.namespace.as_deref() {
-            // A name from a manifest must not become another path.
+            // A name from a manifest must not change the path.
             Some(namespace) if !is_namespace_name(namespace) => {
                 let message = format!("{namespace} is not the name of a namespace");
                 return Err(Blindness { reason: BlindReason::Rejected, message });
@@ -96,7 +96,7 @@ impl Endpoint {
         }
         path = format!("{path}/{}", served.plural);
         let by_name = query.name.as_ref().map(|name| format!("metadata.name={name}"));
-        // Field selectors are terms that must all hold.
+        // All terms of a field selector must match.
         let fields: Vec<String> = by_name.into_iter().chain(query.field_selector.clone()).collect();
         let mut selectors = form_urlencoded::Serializer::new(String::new());
         if let Some(labels) = &query.label_selector {
@@ -108,7 +108,7 @@ impl Endpoint {
         Ok(Self { client, path, selectors: selectors.finish(), metadata_only: query.metadata_only, name })
     }
 
-    /// What somebody who reads the ledger must know.
+    /// What the coverage ledger reports for a refusal.
     pub(super) fn blindness(&self, verb: &str, refusal: &Refusal) -> Blindness {
         let reason = refusal.reason();
         let name = &self.name;
@@ -119,7 +119,7 @@ impl Endpoint {
         Blindness { reason, message }
     }
 
-    /// `metadata` is what the answer is called where nobody reads more than metadata.
+    /// `metadata` is the kind to request if only metadata is needed.
     async fn get(&self, parameters: &str, metadata: &str) -> Result<Response<Body>, Refusal> {
         let form =
             if self.metadata_only { format!(";as={metadata};g=meta.k8s.io;v=v1") } else { String::new() };
@@ -127,7 +127,7 @@ impl Endpoint {
         let uri = format!("{}?{}{separator}{parameters}", self.path, self.selectors);
         let request = Request::get(uri)
             .header(ACCEPT, format!("application/json{form}"))
-            // A compressed watch is one archive per event, which nobody can read as one.
+            // A compressed watch is one archive per event, which cannot be decoded as one stream.
             .header(ACCEPT_ENCODING, "identity")
             .body(Body::empty())
             .map_err(|error| Refusal::failed(error.to_string()))?;
@@ -172,7 +172,7 @@ impl Endpoint {
 
 type Chunks = futures::stream::BoxStream<'static, Result<Bytes, Refusal>>;
 
-/// The next complete line. A line that was cut off is nothing.
+/// The next complete line. A line that was cut off at the end is dropped.
 async fn next_line(
     (mut chunks, mut buffer, mut searched): (Chunks, BytesMut, usize),
 ) -> Result<Option<(Bytes, (Chunks, BytesMut, usize))>, Refusal> {
@@ -213,7 +213,7 @@ pub(super) struct Page {
     pub(super) items: Vec<Box<RawValue>>,
 }
 
-/// What came instead of a page may look like an empty one.
+/// Every field has a default, so another object could look like an empty page: `kind` tells.
 #[derive(Deserialize)]
 #[serde(default)]
 #[derive(Default)]

@@ -1,5 +1,5 @@
-//! Collection from a real API server, on a network that breaks. After each accident the rows must be
-//! what a fresh list gives, and none may have been removed while nobody could see.
+//! Collection from a real API server, on a network that breaks. After each fault the rows must equal a fresh list,
+//! and no row may have been removed while its objects could not be seen.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -216,7 +216,7 @@ async fn a_dead_api_server_freezes_rows_and_a_restarted_one_thaws_them() {
         live.removed().iter().map(|c| c.before.as_ref().unwrap().name.to_string()).collect();
     assert_eq!(removed, ["c0"], "nothing else was removed on the way");
 
-    // With its history compacted the API server has forgotten where the watch was: a list, not a flood.
+    // The API server has compacted its history and no longer knows the version of the watch: it is listed again.
     plane.stop_api_server();
     plane.compact_etcd().unwrap();
     plane.start_api_server().unwrap();
@@ -285,7 +285,7 @@ async fn a_broken_network_loses_nothing() {
     proxy.stall(false);
     live.catches_up(plane).await;
 
-    // The server asks for patience, and has forgotten the version.
+    // The server asks the client to wait, and no longer has the version.
     let watch = |line: &str| line.contains("configmaps") && line.contains("watch=true");
     let gone = r#"{"kind":"Status","code":410,"reason":"Expired","message":"too old"}"#;
     proxy.answer(1, watch, 429, &[("Retry-After", "1")], "{}");
@@ -321,7 +321,7 @@ async fn a_list_that_is_older_than_what_was_seen_changes_nothing_unless_the_clus
     let changed: Vec<String> = live.changes.take().iter().map(|change| format!("{change:?}")).collect();
     assert_eq!(changed.len(), 1, "what was deleted, changed and created stays so: {changed:?}");
 
-    // A server that stays behind tells the truth: there is no other.
+    // A server that stays behind is accepted: the cluster was restored from a backup.
     let from_there = format!("/configmaps?watch=true&resourceVersion={}&", old.version());
     let watched = || proxy.requests().iter().filter(|line| line.contains(&from_there)).count();
     let before = watched();
@@ -377,14 +377,14 @@ async fn permissions_come_and_go() {
     eventually("the granted namespace", || live.count() == 2).await;
     assert!(dark(&live).is_empty());
 
-    // Revoked: frozen within the life of a watch.
+    // Revoked: the rows are frozen when the watch ends.
     live.changes.take();
     plane.kubectl(&["delete", "rolebinding", &binding, "-n", &seen]).unwrap();
     eventually("blindness", || dark(&live).contains(&Some(seen.clone()))).await;
     delete(plane, &seen, "c");
     put(plane, &hidden, "c", "2");
     eventually("the other namespace", || !live.changes.take().is_empty()).await;
-    assert_eq!(live.count(), 2, "nobody saw it go");
+    assert_eq!(live.count(), 2, "the deletion could not be seen");
     plane
         .kubectl(&["create", "rolebinding", &binding, "-n", &seen, &format!("--role={binding}"), &account])
         .unwrap();
@@ -476,7 +476,7 @@ async fn kinds_come_and_go() {
     let plane = ControlPlane::shared();
     let (namespace, selector) = labelled(plane, "kinds");
     put(plane, &namespace, "c", "1");
-    // The plural is not what an English speaker would guess.
+    // The plural is irregular.
     let gvk = json!({ "group": "shop.test", "version": "v1", "kind": "Wharf" });
     let other = json!({ "group": "shop.test", "version": "v2", "kind": "Wharf" });
     let targets = vec![target("wharfs", &gvk, &selector), target("maps", &config_maps(), &selector)];
@@ -597,7 +597,7 @@ async fn metadata_is_enough_where_nobody_reads_more() {
     let mut live = Live::start(plane.kubeconfig(), vec![slim]).await;
     live.catches_up(plane).await;
     assert_eq!(live.count(), 1);
-    // Somebody who reads more joins: all of it is read, and the first target does not notice.
+    // A target that needs more than metadata joins: whole objects are read, and rows of the first target do not change.
     live.changes.take();
     live.targets.push(target("full", &config_maps(), &selector));
     live.collector.set_targets(&live.targets, &BTreeSet::new());

@@ -1,5 +1,5 @@
-//! Flags of the operator. Those of the Go implementation are all accepted; what no longer has a meaning
-//! is told once, with what replaced it.
+//! Flags of the operator. All flags of the Go implementation are parsed. A flag without effect is logged once, with its
+//! replacement.
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
@@ -196,12 +196,12 @@ fn namespace_name(text: &str) -> Result<String, String> {
     known.ok_or_else(|| "must be the name of a namespace: lower-case letters, digits and -".into())
 }
 
-/// Charts pass empty lists as they are.
+/// Accepts the empty string: Helm charts pass empty lists as such.
 fn listed_namespace(text: &str) -> Result<String, String> {
     if text.is_empty() { Ok(String::new()) } else { namespace_name(text) }
 }
 
-/// The names of a list.
+/// The names of a list, without empty strings.
 fn names(list: &[String]) -> Vec<String> {
     list.iter().filter(|name| !name.is_empty()).cloned().collect()
 }
@@ -218,27 +218,27 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 impl Args {
-    /// Logs go to standard error from here on.
+    /// Starts logging to standard error.
     pub(crate) fn start_logs(&self) {
         if logs::start(&self.log_level, self.log_format).is_err() {
             eprintln!("error: logs were started twice");
         }
     }
 
-    /// Namespaces that are looked at; `None`: all.
+    /// Namespaces that are watched; `None`: all.
     pub(crate) fn within(&self) -> Option<BTreeSet<Arc<str>>> {
         let names: BTreeSet<Arc<str>> =
             names(&self.watch_namespaces).iter().map(|name| name.as_str().into()).collect();
         (!names.is_empty()).then_some(names)
     }
 
-    /// What tells this operator's rows from those of others.
+    /// What distinguishes the rows of this operator from those of other operators.
     pub(crate) fn identity(&self) -> Identity {
         if self.tenant_mode { Identity::Namespace } else { Identity::Cluster }
     }
 
     pub(crate) fn informer_resync_period(&self) -> Duration {
-        // Zero means the default, as it always has.
+        // Zero means the default.
         if self.informer_resync_period.is_zero() {
             Duration::from_hours(12)
         } else {
@@ -246,17 +246,17 @@ impl Args {
         }
     }
 
-    /// What targets reach without a KollectScope that names it.
+    /// What targets may collect from without a KollectScope that names it.
     fn reach(&self) -> Reach {
         match self.cross_namespace_targets {
             CrossNamespaceTargets::All => Reach::All,
-            // The operator looks at no others.
+            // In tenant mode the operator watches only the namespaces of the flag.
             CrossNamespaceTargets::Scoped if self.tenant_mode => Reach::AllNamespaces,
             CrossNamespaceTargets::Scoped => Reach::OwnNamespace,
         }
     }
 
-    /// What the flags decide for all objects. What the API server tells comes later: where it is, and the id of the cluster.
+    /// The rules that the flags set. The addresses of the API servers and the cluster id are added later.
     pub(crate) fn rules(&self) -> anyhow::Result<Rules> {
         if self.tenant_mode && self.within().is_none() {
             bail!("--tenant-mode needs --watch-namespaces: a Role counts in its namespace only");
@@ -264,7 +264,7 @@ impl Args {
         if self.retired.inventory_http_enabled == Some(true) {
             bail!("--inventory-http-enabled: the read API is not part of this build; remove the flag");
         }
-        // One directory has one path, whatever links lead to it.
+        // Resolve symbolic links, so that one directory has one path.
         let files = match &self.file_sink_root {
             None => FileRoot::Refused,
             Some(root) => FileRoot::Directory(
@@ -315,7 +315,7 @@ impl Args {
     }
 
     pub(crate) fn metrics_sample_interval(&self) -> Duration {
-        // Zero means the default, as it always has.
+        // Zero means the default.
         if self.collect_metrics_sample_interval.is_zero() {
             Duration::from_secs(30)
         } else {
@@ -323,7 +323,7 @@ impl Args {
         }
     }
 
-    /// Enters the election, or leads alone.
+    /// Starts leader election; without the flag this process leads alone.
     pub(crate) fn lead(&self, client: Client, tasks: &Tasks) -> anyhow::Result<LeaderHandle> {
         if !self.leader_elect {
             return Ok(Leader::alone());
@@ -339,7 +339,7 @@ impl Args {
         Leader::start(client, &namespace, identity, timings, tasks)
     }
 
-    /// Says what replaced flags that were given and do nothing.
+    /// Warns about flags that were given and have no effect, with their replacements.
     pub(crate) fn warn_about_retired_flags(&self) {
         let Retired {
             max_export_bytes,

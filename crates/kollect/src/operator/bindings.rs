@@ -1,4 +1,4 @@
-//! From inventories to bindings: what is written where, and what is cleaned up.
+//! Turns inventories into bindings: which rows are written to which destination, and which destinations are cleaned.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,7 +40,7 @@ use crate::{
     world::{BoundSink, InventoryName, REQUESTED_AT, Resolved, ResolvedInventory, Rules, SinkKey, World},
 };
 
-/// Annotation: removals that the guard holds are released, by their token.
+/// Annotation that releases the removals which the guard holds; its value is their token.
 pub(crate) const RELEASE_REMOVALS: &str = "kollect.dev/release-removals";
 
 /// The bindings of all inventories.
@@ -51,18 +51,18 @@ pub(crate) struct Bindings {
     board: Board,
     /// Id of this cluster.
     cluster: String,
-    /// All that the operator looks at.
+    /// The namespaces that the operator watches, or everything.
     scope: Sight,
     claim_check_interval: Option<Duration>,
-    /// What is known about namespaces.
+    /// The namespaces of the cluster, as far as they are known.
     pub(crate) namespaces: Option<Arc<Namespaces>>,
-    /// The last definition of each binding that could be opened.
+    /// The last usable definition of each binding.
     good: BTreeMap<BindingName, Good>,
-    /// How destinations are reached, for as long as statuses speak of them.
+    /// How each destination is opened; kept for as long as a status names the destination.
     openers: BTreeMap<(BindingName, ExportPlace), (Plan, Arc<dyn Open>)>,
-    /// What the bindings of a sink share, for as long as it is used.
+    /// State that the bindings of a sink share; kept for as long as an inventory names the sink.
     shared: BTreeMap<SinkKey, Shared>,
-    /// What the bindings of an inventory share.
+    /// State that the bindings of an inventory share.
     siblings: BTreeMap<InventoryName, Siblings>,
     /// Number of the last version of a binding.
     versions: u64,
@@ -73,7 +73,7 @@ struct Good {
     binding: Arc<Binding>,
 }
 
-/// What the bindings of one sink share.
+/// State that the bindings of one sink share.
 #[derive(Clone, Default)]
 struct Shared {
     breaker: Arc<Breaker>,
@@ -85,10 +85,10 @@ pub(crate) fn binding_name(inventory: &InventoryName, sink: &SinkName) -> Bindin
     BindingName { inventory: inventory.clone(), sink: sink.clone() }
 }
 
-/// Connects to what plans describe: [`Sinks`] in the program, destinations in memory in the simulator.
+/// Opens the destinations of plans: [`Sinks`] in the program, destinations in memory in the simulator.
 #[async_trait]
 pub(crate) trait OpenPlan: Send + Sync {
-    /// Opens what a plan describes, within a policy.
+    /// Opens the destination of a plan, within the limits of a policy.
     async fn open(&self, plan: &Plan, policy: &Policy) -> Result<Box<dyn Sink>, SinkError>;
 }
 
@@ -120,7 +120,7 @@ impl Open for Planned {
     }
 }
 
-/// An inventory with everything that its bindings are made from.
+/// An inventory with the data that its bindings are built from.
 struct Inventory<'a> {
     name: &'a InventoryName,
     metadata: &'a ObjectMeta,
@@ -131,7 +131,7 @@ struct Inventory<'a> {
     selected: String,
 }
 
-/// A binding as the spec and the status name it.
+/// A sink of an inventory that the spec names, the status names, or both.
 struct Line<'a> {
     binding: BindingName,
     /// The sink as it is now; `None` if the status names no sink object.
@@ -141,10 +141,10 @@ struct Line<'a> {
     is_named: bool,
 }
 
-/// What became of the destinations that inventories have left.
+/// Results for the destinations that inventories have left.
 #[derive(Default)]
 pub(crate) struct Left {
-    /// Rows that cannot be removed, by inventory.
+    /// Destinations whose rows cannot be removed, by inventory.
     pub(crate) behind: BTreeMap<InventoryName, Vec<String>>,
     /// Deleted inventories that still wait for a destination to be cleaned.
     pub(crate) waiting: BTreeSet<InventoryName>,
@@ -155,9 +155,9 @@ pub(crate) struct Left {
 /// Whether a destination can be cleaned.
 enum Cleaning {
     Begins(Leftover),
-    /// Not now: the sink cannot be used, and may be mended.
+    /// Not now: a sink cannot be used at the moment. A later turn tries again.
     Waits,
-    /// The sink is gone, or leads to another server now.
+    /// The sink object is gone, or its spec leads to another server now.
     Impossible,
 }
 
@@ -188,17 +188,17 @@ impl Bindings {
         }
     }
 
-    /// All that the operator looks at.
+    /// The namespaces that the operator watches, or everything.
     pub(crate) fn scope(&self) -> &Sight {
         &self.scope
     }
 
-    /// What the specs of an inventory selected when a sink last got all rows.
+    /// Digest of what the specs of an inventory selected when the sink last got all rows.
     pub(crate) fn acknowledged_selection(&self, binding: &BindingName) -> Option<String> {
         self.good.get(binding)?.binding.selection.acknowledged().filter(|digest| !digest.is_empty())
     }
 
-    /// Forgets everything: another process may have led meanwhile.
+    /// Forgets everything: another process may lead and write in the meantime.
     pub(crate) fn clear(&mut self) {
         self.good.clear();
         self.openers.clear();
@@ -206,7 +206,7 @@ impl Bindings {
         self.siblings.clear();
     }
 
-    /// Hands over what is wanted now.
+    /// Passes the wanted bindings and the destinations to clean to the engine.
     pub(crate) fn deliver(
         &mut self,
         known: &Known,
@@ -231,7 +231,7 @@ impl Bindings {
                     None => String::new(),
                 },
             };
-            // What was never written, because its name is another's, is not there.
+            // Nothing was ever written for it: sinks store cluster inventories under this namespace.
             if name.is_reserved() {
                 continue;
             }
@@ -246,7 +246,7 @@ impl Bindings {
                     leftovers.extend(self.clean(&inventory, line, &lines, &mut left));
                 }
             } else {
-                // Which sinks it names cannot be told: nothing is written, and what is there stays.
+                // Its sinks are unknown because of faults: the known bindings are suspended, and rows stay.
                 for (binding, good) in self.good.iter().filter(|(binding, _)| binding.inventory == *name) {
                     wanted.insert(binding.clone(), Wanted { binding: good.binding.clone(), suspended: true });
                 }
@@ -260,7 +260,7 @@ impl Bindings {
         left
     }
 
-    /// What a binding shall write now, and whether it may. Says where that is.
+    /// The binding to run for a sink of the spec; `None` if the inventory is deleted or no definition is usable.
     fn write(&mut self, inventory: &Inventory<'_>, line: &Line<'_>) -> Option<(BindingName, Wanted)> {
         let sink = line.sink.as_ref()?;
         if inventory.is_deleted() {
@@ -274,16 +274,16 @@ impl Bindings {
         Some((line.binding.clone(), Wanted { binding, suspended }))
     }
 
-    /// Keeps the definition of a binding, the same value as before if nothing has changed. Answers whether it is what specs
-    /// ask for: while that cannot be made, the last one stands.
+    /// Updates the definition of a binding; it stays the same value if nothing has changed. Returns whether it is what
+    /// the specs ask for: while a new definition cannot be built, the last one stays in use.
     fn want(&mut self, inventory: &Inventory<'_>, line: &Line<'_>, sink: &BoundSink) -> bool {
         let Inventory { name, metadata, resolved, .. } = inventory;
         let choice = resolved.rows.among(self.namespaces.as_deref());
         let (Ok(Some(plan)), Some(place), Some(choice)) = (&*sink.plan, &sink.place, choice) else {
             return false;
         };
-        // Before a claim is asked for the inventory cannot vanish, and its status says where: a process that comes
-        // after this one finds the rows. Until then they are written where they were.
+        // A claim may be requested only when the inventory has its finalizer and its status names the destination, so
+        // that a later process finds the rows. Until then the rows are written to the previous destination.
         let findable = is_protected(name.kind(), metadata) && line.told().speak_of(place);
         let known = self.good.get(&line.binding).filter(|known| known.place.is_at(place));
         if known.is_none() && !findable {
@@ -332,7 +332,7 @@ impl Bindings {
                 || !Arc::ptr_eq(&known.binding.sink, &candidate.sink)
         };
         if known.is_some_and(is_other) {
-            // What kept failing may work now.
+            // The sink or the request is new: close the circuit breaker, because an attempt may succeed now.
             candidate.breaker.close();
         }
         self.versions += 1;
@@ -376,7 +376,7 @@ impl Bindings {
         }
     }
 
-    /// How a destination is reached with a plan: the same value as before if the plan has not changed.
+    /// How a destination is opened with a plan; the same value as before if the plan has not changed.
     fn opener(
         &mut self,
         name: &InventoryName,
@@ -399,7 +399,7 @@ impl Bindings {
         opener
     }
 
-    /// How a destination is reached that a binding has left: as the sink is now, or as this process reached it before.
+    /// How a destination that a binding has left is opened: with the current sink, or as this process opened it before.
     fn opener_of_left(
         &mut self,
         name: &InventoryName,
@@ -416,7 +416,7 @@ impl Bindings {
         self.openers.get(&key).map(|(_, opener)| opener.clone())
     }
 
-    /// Lets the bindings of an inventory know each other.
+    /// Tells the bindings of an inventory about each other.
     fn join(&self, name: &InventoryName, lines: &[Line<'_>]) {
         let Some(siblings) = self.siblings.get(name) else { return };
         siblings.set(lines.iter().filter_map(|line| self.sibling(line)).collect());
@@ -427,7 +427,7 @@ impl Bindings {
         Some(Sibling { name: line.binding.sink.clone(), current: current.clone(), sink: sink.clone() })
     }
 
-    /// The destinations of a line that are cleaned now. What cannot be cleaned is told.
+    /// The destinations of a line to clean now. Those that cannot be cleaned are recorded in `left` or on the board.
     fn clean(
         &mut self,
         inventory: &Inventory<'_>,
@@ -443,7 +443,7 @@ impl Bindings {
         for place in &next.left {
             let is_written = |other: &Line<'_>| other.binding != line.binding && other.writes(place);
             if !inventory.is_deleted() && lines.iter().any(is_written) {
-                // Another sink leads there now.
+                // Another sink of the inventory writes there now.
                 self.board.give_up(&line.binding, place);
                 continue;
             }
@@ -499,7 +499,7 @@ impl Bindings {
             }
             match self.sibling(other) {
                 Some(sibling) => others.push(sibling),
-                // It cannot be reached now, and may lead to the same destination.
+                // The other sink cannot be asked now, and may lead to the same destination.
                 None => return Cleaning::Waits,
             }
         }
@@ -553,15 +553,15 @@ impl Line<'_> {
         told.speak_of(place) && self.wanted(&told).is_some_and(|wanted| wanted.is_at(place))
     }
 
-    /// Where the rows shall be. While it cannot be told where the sink leads, they stay where they are.
+    /// Where the rows should be. While the destination of the sink is unknown, they stay where they are.
     fn wanted(&self, told: &Destinations) -> Option<ExportPlace> {
         let sink = self.sink.as_ref().filter(|_| self.is_named)?;
         sink.place.clone().or_else(|| told.claiming.clone()).or_else(|| told.held.clone())
     }
 }
 
-/// Whether the destination of another binding may be `place` under another name. `held` is where its rows are, with the
-/// id: two ids are two destinations.
+/// Whether the destination of another binding may be `place` under another name. `held` is that destination with its
+/// id: different ids mean different destinations.
 fn may_be(other: &ExportPlace, held: Option<&ExportPlace>, place: &ExportPlace) -> bool {
     let id = held.filter(|held| held.is_at(other)).and_then(|held| held.id.as_ref());
     other.cluster == place.cluster
@@ -569,7 +569,7 @@ fn may_be(other: &ExportPlace, held: Option<&ExportPlace>, place: &ExportPlace) 
         && (id.is_none() || place.id.is_none() || id == place.id.as_ref())
 }
 
-/// What an inventory and a sink ask for together.
+/// Combines the request annotations of an inventory and of its sink.
 fn requested(inventory: Option<String>, sink: Option<&String>) -> Option<String> {
     match (inventory, sink) {
         (inventory, None) => inventory,
@@ -581,7 +581,7 @@ fn annotation(metadata: &ObjectMeta, key: &str) -> Option<String> {
     metadata.annotations.as_ref().and_then(|all| all.get(key)).cloned()
 }
 
-/// Whether nothing has changed that a binding would notice.
+/// Whether two definitions are equal in everything that a running binding depends on.
 fn same(a: &Binding, b: &Binding) -> bool {
     a.inventory == b.inventory
         && a.generation == b.generation

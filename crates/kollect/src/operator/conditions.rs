@@ -1,11 +1,11 @@
-//! Conditions of a status: a change of state moves its time, nothing else does.
+//! Conditions of a status: `lastTransitionTime` changes only when the status of the condition changes.
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kollect_model::crd::shapes::{Condition, ConditionStatus};
 
 use crate::reason::Reason;
 
-/// The conditions of a status that is being made. Those that are not set are gone afterwards.
+/// Builds the conditions of a status. A condition that is not set is removed from the status.
 pub(crate) struct Conditions<'a> {
     before: &'a [Condition],
     generation: Option<i64>,
@@ -13,14 +13,14 @@ pub(crate) struct Conditions<'a> {
     set: Vec<Condition>,
 }
 
-/// Longer messages help nobody, and the API server refuses much longer ones.
+/// Longer messages are cut. The API server refuses messages that are much longer.
 const LONGEST_MESSAGE: usize = 1024;
 
 /// The message of conditions that hold for the reason that Ready names.
 pub(crate) const SEE_READY: &str = "see condition Ready";
 
 impl<'a> Conditions<'a> {
-    /// Begins with what the object says now.
+    /// Starts from the current conditions of the object, which provide the transition times.
     pub(crate) fn after(before: &'a [Condition], generation: Option<i64>, now: Timestamp) -> Self {
         Self { before, generation, now, set: Vec::new() }
     }
@@ -31,7 +31,7 @@ impl<'a> Conditions<'a> {
         self.put(type_, status, reason, message.into(), self.generation);
     }
 
-    /// Sets a condition of which nothing is known yet.
+    /// Sets a condition to Unknown.
     pub(crate) fn unknown(&mut self, type_: &str, reason: Reason, message: impl Into<String>) {
         self.put(type_, ConditionStatus::Unknown, reason, message.into(), self.generation);
     }
@@ -69,19 +69,19 @@ impl<'a> Conditions<'a> {
         });
     }
 
-    /// The object is as it should be.
+    /// Sets Ready to True.
     pub(crate) fn ready(&mut self, reason: Reason, message: impl Into<String>) {
         self.set("Ready", true, reason, message);
     }
 
-    /// Something is on its way.
+    /// Sets Ready to False and Reconciling to True: work is in progress.
     pub(crate) fn progressing(&mut self, reason: Reason, message: impl Into<String>) {
         let message = message.into();
         self.set("Ready", false, reason, message.clone());
         self.set("Reconciling", true, reason, message);
     }
 
-    /// Something is wrong, and Ready says what. Stalled: nothing will happen until somebody does something.
+    /// Sets Ready to False and Degraded to True. Stalled: nothing happens until a user changes something.
     pub(crate) fn degraded(&mut self, reason: Reason, message: impl Into<String>, stalled: bool) {
         let message = message.into();
         self.set("Ready", false, reason, message.clone());
@@ -91,14 +91,14 @@ impl<'a> Conditions<'a> {
         }
     }
 
-    /// In the order of their types.
+    /// The conditions, sorted by type.
     pub(crate) fn done(mut self) -> Vec<Condition> {
         self.set.sort_by(|a, b| a.type_.cmp(&b.type_));
         self.set
     }
 }
 
-/// A message that was cut says so.
+/// Cuts a long message; `…` marks the cut.
 fn shortened(message: String) -> String {
     if message.chars().count() <= LONGEST_MESSAGE {
         return message;
@@ -106,16 +106,16 @@ fn shortened(message: String) -> String {
     message.chars().take(LONGEST_MESSAGE - 1).chain(['…']).collect()
 }
 
-/// Conditions that hold while something is wrong, and are gone when it is not.
+/// Conditions that are set only while a problem exists.
 const PROBLEMS: [&str; 6] =
     ["AttributesNull", "Blind", "LeftBehind", "RemovalsHeld", "TargetsMissing", "Unmatched"];
 
-/// Whether a condition holds while something is wrong.
+/// Whether a condition is set only while a problem exists.
 pub(crate) fn is_problem(type_: &str) -> bool {
     PROBLEMS.contains(&type_)
 }
 
-/// The conditions about problems that are over.
+/// Problem conditions that were set before and are not set any more.
 pub(crate) fn recoveries<'a>(before: &'a [Condition], after: &'a [Condition]) -> Vec<&'a Condition> {
     let is_over = |condition: &&Condition| {
         is_problem(&condition.type_) && !after.iter().any(|now| now.type_ == condition.type_)
@@ -123,7 +123,7 @@ pub(crate) fn recoveries<'a>(before: &'a [Condition], after: &'a [Condition]) ->
     before.iter().filter(is_over).collect()
 }
 
-/// The conditions that have changed, other than in their message.
+/// Conditions that are new, or whose status or reason has changed.
 pub(crate) fn transitions<'a>(before: &'a [Condition], after: &'a [Condition]) -> Vec<&'a Condition> {
     let known = |condition: &&Condition| {
         !before.iter().any(|b| {

@@ -1,4 +1,4 @@
-//! Where the rows of a binding are, where they shall be, and where they have been: one state machine.
+//! The destinations of a binding as a state machine: where its rows are, where they should be, where they have been.
 //!
 //! ```text
 //!              wanted              claim granted           another one is granted        cleaned
@@ -7,9 +7,9 @@
 //!                          └─────────────── no longer wanted ──────────────────────────┘
 //! ```
 //!
-//! A line of a status is its memory. A claim is asked for only where the line says so, so a process that comes after
-//! this one finds every destination that may hold rows. What has been left is cleaned when the new destination holds
-//! all rows, or at once if the binding is gone.
+//! The line of the sink in the status stores the state. A claim is requested only for a destination that the line
+//! names, so that a later process finds every destination that may hold rows. A destination that was left is cleaned
+//! when the new one holds all rows, or at once if the binding is gone.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ use kollect_model::{
     sink::SinkReason,
 };
 
-/// As many as the schema allows.
+/// Limit of the CRD schema.
 const MAX_LEFT: usize = 20;
 
 /// The destinations of a binding.
@@ -33,7 +33,7 @@ pub(crate) struct Destinations {
     pub(crate) held: Option<ExportPlace>,
     /// Where a claim is asked for.
     pub(crate) claiming: Option<ExportPlace>,
-    /// What is to be cleaned.
+    /// Destinations that must be cleaned.
     pub(crate) left: Vec<ExportPlace>,
 }
 
@@ -44,9 +44,9 @@ pub(crate) struct KnownDestinations {
     current: Option<ExportPlace>,
     /// The claim that was granted there.
     claim: Option<Claim>,
-    /// It has held all rows since then.
+    /// It has held all rows since the binding last changed.
     filled: bool,
-    /// Nothing is to be done there: it is clean, it is not ours, or it cannot be reached and that was told.
+    /// Destinations that need no cleaning any more: clean, not owned by this cluster, or unreachable and reported.
     done: BTreeSet<(String, String)>,
 }
 
@@ -60,12 +60,12 @@ pub(crate) fn export_place(place: &Place) -> ExportPlace {
 }
 
 impl KnownDestinations {
-    /// What a process that has not done anything yet knows from the status: where the rows are.
+    /// The initial state of a process, from the status: where the rows are.
     pub(crate) fn told(export: &SinkExport) -> Self {
         Self { current: export.place.as_ref().map(ExportPlace::without_id), ..Self::default() }
     }
 
-    /// A binding wants to be written to a destination, or something about it has changed.
+    /// Starts a new version of the binding in a destination, which is not yet known to hold all rows.
     pub(crate) fn begin(&mut self, place: &ExportPlace) {
         if !self.is_current(place) {
             (self.current, self.claim) = (Some(place.clone()), None);
@@ -74,12 +74,12 @@ impl KnownDestinations {
         self.done.remove(&key(place));
     }
 
-    /// Whether a binding was last said to be written to a destination.
+    /// Whether the binding writes, or wants to write, to a destination.
     pub(crate) fn is_current(&self, place: &ExportPlace) -> bool {
         self.current.as_ref().is_some_and(|current| current.is_at(place))
     }
 
-    /// Hears what a binding did in a destination.
+    /// Updates the state with a report of a binding about a destination.
     pub(crate) fn hear(&mut self, place: &ExportPlace, told: &Told<'_>) {
         match told {
             Told::Cleaned { .. } => {
@@ -96,7 +96,7 @@ impl KnownDestinations {
             Told::Compared(outcome) => self.filled |= outcome.is_complete,
             Told::ClaimLost(_) => self.claim = None,
             Told::Failed { error, .. } if error.reason == SinkReason::Fenced => self.claim = None,
-            // Another cluster owns it, so nothing there is ours.
+            // Another cluster owns the destination, so it holds no rows of this cluster.
             Told::Failed { error, .. } if error.reason == SinkReason::OwnedByOther => {
                 self.claim = None;
                 self.done.insert(key(place));
@@ -115,12 +115,12 @@ impl KnownDestinations {
         Some(ExportPlace { id: claim.destination_id.clone(), ..current.clone() })
     }
 
-    /// Whether nothing is to be done in a destination.
+    /// Whether a destination needs no cleaning any more.
     pub(crate) fn is_done(&self, place: &ExportPlace) -> bool {
         self.done.contains(&key(place))
     }
 
-    /// A destination cannot be cleaned, and that was told.
+    /// Stops cleaning a destination.
     pub(crate) fn give_up(&mut self, place: &ExportPlace) {
         self.done.insert(key(place));
     }
@@ -131,7 +131,7 @@ impl KnownDestinations {
         wanted.is_none_or(|wanted| self.filled && self.is_current(wanted))
     }
 
-    /// Only these destinations are spoken of. Others are forgotten: rows may come there again.
+    /// Keeps the state of these destinations only. The others are forgotten, because rows may be written there again.
     pub(crate) fn retain(&mut self, destinations: &Destinations) {
         let spoken: BTreeSet<_> = destinations.all().map(key).collect();
         self.done.retain(|place| spoken.contains(place));
@@ -139,8 +139,8 @@ impl KnownDestinations {
 }
 
 impl Destinations {
-    /// What a line of a status says. A version that wrote before destinations were in statuses wrote where the sink
-    /// leads now, as far as can be told: `leads_to`.
+    /// Reads a line of a status. Older versions stored no destinations: their rows are assumed to be where the sink
+    /// leads now, at `leads_to`.
     pub(crate) fn of(export: &SinkExport, leads_to: Option<&ExportPlace>) -> Self {
         let unknown = || ExportPlace::new("an unknown place".into(), "");
         let untold = || export.last_export_time.as_ref().map(|_| leads_to.cloned().unwrap_or_else(unknown));
@@ -154,12 +154,12 @@ impl Destinations {
         self.held.iter().chain(&self.claiming).chain(&self.left)
     }
 
-    /// Whether a claim may be asked for in a destination: a process that comes after this one would find it.
+    /// Whether the line names a destination as held or claiming. Only then may it be claimed: a later process finds it.
     pub(crate) fn speak_of(&self, place: &ExportPlace) -> bool {
         self.held.iter().chain(&self.claiming).any(|told| told.is_at(place))
     }
 
-    /// What the line shall say, if the binding is wanted in a destination, or nowhere.
+    /// The next content of the line; `wanted` is where the binding should write, `None` if it should write nowhere.
     pub(crate) fn next(mut self, wanted: Option<&ExportPlace>, known: &KnownDestinations) -> Self {
         if let Some(granted) = known.granted() {
             if let Some(before) = self.held.replace(granted.clone()).filter(|before| !before.is_at(&granted))
@@ -196,7 +196,7 @@ impl Destinations {
     }
 }
 
-/// What came of a cleaning, for the log.
+/// The result of a cleaning, for the log.
 pub(crate) fn described(cleaned: &Cleaned) -> String {
     match cleaned {
         Cleaned::Removed => "nothing is left".into(),

@@ -1,4 +1,4 @@
-//! Finalizers and annotations of objects: inventories may go when their sinks are clean, and that always ends.
+//! Finalizers and annotations. Inventories keep theirs until their destinations are clean, or a timeout.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -20,7 +20,7 @@ const OURS: [(&str, &str); 4] = [
     ("KollectClusterTarget", "kollect.dev/cluster-target-cleanup"),
 ];
 
-/// Objects that are changed at the same time.
+/// Limit of objects that are patched concurrently.
 const AT_ONCE: usize = 8;
 
 /// The finalizer of a kind.
@@ -33,17 +33,17 @@ fn without(metadata: &ObjectMeta, finalizer: &str) -> Option<Vec<String>> {
     all.iter().any(|f| f == finalizer).then(|| all.iter().filter(|f| *f != finalizer).cloned().collect())
 }
 
-/// A change of the metadata of an object, and what there is to say about it.
+/// A change of the metadata of an object, and the events to record with it.
 pub(crate) struct Step<'a> {
     kind: &'static str,
     metadata: &'a ObjectMeta,
-    /// `None`: they stay.
+    /// The new list; `None`: no change.
     finalizers: Option<Vec<String>>,
     /// Destinations that hold rows which cannot be removed.
     behind: Vec<String>,
-    /// Destinations that turned out to be others under another name.
+    /// Destinations that are, by their id, another known destination under another name.
     adopted: Vec<String>,
-    /// Annotations that change; empty: they go.
+    /// Annotations to set; an empty value removes the annotation.
     annotations: Vec<(&'static str, String)>,
 }
 
@@ -54,7 +54,7 @@ impl<'a> Step<'a> {
     }
 }
 
-/// Keeps an inventory from vanishing before its sinks are clean.
+/// Adds the finalizer that keeps an inventory until its destinations are clean; `None` if it is there already.
 pub(crate) fn protect<'a>(kind: &'static str, metadata: &'a ObjectMeta) -> Option<Step<'a>> {
     if is_protected(kind, metadata) {
         return None;
@@ -64,18 +64,18 @@ pub(crate) fn protect<'a>(kind: &'static str, metadata: &'a ObjectMeta) -> Optio
     Some(Step { finalizers: Some(finalizers), ..Step::new(kind, metadata) })
 }
 
-/// Whether an inventory cannot vanish before its sinks are clean.
+/// Whether an inventory has the finalizer of [`protect`].
 pub(crate) fn is_protected(kind: &str, metadata: &ObjectMeta) -> bool {
     ours(kind).and_then(|finalizer| without(metadata, finalizer)).is_some()
 }
 
-/// Lets an object go.
+/// Removes the finalizer; `None` if the object does not have it.
 pub(crate) fn release<'a>(kind: &'static str, metadata: &'a ObjectMeta) -> Option<Step<'a>> {
     let finalizers = without(metadata, ours(kind)?)?;
     Some(Step { finalizers: Some(finalizers), ..Step::new(kind, metadata) })
 }
 
-/// Says that rows of an inventory stay in places that nobody can clean.
+/// Reports that rows of an inventory stay in destinations that the operator cannot clean.
 pub(crate) fn leave_behind<'a>(
     kind: &'static str,
     metadata: &'a ObjectMeta,
@@ -84,7 +84,7 @@ pub(crate) fn leave_behind<'a>(
     (!behind.is_empty()).then_some(Step { behind, ..Step::new(kind, metadata) })
 }
 
-/// Takes the steps, some of them at the same time.
+/// Applies the steps, at most [`AT_ONCE`] concurrently.
 pub(crate) async fn take(client: &Client, steps: Vec<Step<'_>>) {
     stream::iter(steps).for_each_concurrent(AT_ONCE, |step| step.take(client)).await;
 }
@@ -121,7 +121,7 @@ impl Step<'_> {
         if patch.is_empty() {
             return;
         }
-        // A conflict means that the object comes again.
+        // After a conflict the watch delivers the newer object, and a later turn tries again.
         if let Err(error) = patch_metadata(client, kind, metadata, patch).await {
             info!(kind, namespace, name, %error, "cannot change the metadata yet");
         }
@@ -143,8 +143,8 @@ async fn tell(
     }
 }
 
-/// Lets a deleted inventory go when nothing of it is left, or nothing can be done about the rest. `unclean` are the
-/// destinations that still hold rows; it waits for them for as long as `patience`, if there is `hope`.
+/// Removes the finalizer of a deleted inventory if no destination is `unclean`, if no cleaning is possible any more (no
+/// `hope`), or if the deletion has lasted for `patience`. `unclean` are the destinations that still hold rows.
 pub(crate) fn finish<'a>(
     kind: &'static str,
     metadata: &'a ObjectMeta,
@@ -159,7 +159,7 @@ pub(crate) fn finish<'a>(
     (unclean.is_empty() || !hope || late).then_some(Step { behind: unclean, ..step })
 }
 
-/// Changes annotations that ask for something which has been done; empty ones go.
+/// Changes annotations whose request has been handled; an empty value removes the annotation.
 pub(crate) fn annotate<'a>(
     kind: &'static str,
     metadata: &'a ObjectMeta,
@@ -168,7 +168,7 @@ pub(crate) fn annotate<'a>(
     (!annotations.is_empty()).then_some(Step { annotations, ..Step::new(kind, metadata) })
 }
 
-/// Says that destinations turned out to be others under another name.
+/// Reports that destinations are, by their id, another known destination under another name.
 pub(crate) fn adopt<'a>(kind: &'static str, metadata: &'a ObjectMeta, adopted: Vec<String>) -> Step<'a> {
     Step { adopted, ..Step::new(kind, metadata) }
 }

@@ -1,4 +1,4 @@
-//! /healthz: the loop makes progress. /readyz: the process has seen its objects, and leads or stands by.
+//! /healthz: the loop is not stuck. /readyz: all objects have been listed; the answer says whether the process leads.
 
 use std::{
     sync::{
@@ -18,10 +18,10 @@ use super::{
     serve::{Endpoint, Limits, Server, Tls},
 };
 
-/// A loop that has not come round for so long is stuck.
+/// A loop that has not started a turn for this long is stuck.
 const STUCK: Duration = Duration::from_mins(2);
 
-/// How the loop is.
+/// The state that both probes report.
 #[derive(Clone)]
 pub(crate) struct Health {
     turned: watch::Sender<Instant>,
@@ -35,12 +35,12 @@ impl Default for Health {
 }
 
 impl Health {
-    /// The loop has come round.
+    /// Records that the loop has started a turn.
     pub(crate) fn turned(&self) {
         self.turned.send_replace(Instant::now());
     }
 
-    /// All objects have been seen.
+    /// Records that all objects have been listed.
     pub(crate) fn settled(&self) {
         self.settled.store(true, Ordering::Relaxed);
     }
@@ -50,7 +50,7 @@ impl Health {
     }
 }
 
-/// Serves both; `0` is nowhere.
+/// Serves both paths on `address`; with `0` nothing is served.
 pub(crate) async fn serve(
     address: &str,
     health: Health,

@@ -1,7 +1,7 @@
-//! Who of several replicas writes: leader election on a Lease, compatible with client-go.
+//! Leader election on a Lease, compatible with client-go: only one of several replicas writes.
 //!
-//! A leader that cannot renew stops leading at its renew deadline, which is before anybody else can take
-//! over, keeps trying, and leads again in a new term. Nothing here ends the process.
+//! A leader that cannot renew stops leading at its renew deadline, before another process can take over. It keeps
+//! trying, and leads again in a new term. Losing the lease does not end the process.
 
 mod campaign;
 mod record;
@@ -17,20 +17,20 @@ use tokio::{
     time::{self, Instant},
 };
 
-/// The Lease that all replicas compete for, those of the Go implementation too.
+/// The Lease that all replicas compete for, including those of the Go implementation.
 pub(crate) const LEASE: &str = "3274ac8a.kollect.dev";
 
 /// How long a start waits for the first answer about the lease.
 const FIRST_ANSWER: Duration = Duration::from_secs(2);
 
-/// How patient candidates are with each other.
+/// Timings of the election.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Timings {
-    /// For how long others wait for a leader that is silent.
+    /// How long other candidates wait for a leader that does not renew.
     pub(crate) lease: Duration,
     /// When a leader that cannot renew stops leading.
     pub(crate) renew_deadline: Duration,
-    /// The longest pause between two tries.
+    /// The longest pause between two attempts.
     pub(crate) retry: Duration,
 }
 
@@ -45,7 +45,7 @@ impl Default for Timings {
 }
 
 impl Timings {
-    /// A leader must have stopped before another one may start. The error names the flags.
+    /// Checks that a leader stops before another one may start. The error names the flags.
     pub(crate) fn check(self) -> anyhow::Result<()> {
         let Self { lease, renew_deadline, retry } = self;
         if retry.is_zero() {
@@ -70,21 +70,21 @@ impl Timings {
     }
 }
 
-/// What this process is to the others.
+/// The role of this process in the election.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Leadership {
-    /// Somebody else writes, or nobody.
+    /// Another process writes, or none.
     Standby {
-        /// Who held the lease when it was last read.
+        /// The holder of the lease when it was last read.
         holder: Option<String>,
-        /// Why the last try failed, for the log and for conditions.
+        /// Why the last attempt failed, for the log and for conditions.
         problem: Option<String>,
     },
     /// This process writes.
     Leading {
         /// Counts the times that this process became the leader.
         term: u64,
-        /// When it stops unless it renews before; never, if it is alone.
+        /// When it stops unless it renews before; `None` without election.
         until: Option<Instant>,
         /// Why the last renewal failed, while there is still time for another one.
         problem: Option<String>,
@@ -92,7 +92,7 @@ pub(crate) enum Leadership {
 }
 
 impl Leadership {
-    /// The term that is running now. The deadline counts even if nobody has noticed yet that it passed.
+    /// The current term. It ends at the deadline, even if the campaign has not published that yet.
     pub(crate) fn term(&self) -> Option<u64> {
         match *self {
             Self::Leading { term, until, .. } if until.is_none_or(|until| Instant::now() < until) => {
@@ -124,7 +124,7 @@ impl fmt::Display for Leadership {
     }
 }
 
-/// Waits until this process leads, and returns the term; nothing once the candidate is gone.
+/// Waits until this process leads, and returns the term; `None` once the candidate is gone.
 #[cfg(test)]
 pub(crate) async fn gained(leadership: &mut watch::Receiver<Leadership>) -> Option<u64> {
     loop {
@@ -136,8 +136,8 @@ pub(crate) async fn gained(leadership: &mut watch::Receiver<Leadership>) -> Opti
     }
 }
 
-/// Waits until a term is over. Whoever writes must be dropped then: this returns at the renew deadline
-/// even if the candidate itself is stuck.
+/// Waits until a term is over. The caller must then drop all writers. Returns at the renew deadline even if the
+/// candidate itself is stuck.
 pub(crate) async fn ended(leadership: &mut watch::Receiver<Leadership>, term: u64) {
     loop {
         let now = leadership.borrow_and_update().clone();
@@ -145,7 +145,7 @@ pub(crate) async fn ended(leadership: &mut watch::Receiver<Leadership>, term: u6
             return;
         }
         tokio::select! {
-            // Both lead to another look at the newest state.
+            // Both branches check the newest state again.
             biased;
             changed = leadership.changed() => if changed.is_err() { return },
             () = at(now.until()) => {}
@@ -160,9 +160,9 @@ async fn at(deadline: Option<Instant>) {
     }
 }
 
-/// What a candidate calls itself. In a Pod, whose name and UID the manifests hand over, a container that was started again
-/// is the same candidate and takes its lease back at once: kubelets start a container when the one before it has ended, and
-/// what that one has sent too late is refused by the sinks. Elsewhere every process is another one.
+/// The identity of a candidate. In a Pod, whose name and UID the manifests pass, a restarted container is the same
+/// candidate and takes its lease back at once: the kubelet starts a container after the previous one has ended, and
+/// sinks refuse late writes of that one. Elsewhere every process has an identity of its own.
 pub(crate) fn identity(variable: impl Fn(&str) -> Option<String>) -> String {
     let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
     match (variable("POD_NAME"), variable("POD_UID")) {
@@ -195,7 +195,7 @@ impl Leader {
         Ok(LeaderHandle { receiver, stop: Stop::Campaign(stop, task) })
     }
 
-    /// Leads for ever: nobody else is there.
+    /// Leads without election until it is released.
     pub(crate) fn alone() -> LeaderHandle {
         let (leadership, receiver) =
             watch::channel(Leadership::Leading { term: 1, until: None, problem: None });
@@ -203,8 +203,8 @@ impl Leader {
     }
 }
 
-/// A running candidate. Dropped without [`release`](Self::release) it goes silent, and the others wait for
-/// the lease to run out.
+/// A running candidate. If it is dropped without [`release`](Self::release), other candidates must wait until the lease
+/// expires.
 pub(crate) struct LeaderHandle {
     receiver: watch::Receiver<Leadership>,
     stop: Stop,
@@ -216,26 +216,26 @@ enum Stop {
 }
 
 impl LeaderHandle {
-    /// What this process is now, and when that changes; see [`gained`] and [`ended`].
+    /// The role of this process, and its changes; see [`gained`] and [`ended`].
     pub(crate) fn watch(&self) -> watch::Receiver<Leadership> {
         self.receiver.clone()
     }
 
-    /// Waits until the lease has been asked for once, but not for long. What is listed after that is not older than a
-    /// term that begins at once.
+    /// Waits for the first answer about the lease, at most [`FIRST_ANSWER`]. Lists that start afterwards are not older
+    /// than a term that begins at once.
     pub(crate) async fn asked(&self) {
         let unasked = Leadership::Standby { holder: None, problem: None };
         let mut leadership = self.watch();
         drop(time::timeout(FIRST_ANSWER, leadership.wait_for(|now| *now != unasked)).await);
     }
 
-    /// Ends the candidacy, and gives the lease up so that a standby takes over at once. The caller must
-    /// have stopped writing. Takes seconds at most, also when the API server is away.
+    /// Ends the candidacy, and releases the lease so that a standby takes over at once. The caller must have stopped
+    /// writing. Takes seconds at most, even if the API server does not answer.
     pub(crate) async fn release(self) {
         match self.stop {
             Stop::Campaign(stop, task) => {
                 if stop.send(()).is_ok() {
-                    // A task that panicked has released nothing, and the lease runs out.
+                    // A task that panicked has not released the lease, which then expires.
                     task.await.ok();
                 }
             }

@@ -31,14 +31,14 @@ use super::args::LogFormat;
 const CLIENT: &str = "kube_client";
 /// The part of it that sends requests: it has a span for each.
 const REQUESTS: &str = "kube_client::client::builder";
-/// Logged once by what connects, with the server.
+/// The code that connects logs this once, with the server.
 const NOT_VERIFIED: &str = "Server cert bypassed";
 /// How long a request that fails in the same way is not logged again.
 const SILENCE: Duration = Duration::from_mins(10);
-/// Requests that are remembered; more are forgotten together, and logged again.
+/// Limit of remembered requests; beyond it all are forgotten, and may be logged again.
 const REMEMBERED: usize = 1024;
 
-/// Logs go to standard error from here on. `levels` is a level or a filter such as `kollect=debug`.
+/// Starts logging to standard error. `levels` is a level or a filter such as `kollect=debug`.
 pub(super) fn start(levels: &str, format: Option<LogFormat>) -> Result<(), TryInitError> {
     let terminal = std::io::stderr().is_terminal();
     let format = format.unwrap_or(if terminal { LogFormat::Text } else { LogFormat::Json });
@@ -47,7 +47,7 @@ pub(super) fn start(levels: &str, format: Option<LogFormat>) -> Result<(), TryIn
     tracing_subscriber::registry().with(filter).with(lines).try_init()
 }
 
-/// Whether the levels name the client: then everything that it says at these levels is wanted.
+/// Whether the levels name the client: then all its events at these levels are logged.
 fn names_client(levels: &str) -> bool {
     levels.contains(CLIENT)
 }
@@ -73,9 +73,9 @@ where
     lines.with_filter(Once { all: names_client(levels), said: Mutex::default() })
 }
 
-/// Leaves out what the client repeats.
+/// Drops repeated events of the client.
 struct Once {
-    /// Leave out nothing.
+    /// Drop nothing.
     all: bool,
     /// Requests, with how they failed and when that was logged.
     said: Mutex<BTreeMap<String, (String, Instant)>>,
@@ -130,7 +130,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Filter<S> for Once {
     }
 }
 
-/// Method and path of a request. Parameters change from try to try.
+/// Method and path of a request, without parameters: these differ between attempts.
 #[derive(Default)]
 struct Request {
     method: String,

@@ -1,7 +1,7 @@
-//! `/metrics`: what is counted while it happens, and what is true at the moment somebody asks.
+//! `/metrics`: counters that are updated as events happen, and gauges that are computed for each scrape.
 //!
-//! No label has free text or names of collected objects in it, but for attributes that a profile asks
-//! for, and of those only so many. Names and labels are documented in `docs/metrics.md`.
+//! Labels contain neither free text nor names of collected objects. The exception are attributes that a profile
+//! selects, up to a limit. Names and labels are documented in `docs/metrics.md`.
 
 mod domain;
 mod meter;
@@ -32,19 +32,19 @@ use super::{
     serve::{Endpoint, Guard, Notice, Report, Server},
 };
 
-/// The format of the library: OpenMetrics, which Prometheus has read since version 2.5.
+/// The format of the library: OpenMetrics, which Prometheus supports since version 2.5.
 const FORMAT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// The least time between two looks whether something can be sampled again.
+/// The longest pause between two checks whether profiles must be sampled again.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// What numbers are computed from.
+/// The sources of the gauges.
 pub(crate) struct Sources {
     pub(crate) rows: StoreReader,
     pub(crate) coverage: Coverage,
     pub(crate) board: Board,
     pub(crate) leadership: watch::Receiver<Leadership>,
     pub(crate) tasks: Tasks,
-    /// Whether all kinds of the cluster are known; `None`: nobody has asked yet.
+    /// Whether all kinds of the cluster are known; `None`: discovery has not run yet.
     pub(crate) discovery: Box<dyn Fn() -> Option<bool> + Send + Sync>,
 }
 
@@ -65,7 +65,7 @@ impl Shared {
 pub(crate) struct Metrics {
     shared: Arc<Shared>,
     registry: Arc<Registry>,
-    /// Counts what happens.
+    /// The counters.
     pub(crate) meter: Meter,
 }
 
@@ -80,20 +80,20 @@ impl Metrics {
         Self { shared, registry: Arc::new(registry), meter }
     }
 
-    /// What the loop sees now.
+    /// Replaces the data of the last resolution.
     pub(crate) fn show(&self, picture: Picture) {
         self.shared.picture.send_replace(Arc::new(picture));
     }
 
-    /// Everything, as Prometheus reads it.
+    /// All metrics in the OpenMetrics text format.
     fn text(&self) -> Result<String, std::fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)
     }
 
-    /// Keeps the series of profiles fresh, each at most once per interval, for ever. While rows do not change there is
-    /// nothing to do.
+    /// Recomputes the series of each profile at most once per interval, and only after rows or profiles have changed.
+    /// Never returns.
     pub(crate) async fn sample(self, interval: Duration) {
         let pause = LOOK_AGAIN.min(interval).max(Duration::from_millis(10));
         let mut picture = self.shared.picture.subscribe();
@@ -103,7 +103,7 @@ impl Metrics {
             if picture.has_changed().unwrap_or(false) || sampled != Some(revision) {
                 picture.mark_unchanged();
                 let shared = self.shared.clone();
-                // Sums take as long as there are rows; nothing else waits for them.
+                // The work grows with the number of rows, so it runs on a blocking thread.
                 let work = move || shared.samples.refresh(&shared.picture(), &shared.sources.rows, interval);
                 let is_done = tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
                     warn!("summing up the series of profiles crashed; this is a bug");
@@ -115,7 +115,7 @@ impl Metrics {
         }
     }
 
-    /// Serves `/metrics`. With a client only those are let in who may `get` it.
+    /// Serves `/metrics`. With a client, a request needs the token of a user who may `get` the path.
     pub(crate) async fn serve(&self, endpoint: Endpoint, guard: Option<Client>) -> anyhow::Result<Server> {
         let metrics = self.clone();
         let answer = move || async move {

@@ -1,9 +1,8 @@
-//! Kollect's own objects in the cluster, followed: what decisions depend on.
+//! Watches Kollect's own objects in the cluster.
 //!
-//! They come through the same [`WatchSource`] as everything that is collected, so that lists, gaps and
-//! permissions are treated alike, and no list is older than what was seen before. What cannot be seen
-//! stays as it was. A kind counts as absent only if the source says so: that one discovery does not know
-//! it proves nothing.
+//! The watches use the same [`WatchSource`] as collected objects, so that lists, gaps and permissions are handled
+//! alike, and no list is older than what was seen before. Objects that cannot be seen stay as they were. A kind counts
+//! as absent only if the source says so: a single discovery without the kind proves nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,7 +31,7 @@ use tracing::{info, warn};
 
 use crate::world::{Family, InventoryName, Name, REQUESTED_AT, World};
 
-/// How often a question that was answered with no is asked again.
+/// How often a watch that has ended is tried again: the kind is not served, or the watch is not permitted.
 const REVIEW: Duration = Duration::from_secs(30);
 
 /// A sink of any family.
@@ -49,7 +48,7 @@ type Kind<T> = BTreeMap<Name, Arc<T>>;
 /// Kind and name of an object.
 pub(crate) type ObjectKey = (&'static str, Name);
 
-/// Everything that is known now.
+/// A snapshot of all known objects.
 #[derive(Clone, Default)]
 pub(crate) struct Known {
     profiles: Kind<KollectProfile>,
@@ -64,14 +63,13 @@ pub(crate) struct Known {
     cluster_scopes: Kind<KollectClusterScope>,
     connection_tests: Kind<KollectConnectionTest>,
     refused: BTreeSet<(String, Name)>,
-    /// Watches whose objects have not been seen yet, nor are known not to exist.
+    /// Watches that have not completed a list yet, and whose kind is not known to be absent.
     pending: BTreeSet<Query>,
     /// Why kinds cannot be seen.
     blind: BTreeMap<Query, Blindness>,
-    /// How often something has changed, other than a status.
+    /// Counts changes other than changes of a status.
     definitions: u64,
-    /// Kind and name of objects whose status has changed since [`Objects::take_changed`] was last called, and nothing else
-    /// of them.
+    /// Objects of which only the status has changed since the last call of [`Objects::take_changed`].
     changed_statuses: BTreeSet<ObjectKey>,
 }
 
@@ -91,7 +89,7 @@ fn is_same_definition(a: &ObjectMeta, b: &ObjectMeta) -> bool {
         && a.owner_references == b.owner_references
 }
 
-/// What an inventory says that has no status yet.
+/// The status of an inventory that has none yet.
 static NO_STATUS: InventoryStatus = InventoryStatus {
     conditions: Vec::new(),
     observed_generation: None,
@@ -104,12 +102,12 @@ static NO_STATUS: InventoryStatus = InventoryStatus {
 };
 
 impl Known {
-    /// Tells what was known at one time from what was known before or later, but for statuses.
+    /// The version of the snapshot. Every change increases it, except changes of a status.
     pub(crate) fn definitions(&self) -> u64 {
         self.definitions
     }
 
-    /// Kind and name of all objects that have statuses, but for connection tests.
+    /// Kind and name of all objects that have statuses, except connection tests.
     pub(crate) fn names(&self) -> BTreeSet<ObjectKey> {
         fn of<T>(kind: &'static str, all: &Kind<T>) -> impl Iterator<Item = ObjectKey> {
             all.keys().map(move |name| (kind, name.clone()))
@@ -189,7 +187,7 @@ impl Known {
         blind.map(|(_, blindness)| blindness.message.as_str())
     }
 
-    /// What decisions depend on. Targets and inventories that are being deleted do not count any more.
+    /// The input of resolution. Targets that are being deleted are left out.
     pub(crate) fn world(&self) -> World {
         let stays = |metadata: &ObjectMeta| metadata.deletion_timestamp.is_none();
         let staying = |(name, target): (&Name, &Arc<KollectTarget>)| {
@@ -219,7 +217,7 @@ impl Known {
         }
     }
 
-    /// Where scopes may not be read. While the API server does not answer, what was known of them counts.
+    /// Where listing scopes is forbidden. While the API server does not answer, the known scopes stay in force.
     fn unseen_scopes(&self) -> Vec<(String, Option<Arc<str>>, String)> {
         let unseen = self.blind.iter().filter(|(query, blindness)| is_unseen_scope(query, blindness));
         let line = |(query, blindness): (&Query, &Blindness)| {
@@ -228,15 +226,15 @@ impl Known {
         unseen.map(line).collect()
     }
 
-    /// Whether everything that decisions depend on has been listed, is certainly not there, or stops what
-    /// depends on it.
+    /// Whether every kind has been listed or is certainly absent. Forbidden scopes count as settled: nothing is
+    /// collected where they would apply.
     fn is_settled(&self) -> bool {
         let stops = |query: &Query| self.blind.get(query).is_some_and(|why| is_unseen_scope(query, why));
         self.pending.iter().all(stops)
     }
 }
 
-/// Follows all kinds for as long as it lives.
+/// Watches all kinds of Kollect until it is dropped.
 pub(crate) struct Objects {
     source: Arc<dyn WatchSource>,
     /// `None`: everywhere.
@@ -249,7 +247,7 @@ pub(crate) struct Objects {
 }
 
 impl Objects {
-    /// Follows the kinds in these namespaces only, and no cluster kinds; `None`: everywhere.
+    /// Watches the namespaced kinds in these namespaces only; `None`: all kinds in the whole cluster.
     pub(crate) fn follow(
         source: Arc<dyn WatchSource>,
         namespaces: Option<BTreeSet<Arc<str>>>,
@@ -262,7 +260,7 @@ impl Objects {
         objects
     }
 
-    /// Lists everything again. What is known counts until then, and nothing is settled.
+    /// Lists everything again. Until that is complete, the known objects stay in use and nothing is settled.
     pub(crate) async fn begin_again(&self) {
         let mut followers =
             std::mem::take(&mut *self.followers.lock().unwrap_or_else(PoisonError::into_inner));
@@ -335,16 +333,16 @@ impl Objects {
         self.statuses.subscribe()
     }
 
-    /// What is known now, with kind and name of objects whose status has changed since the last call, and nothing else of
-    /// them. Both at once: a status that changes later is among those of the next call.
+    /// The known objects, and those of which only the status has changed since the last call. Both are read under one
+    /// lock: a later change is returned by the next call.
     pub(crate) fn take_changed(&self) -> (Known, BTreeSet<ObjectKey>) {
         let mut known = lock(&self.known);
         let changed = std::mem::take(&mut known.changed_statuses);
         (known.clone(), changed)
     }
 
-    /// Returns when every kind has been listed, or is certainly not there. Half of the objects would mean
-    /// something else than all of them.
+    /// Returns when every kind has been listed or is certainly absent: an incomplete set of objects would lead to wrong
+    /// decisions.
     pub(crate) async fn settled(&self) {
         let mut changes = self.changes();
         while !lock(&self.known).is_settled() {
@@ -398,7 +396,7 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Follows one kind in one place.
+/// Watches one kind in one place.
 struct Follower<K, T> {
     query: Query,
     kind: &'static str,
@@ -407,7 +405,7 @@ struct Follower<K, T> {
     statuses: watch::Sender<()>,
     part: fn(&mut Known) -> &mut Kind<T>,
     make: fn(K) -> T,
-    /// Objects that a running list has shown.
+    /// Objects that the running list has returned.
     listing: Option<BTreeSet<Name>>,
 }
 
@@ -451,9 +449,9 @@ impl<K: DeserializeOwned, T: HasMetadata> Follower<K, T> {
                     self.hear(event);
                 }
             }
-            // Only a definition or a permission can help, and permissions change without an event.
+            // Only a new definition or permission can help, and a changed permission sends no event.
             tokio::select! {
-                // Both lead to the next round.
+                // Both branches start the next round.
                 biased;
                 () = time::sleep(REVIEW) => {}
                 Ok(()) = kinds.changed() => {}
@@ -520,7 +518,7 @@ impl<K: DeserializeOwned, T: HasMetadata> Follower<K, T> {
                     known.refused.remove(&(kind, name.clone()));
                     None
                 }
-                // What it was counts until it can be read again.
+                // The last version that could be read stays in use.
                 Err(error) => {
                     known.refused.insert((kind, name.clone()));
                     Some(error)
@@ -533,7 +531,7 @@ impl<K: DeserializeOwned, T: HasMetadata> Follower<K, T> {
         }
     }
 
-    /// Whether an object is known, could be read, and differs in nothing but the status.
+    /// Whether the last version of an object could be read and differs from this one in the status only.
     fn has_definition_of(&self, name: &Name, object: &T) -> bool {
         let mut known = lock(&self.known);
         let is_refused = known.refused.contains(&(self.query.gvk.kind.clone(), name.clone()));
@@ -541,7 +539,7 @@ impl<K: DeserializeOwned, T: HasMetadata> Follower<K, T> {
         !is_refused && before.is_some_and(|before| is_same_definition(before.metadata(), object.metadata()))
     }
 
-    /// Objects that a complete list did not show are gone.
+    /// Removes objects that a complete list did not return.
     fn retain(&self, shown: &BTreeSet<Name>) {
         let namespace = self.query.namespace.clone();
         let here = move |name: &Name| namespace.as_ref().is_none_or(|own| *name.0 == **own);
@@ -561,7 +559,7 @@ impl<K: DeserializeOwned, T: HasMetadata> Follower<K, T> {
         }
     }
 
-    /// The kind certainly does not exist: it has no objects.
+    /// Handles a kind that certainly does not exist: it has no objects.
     fn absent(&mut self) {
         self.listing = None;
         self.retain(&BTreeSet::new());
@@ -601,18 +599,18 @@ impl<K: DeserializeOwned, T: HasMetadata> Follower<K, T> {
     }
 }
 
-/// Whether the query is for scopes that may not be read: then nothing is collected where they count.
+/// Whether the query is for scopes whose list is forbidden: nothing is collected where these scopes would apply.
 fn is_unseen_scope(query: &Query, blindness: &Blindness) -> bool {
     let scope = ["KollectScope", "KollectClusterScope"].contains(&query.gvk.kind.as_str());
     scope && blindness.reason == BlindReason::Forbidden
 }
 
-/// Whether it says that the kind is not served, which may be a mistake of one discovery.
+/// Whether the event says that the kind is not served. A single discovery may be wrong about that.
 fn is_not_served(event: &Event) -> bool {
     matches!(event, Event::Blind(blindness) if blindness.reason == BlindReason::NotServed)
 }
 
-/// Reads an object. A status that somebody else has written in another form is no reason to refuse it.
+/// Parses an object. If the status cannot be parsed, the object is read without it.
 fn parse<K: DeserializeOwned>(raw: &str) -> Result<K, serde_json::Error> {
     serde_json::from_str(raw).or_else(|error| {
         let mut object: serde_json::Value = serde_json::from_str(raw)?;

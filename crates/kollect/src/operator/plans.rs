@@ -1,7 +1,7 @@
-//! Plans of sinks, made beside the operator's loop: keys and certificates of tenants are parsed and decrypted here.
+//! Builds plans of sinks outside of the operator's loop: parses and decrypts keys and certificates of tenants.
 //!
-//! A plan is made once for a spec, the contents of its Secrets and the policy; the loop gets the finished one, and
-//! `Ok(None)` until then. A namespace makes one plan at a time, and namespaces take turns.
+//! A plan is built once for each combination of spec, contents of its Secrets and policy. Until it is ready the loop
+//! gets `Ok(None)`. A namespace builds one plan at a time, and namespaces take turns.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -28,18 +28,18 @@ const AT_THE_SAME_TIME: usize = 2;
 /// Makes a plan; it may take long.
 type MakePlan = Arc<dyn Fn(&PlanRequest) -> SinkPlan + Send + Sync>;
 
-/// Makes plans for as long as it lives.
+/// Builds plans until it is dropped.
 pub(crate) struct SinkPlanner {
     tasks: Tasks,
     make: MakePlan,
     plans: Arc<Plans>,
-    /// Waiters are served in the order in which they came, and a namespace waits anew for every plan.
+    /// A fair semaphore; a namespace acquires it again for every plan.
     turns: Arc<Semaphore>,
     /// By namespace; some have ended.
     running: BTreeMap<String, Task>,
 }
 
-/// What was asked for and what came of it.
+/// The requested plans and their results.
 #[derive(Default)]
 struct Plans {
     state: Mutex<State>,
@@ -49,7 +49,7 @@ struct Plans {
 #[derive(Default)]
 struct State {
     sinks: BTreeMap<SinkKey, Asked>,
-    /// Sinks whose plan is to be made, by namespace. A namespace is here while a task serves it.
+    /// Sinks whose plan must be built, by namespace. A namespace has an entry while a task serves it.
     queues: BTreeMap<String, VecDeque<SinkKey>>,
 }
 
@@ -80,7 +80,7 @@ impl SinkPlanner {
         let (plans, turns, make) = (self.plans.clone(), self.turns.clone(), self.make.clone());
         let (own, tasks) = (namespace.to_owned(), self.tasks.clone());
         let work = move || plans.clone().serve(own.clone(), turns.clone(), make.clone(), tasks.clone());
-        // What panicked is not tried again, so there is nothing to wait for.
+        // A request that panicked is not tried again, so the restart needs no pause.
         let task = self.tasks.restarted(name, work, |_| future::ready(()));
         self.running.insert(namespace.to_owned(), task);
     }
@@ -124,7 +124,7 @@ impl Plans {
             let Some((sink, request)) = self.next(&namespace) else { return };
             let (own, make) = (request.clone(), make.clone());
             let work = tasks.run_blocking(move || {
-                // Work that has begun goes on after its task was aborted, and so does its turn.
+                // Blocking work continues after its task was aborted, so it must keep its permit.
                 let _turn = turn;
                 make(&own)
             });
@@ -140,7 +140,7 @@ impl Plans {
         }
     }
 
-    /// The next sink of a namespace; without one the namespace is no longer served.
+    /// The next sink of a namespace; `None` removes the queue, and its task ends.
     fn next(&self, namespace: &str) -> Option<(SinkKey, Arc<PlanRequest>)> {
         let mut state = self.lock();
         while let Some(sink) = state.queues.get_mut(namespace)?.pop_front() {
@@ -153,7 +153,7 @@ impl Plans {
         None
     }
 
-    /// Keeps a plan, unless another one has been asked for meanwhile.
+    /// Stores a plan, unless the request has changed in the meantime.
     fn finish(&self, sink: &SinkKey, request: &Arc<PlanRequest>, plan: SinkPlan) {
         let mut state = self.lock();
         if let Some(asked) = state.sinks.get_mut(sink).filter(|asked| Arc::ptr_eq(&asked.request, request)) {

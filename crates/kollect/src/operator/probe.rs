@@ -1,4 +1,4 @@
-//! Probes of sinks: now and then, with the client that also writes. They inform and block nothing.
+//! Periodic probes of sinks, with the client that also writes. They report problems and block nothing.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,7 @@ use crate::{
     world::{Family, Name},
 };
 
-/// How often a sink is probed that works.
+/// How often a working sink is probed.
 const PERIOD: Duration = Duration::from_mins(5);
 /// How long a probe may take.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -50,20 +50,20 @@ impl fmt::Display for Probed {
     }
 }
 
-/// Probes sinks for as long as it lives.
+/// Probes sinks until it is dropped.
 pub(crate) struct Probes {
     tasks: Tasks,
     verdicts: Verdicts,
     running: BTreeMap<Probed, Running>,
 }
 
-/// A probe that goes on.
+/// A running probe.
 struct Running {
     planned: Arc<Planned>,
     /// Value of the annotation that asked for it.
     requested: Option<String>,
-    /// Dropped, it ends.
-    #[expect(dead_code, reason = "it is kept so that it goes on")]
+    /// Dropping it ends the probe.
+    #[expect(dead_code, reason = "dropping it would end the probe")]
     task: Task,
 }
 
@@ -91,12 +91,12 @@ impl Probes {
         running.requested.clone().filter(|_| self.verdicts.lock().contains_key(probed))
     }
 
-    /// What was probed since the last call, and which of that has failed.
+    /// Probes that have ended since the last call, and whether they failed.
     pub(crate) fn take_ended(&self) -> BTreeMap<Probed, bool> {
         std::mem::take(&mut *self.verdicts.ended.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Probes exactly these from now on: sinks again and again, tests once.
+    /// Probes exactly these from now on: sinks periodically, tests once.
     pub(crate) fn set(&mut self, wanted: Wanted) {
         for (probed, _) in self.running.extract_if(.., |probed, _| !wanted.contains_key(probed)) {
             self.verdicts.lock().remove(&probed);
@@ -112,7 +112,7 @@ impl Probes {
                 continue;
             }
             if self.running.remove(&probed).is_some() {
-                // It was about another definition.
+                // The verdict is about another definition.
                 self.verdicts.lock().remove(&probed);
             }
             let planned = Arc::new(planned);
@@ -130,7 +130,7 @@ impl Probes {
 #[derive(Clone, Default)]
 struct Verdicts {
     known: Arc<Mutex<BTreeMap<Probed, Verdict>>>,
-    /// Probes that have ended since that was last asked for, and whether they failed.
+    /// Probes that have ended since the last call of [`Probes::take_ended`], and whether they failed.
     ended: Arc<Mutex<BTreeMap<Probed, bool>>>,
     changed: watch::Sender<()>,
 }
@@ -140,7 +140,7 @@ impl Verdicts {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts to probe. A panic is a failed probe, and the next one comes after a pause.
+    /// Starts to probe. A panic counts as a failed probe, and the next one comes after a pause.
     fn probe<F: Future<Output = Verdict> + Send>(
         &self,
         tasks: &Tasks,

@@ -1,4 +1,4 @@
-//! What each binding did last: the memory of statuses and metrics.
+//! The last known progress of each binding: statuses and metrics are computed from it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,33 +29,33 @@ pub(crate) struct Progress {
     engine: BindingProgress,
     /// The version of the binding that is wanted.
     wanted: Option<WantedVersion>,
-    /// Since when specs have asked for something newer, which cannot be wanted yet: the Secrets of the sink are being
-    /// looked up.
+    /// Since when the specs have asked for a newer version that cannot be built yet, because the Secrets of the sink
+    /// are being read.
     newer_since: Option<Instant>,
-    /// What was told last.
+    /// The state that was last reported to the loop.
     news: News,
     /// Rows that the sink refuses, by name.
     pub(crate) refused: Vec<String>,
-    /// The latest failure, until something works.
+    /// The latest failure, until an attempt succeeds.
     failure: Option<Failure>,
     /// Another binding of the inventory writes the same place, so this one writes nothing.
     duplicate: Option<Failure>,
-    /// Rows that others had changed.
+    /// Rows that another writer had changed in the sink.
     pub(crate) drifted: u64,
     /// Rows that the sink keeps although their objects are not collected, by target.
     kept: BTreeMap<TargetId, KeptRows>,
     /// Rows written.
     pub(crate) written: u64,
-    /// Removals that are held, until something is written.
+    /// Removals that the guard holds, until the next write.
     pub(crate) held_removals: Option<HeldRemovals>,
     /// Why nothing is sent although nothing failed.
     pub(crate) held_back: Option<String>,
     pub(crate) held_back_since: Option<SystemTime>,
     /// What is known about its destinations.
     pub(crate) destinations: KnownDestinations,
-    /// What its line of the status shall say about them; `None`: what it says already.
+    /// The destinations that its line of the status should name; `None`: no change.
     pub(crate) line: Option<Destinations>,
-    /// Destinations that hold rows, and where the sink does not lead any more.
+    /// Destinations that hold rows, but where the sink does not lead any more.
     pub(crate) lost: BTreeSet<ExportPlace>,
     /// Why a destination that it has left could not be cleaned.
     pub(crate) clean_error: Option<String>,
@@ -82,21 +82,21 @@ pub(crate) struct Failure {
     pub(crate) next_attempt: Option<SystemTime>,
 }
 
-/// Bindings of which something was heard.
+/// Bindings that have reported something.
 #[derive(Default)]
 pub(crate) struct Heard {
     pub(crate) bindings: BTreeSet<BindingName>,
     /// Those of them that have failed.
     pub(crate) failed: BTreeSet<BindingName>,
-    /// Something else is known about destinations.
+    /// The state of a destination has changed.
     pub(crate) destinations: bool,
 }
 
-/// All bindings.
+/// The progress of all bindings. Clones share it.
 #[derive(Clone, Default)]
 pub(crate) struct Board {
     bindings: Arc<Mutex<BTreeMap<BindingName, Progress>>>,
-    /// Destinations that turned out to be others under another name, until that has been told.
+    /// Destinations that are another known destination under another name, until an event has reported it.
     adopted: Arc<Mutex<Vec<(BindingName, ExportPlace)>>>,
     heard: Arc<Mutex<Heard>>,
     changed: watch::Sender<()>,
@@ -108,12 +108,12 @@ impl Board {
         self.bindings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes whenever something was heard other than that rows were written, as before.
+    /// Changes whenever a binding reports more than new counts and times.
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
-    /// Changes whenever rows were written, as before: nothing but counts and times has changed.
+    /// Changes whenever a binding reports new counts or times only, after a successful write.
     pub(crate) fn counts(&self) -> watch::Receiver<()> {
         self.counted.subscribe()
     }
@@ -128,7 +128,7 @@ impl Board {
         self.lock().get(name).map(read)
     }
 
-    /// Bindings of which something was heard since the last call.
+    /// Bindings that have reported something since the last call.
     pub(crate) fn take_heard(&self) -> Heard {
         std::mem::take(&mut *self.heard())
     }
@@ -143,12 +143,12 @@ impl Board {
         heard.destinations |= destinations;
     }
 
-    /// Forgets bindings that nobody asks for any more.
+    /// Forgets bindings for which `keep` returns false.
     pub(crate) fn retain(&self, keep: impl Fn(&BindingName) -> bool) {
         self.lock().retain(|name, _| keep(name));
     }
 
-    /// Takes over what a status knows of a binding that has not done anything yet.
+    /// Initializes a binding that is not known yet from its line of the status.
     pub(crate) fn remember(&self, name: &BindingName, export: &SinkExport) {
         self.lock().entry(name.clone()).or_insert_with(|| Progress {
             destinations: KnownDestinations::told(export),
@@ -156,7 +156,7 @@ impl Board {
         });
     }
 
-    /// A binding wants something else now, or begins: it has not been seen that its destination holds that.
+    /// Starts a new version of a binding. Its destination is not yet known to hold that version.
     pub(crate) fn begin(
         &self,
         name: &BindingName,
@@ -177,7 +177,7 @@ impl Board {
         self.note(name, false);
     }
 
-    /// Whether the version of a binding that is wanted is what specs ask for.
+    /// Records whether the wanted version of a binding is what the specs ask for.
     pub(crate) fn set_newest(&self, name: &BindingName, is_newest: bool) {
         let mut bindings = self.lock();
         let Some(progress) = bindings.get_mut(name) else { return };
@@ -188,7 +188,7 @@ impl Board {
         }
     }
 
-    /// What the line of a binding shall say about its destinations, and whether those that it has left may be cleaned.
+    /// Computes what the line of a binding should name, and whether destinations that it has left may be cleaned.
     pub(crate) fn advance(
         &self,
         name: &BindingName,
@@ -209,25 +209,25 @@ impl Board {
         self.look(name, |progress| progress.line.as_ref().is_some_and(speaks)).unwrap_or(false)
     }
 
-    /// Nothing more is done about a destination that a binding has left.
+    /// Stops cleaning a destination that a binding has left.
     pub(crate) fn give_up(&self, name: &BindingName, place: &ExportPlace) {
         self.lock().entry(name.clone()).or_default().destinations.give_up(place);
         self.note(name, true);
         self.changed.send_replace(());
     }
 
-    /// A destination that a binding has left is the one that holds the rows, under another name.
+    /// Stops cleaning a destination that is, by its id, the one that holds the rows, under another name.
     pub(crate) fn adopt(&self, name: &BindingName, place: &ExportPlace) {
         self.give_up(name, place);
         self.adopted.lock().unwrap_or_else(PoisonError::into_inner).push((name.clone(), place.clone()));
     }
 
-    /// Those of which that has become known since the last time.
+    /// The destinations given to [`Self::adopt`], or found while cleaning, since the last call.
     pub(crate) fn take_adopted(&self) -> Vec<(BindingName, ExportPlace)> {
         std::mem::take(&mut *self.adopted.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// These destinations of a binding hold rows and cannot be reached.
+    /// Sets the destinations of a binding that hold rows and cannot be reached.
     pub(crate) fn lose(&self, name: &BindingName, lost: BTreeSet<ExportPlace>) {
         if let Some(progress) = self.lock().get_mut(name) {
             progress.lost = lost;
@@ -241,7 +241,7 @@ impl Board {
         }
     }
 
-    /// These bindings, and no others, lead to the place of another one, which is named.
+    /// Marks these bindings, and no others, as duplicates: each leads to the place of the binding that it maps to.
     pub(crate) fn refuse_duplicates(&self, duplicates: &BTreeMap<BindingName, BindingName>) {
         let mut bindings = self.lock();
         for (name, progress) in bindings.iter_mut().filter(|(_, progress)| progress.duplicate.is_some()) {
@@ -265,7 +265,7 @@ impl Board {
         }
     }
 
-    /// Hears what a binding did.
+    /// Records a report of a binding.
     pub(crate) fn hear(&self, name: &BindingName, place: &Place, told: &Told<'_>) {
         let place = export_place(place);
         let mut bindings = self.lock();
@@ -278,7 +278,7 @@ impl Board {
             progress.begin_elsewhere();
         }
         if !is_current && !matches!(told, Told::Cleaned { .. } | Told::NotCleaned { .. }) {
-            // A write to a destination that it has left.
+            // A late report about a destination that the binding has left.
             return;
         }
         let before = progress.news.clone();
@@ -298,7 +298,7 @@ impl Board {
     }
 }
 
-/// What of a binding is told at once when it changes; everything else is counts and times.
+/// State of a binding that is reported to the loop at once when it changes. The rest is counts and times.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct News {
     is_acknowledged: bool,
@@ -311,7 +311,7 @@ struct News {
 }
 
 impl Progress {
-    /// Takes down what was heard of the binding in its destination, or of one that it has left.
+    /// Records a report about the destination of the binding, or about cleaning one that it has left.
     fn hear(&mut self, name: &BindingName, place: &ExportPlace, told: &Told<'_>) {
         let now = kollect_engine::clock::now();
         let warnings = match told {
@@ -392,7 +392,7 @@ impl Progress {
         self.engine.read()
     }
 
-    /// The same, shared with the task of the binding.
+    /// The progress that the task of the binding updates.
     pub(crate) fn engine(&self) -> &BindingProgress {
         &self.engine
     }
@@ -402,12 +402,12 @@ impl Progress {
         self.wanted.as_ref()
     }
 
-    /// Since when specs have asked for something newer than the version that is wanted.
+    /// Since when the specs have asked for a newer version than the wanted one.
     pub(crate) fn newer_since(&self) -> Option<Instant> {
         self.newer_since
     }
 
-    /// Whether an attempt has ended, whatever came of it, with the newest version of the binding and this value of the
+    /// Whether an attempt has ended, successful or not, with the newest version of the binding and this value of the
     /// annotation that asks for a comparison.
     pub(crate) fn has_handled(&self, requested: Option<&String>) -> bool {
         let is_tried = |wanted: &WantedVersion| {
@@ -416,12 +416,12 @@ impl Progress {
         self.duplicate.is_some() || self.newer_since.is_none() && self.wanted.as_ref().is_some_and(is_tried)
     }
 
-    /// Whether an attempt has ended, whatever came of it.
+    /// Whether an attempt has ended, successful or not.
     pub(crate) fn has_been_tried(&self) -> bool {
         self.engine.has_tried(0) || self.failure().is_some()
     }
 
-    /// For how long the sink has not got what it should have: because it fails, is held back, or is late.
+    /// For how long the sink has lacked rows that it should have: because it fails, is held back, or is late.
     pub(crate) fn lag(&self, now: SystemTime) -> Option<Duration> {
         let failing = self.failure().map(|failure| failure.since);
         let since = [failing, self.held_back_since].into_iter().flatten().min();
@@ -457,7 +457,7 @@ impl Progress {
         self.line.as_ref().is_some_and(holds)
     }
 
-    /// The destination is another one: what happened in the last one is not about it.
+    /// Resets everything that describes the previous destination.
     fn begin_elsewhere(&mut self) {
         let Self { drifted, written, destinations, line, lost, clean_error, .. } = std::mem::take(self);
         *self = Self { drifted, written, destinations, line, lost, clean_error, ..Self::default() };

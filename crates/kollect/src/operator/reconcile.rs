@@ -1,7 +1,7 @@
-//! The loop: whenever something has changed, look at what that concerns, hand over what is wanted, say what is true.
+//! The loop: after each change a turn checks the affected objects, updates the engine and writes statuses.
 //!
-//! What everything means is resolved anew when a spec, a Secret or the plan of a sink changes. Anything else is a look at
-//! the objects that it concerns; without a change there is nothing to do.
+//! All objects are resolved again when a spec, a Secret or the plan of a sink changes. For any other change a turn
+//! checks only the affected objects; without a change it does nothing.
 
 mod connection;
 mod links;
@@ -64,7 +64,7 @@ use crate::{
 /// How long a leader waits for objects that have not been listed before it looks at its term again.
 const OBJECTS: Duration = Duration::from_secs(10);
 
-/// What the objects mean, and which objects those were.
+/// The resolved objects, and their version.
 struct Resolution {
     /// [`Known::definitions`] of the objects.
     definitions: u64,
@@ -73,7 +73,7 @@ struct Resolution {
     links: Links,
 }
 
-/// Everything that the operator runs.
+/// The state of the loop, and everything that it runs.
 pub(crate) struct Operator {
     source: Arc<ClusterSource>,
     client: Client,
@@ -85,33 +85,33 @@ pub(crate) struct Operator {
     compiled: Compiled,
     /// Changes whenever the plan of a sink was made.
     plans: watch::Receiver<()>,
-    /// What the collector was last given.
+    /// The targets that the collector last got.
     collected: (Vec<Arc<Target>>, BTreeSet<TargetId>),
     sinks: Arc<dyn OpenPlan>,
     bindings: Bindings,
     board: Board,
-    /// Only whoever leads writes.
+    /// `None` unless this process leads: only the leader writes.
     deliveries: Option<Deliveries>,
     probes: Probes,
     writer: StatusWriter,
     resolution: Option<Arc<Resolution>>,
-    /// The resolution with which all objects were last looked at.
+    /// The resolution with which all statuses were last checked.
     told: Option<Arc<Resolution>>,
-    /// Where the rows of inventories are, as their statuses said when bindings were last handed over.
+    /// The destinations in the statuses of inventories when bindings were last passed to the engine.
     told_destinations: BTreeMap<InventoryName, ToldDestinations>,
-    /// Objects that must be looked at although nothing changes, and when.
+    /// Objects that must be checked although nothing changes, and when.
     later: BTreeMap<ObjectKey, Instant>,
-    /// When bindings must be handed over although nothing changes.
+    /// When bindings must be passed to the engine although nothing changes.
     deliver_at: Option<Instant>,
-    /// When connection tests must be looked at although nothing changes.
+    /// When connection tests must be checked although nothing changes.
     tests_at: Option<Instant>,
     /// Profiles and targets whose newest generation is not in all sinks.
     unexported: BTreeSet<ObjectKey>,
     leadership: watch::Receiver<Leadership>,
-    /// The one that this process leads in, and since when.
+    /// The term in which this process leads; `None`: it does not lead.
     term: Option<u64>,
     led_since: Instant,
-    /// The term in which everything that is known was seen. In others it may be older than what another process has
+    /// The term in which all known objects were listed. In another term they may be older than what another process has
     /// written.
     seen_in: Option<u64>,
     health: Health,
@@ -138,7 +138,7 @@ impl ToldDestinations {
     }
 }
 
-/// What the operator is made from.
+/// Parts that the operator is built from.
 pub(crate) struct Setup {
     pub(crate) source: Arc<ClusterSource>,
     pub(crate) rules: Arc<Rules>,
@@ -150,7 +150,7 @@ pub(crate) struct Setup {
     pub(crate) metrics: Metrics,
     pub(crate) tasks: Tasks,
     pub(crate) cleanup_timeout: Duration,
-    /// How often claims are looked at between writes; `None`: as each sink says; zero: never.
+    /// How often claims are checked between writes; `None`: as each sink says; zero: never.
     pub(crate) claim_check_interval: Option<Duration>,
 }
 
@@ -162,7 +162,7 @@ impl Operator {
         let watches: Arc<dyn WatchSource> = source.clone();
         let planner = SinkPlanner::new(tasks.clone());
         let scope = within.clone().map_or(Sight::Everything, Sight::Within);
-        // What is listed from here on is not older than a term that has begun.
+        // Lists that start here are not older than a term that has begun.
         let seen_in = leadership.borrow().term();
         Self {
             objects: Arc::new(Objects::follow(watches.clone(), within, tasks.clone())),
@@ -207,7 +207,7 @@ impl Operator {
         }
     }
 
-    /// The objects that it looks at.
+    /// The objects of Kollect that it watches.
     pub(crate) fn objects(&self) -> Arc<Objects> {
         self.objects.clone()
     }
@@ -217,7 +217,7 @@ impl Operator {
         &self.source.id
     }
 
-    /// Looks and acts, for ever.
+    /// Runs the loop. Never returns.
     pub(crate) async fn run(&mut self) {
         self.objects.settled().await;
         self.health.settled();
@@ -245,7 +245,7 @@ impl Operator {
                 _ if news.is_nothing() && !self.is_due() => {}
                 Some(term) => {
                     tokio::select! {
-                        // First of all it is made sure that the term is not over; it ends only once.
+                        // `biased`: check the end of the term first. It ends once, so the turn is not starved.
                         biased;
                         () = leader::ended(&mut leadership, term) => self.step_down(),
                         () = self.leading_turn(news) => {}
@@ -261,7 +261,7 @@ impl Operator {
             };
             let due = self.next_due();
             tokio::select! {
-                // The end of the term comes first. The others lead to the next turn.
+                // `biased`: the end of the term comes first. The other branches start the next turn.
                 biased;
                 () = lost => self.step_down(),
                 Ok(()) = self.leadership.changed() => {}
@@ -271,7 +271,7 @@ impl Operator {
         }
     }
 
-    /// When something must be looked at although nothing changes.
+    /// When a turn is due although nothing changes.
     fn next_due(&self) -> Option<Instant> {
         let later = self.later.values().min().copied();
         [later, self.deliver_at, self.tests_at].into_iter().flatten().min()
@@ -281,7 +281,7 @@ impl Operator {
         self.next_due().is_some_and(|due| due <= Instant::now())
     }
 
-    /// Stops writing at once, and forgets what only a leader knows.
+    /// Stops writing at once, and forgets the state that only a leader has.
     fn step_down(&mut self) {
         if self.deliveries.take().is_some() {
             warn!("no longer leading: nothing is written");
@@ -300,14 +300,14 @@ impl Operator {
     pub(crate) async fn stop(&mut self) {
         let (Some(deliveries), Some(term)) = (self.deliveries.take(), self.term) else { return };
         tokio::select! {
-            // First of all it is made sure that the term is not over.
+            // `biased`: check the end of the term first.
             biased;
             () = leader::ended(&mut self.leadership, term) => {}
             () = deliveries.stop() => {}
         }
     }
 
-    /// Forgets what was seen before this term: another process may have led meanwhile, and written what is newer.
+    /// Lists everything again: another process may have led before this term and written newer data.
     async fn look_again(&mut self) {
         info!("looking at everything again before the first write as the leader");
         self.objects.begin_again().await;
@@ -317,12 +317,12 @@ impl Operator {
         self.resolution = None;
     }
 
-    /// A turn as the leader, if all objects have been seen.
+    /// A turn as the leader, if all objects have been listed.
     async fn leading_turn(&mut self, news: News) {
         if time::timeout(OBJECTS, self.objects.settled()).await.is_ok() {
             self.timed_turn(news, true).await;
         } else {
-            // What has changed is looked at later.
+            // A later turn resolves everything again.
             self.resolution = None;
             self.deliver_at = Some(Instant::now());
         }
@@ -334,7 +334,7 @@ impl Operator {
         self.metrics.meter.turned(began.elapsed(), self.writer.failures() == failures);
     }
 
-    /// Looks at what has changed. A turn that is cut short by the end of leadership does not count.
+    /// Handles what has changed. If the term ends, the turn is cancelled; the next term begins with everything.
     async fn turn(&mut self, news: News, leading: bool) {
         let (known, changed_statuses) = self.objects.take_changed();
         let before = self.resolution.clone();
@@ -357,7 +357,7 @@ impl Operator {
         let mut look = self.look(&known, changed_statuses, &resolution, is_new || news.namespaces);
         if look.everything || look.destinations || self.deliver_at.is_some_and(|at| at <= Instant::now()) {
             self.deliver(&known, &resolution.world, &resolution.resolved).await;
-            // What is wanted from now on shows in statuses.
+            // Newly wanted versions must show in statuses.
             look.add_bindings(self.board.take_heard().bindings);
         }
         if look.everything || look.tests {
@@ -368,7 +368,7 @@ impl Operator {
         self.told = Some(resolution);
     }
 
-    /// Whether all objects have been looked at since the last resolution.
+    /// Whether all statuses have been checked with this resolution.
     fn told_about(&self, resolution: &Arc<Resolution>) -> bool {
         self.told.as_ref().is_some_and(|told| Arc::ptr_eq(told, resolution))
     }
@@ -437,19 +437,19 @@ impl Operator {
         self.board.retain(|binding| resolved.inventories.contains_key(&binding.inventory));
     }
 
-    /// When the first of the inventories that are being deleted goes, whatever becomes of its destinations.
+    /// When the cleanup timeout of the first deleted inventory ends.
     fn next_timeout(&self, known: &Known, resolved: &Resolved) -> Option<Instant> {
         let deleted = resolved.inventories.keys().filter_map(|name| {
             let deleted = known.inventory(name)?.0.deletion_timestamp.as_ref()?.0;
             let waited = clock::timestamp().as_second() - deleted.as_second();
             let waited = Duration::from_secs(waited.try_into().unwrap_or(0));
-            // An object that does not go is looked at again and again.
+            // At least a second: an object that is still there is checked repeatedly.
             Some(Instant::now() + self.cleanup_timeout.saturating_sub(waited).max(Duration::from_secs(1)))
         });
         deleted.min()
     }
 
-    /// What changes in the metadata of inventories, and what there is to say about their destinations.
+    /// Changes of the metadata of inventories, and events about their destinations.
     fn steps<'a>(&self, known: &'a Known, resolved: &Resolved, mut left: Left) -> Vec<Step<'a>> {
         let mut adopted: BTreeMap<InventoryName, Vec<String>> = BTreeMap::new();
         for (binding, place) in self.board.take_adopted() {

@@ -1,7 +1,7 @@
 //! The Secrets that sinks name, and no others: each is followed by its own name.
 //!
-//! Where watching one is not permitted, reading it may be: then it is read every few minutes, and every few seconds while
-//! a sink fails that names it: mending the Secret may be what mends the sink.
+//! A Secret that may be read but not watched is read every few minutes, and more often while a sink that names it
+//! fails: a corrected Secret may repair the sink.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,21 +26,21 @@ use crate::world::{Contents, Name, Secret, check_secret_type};
 
 /// How often a Secret is read that may not be watched.
 const READ_AGAIN: Duration = Duration::from_mins(5);
-/// How often it is asked whether a Secret may be watched.
+/// How often the operator checks whether a Secret may be watched.
 const ASK_AGAIN: Duration = Duration::from_hours(1);
 /// The first pause after a read that found none; later ones are longer.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 /// How often a Secret is read while a sink fails, at first and later on.
 const READ_FOR_FAILING: [Duration; 2] = [Duration::from_secs(10), Duration::from_mins(1)];
-/// From then on a failure is not a new one.
+/// From then on the longer interval applies.
 const FAILS_FOR_LONG: Duration = Duration::from_mins(10);
-/// A sink that has not failed for so long does not fail any more: attempts come more often.
+/// A sink without a failure for this long works again: attempts are more frequent than that.
 const NO_FAILURE: Duration = Duration::from_mins(6);
-/// The least time between two reads for failing sinks, of all Secrets together: sinks that keep failing shall not flood
+/// The least time between two reads for failing sinks, of all Secrets together: sinks that keep failing must not flood
 /// the API server.
 const BETWEEN_READS: Duration = Duration::from_millis(100);
 
-/// Follows Secrets for as long as it lives.
+/// Follows Secrets until it is dropped.
 pub(crate) struct Secrets {
     client: Client,
     source: Arc<dyn WatchSource>,
@@ -62,7 +62,7 @@ struct Followed {
 struct Pace(tokio::sync::Mutex<Option<Instant>>);
 
 impl Pace {
-    /// Returns when it is this one's turn.
+    /// Waits until the caller may read.
     async fn turn(&self) {
         let mut last = self.0.lock().await;
         if let Some(last) = *last {
@@ -88,7 +88,7 @@ impl Secrets {
         lock(&self.known).clone()
     }
 
-    /// Forgets all of them.
+    /// Stops following all Secrets and forgets their contents.
     pub(crate) async fn begin_again(&mut self) {
         tasks::abort(self.followed.values_mut().map(|followed| &mut followed.task)).await;
         self.followed.clear();
@@ -119,7 +119,7 @@ impl Secrets {
         }
     }
 
-    /// A sink has failed that names a Secret: it may have changed since it was read, or soon change.
+    /// Reads a Secret more often for a while: a sink that names it has failed, and the Secret may be corrected soon.
     pub(crate) fn read_again(&self, name: &Name) {
         if let Some(followed) = self.followed.get(name) {
             followed.failed.notify_one();
@@ -171,7 +171,7 @@ enum Read {
 }
 
 impl Follower {
-    /// Starts to follow the Secret. After a panic what was known of it counts until it has been read again.
+    /// Starts to follow the Secret. After a panic the known contents stay in use until the next read.
     fn start(self: Arc<Self>, tasks: &Tasks, source: Arc<dyn WatchSource>) -> Task {
         let (namespace, name) = &self.name;
         let task = TaskName::of_object(TaskKind::Secret, format_args!("{namespace}/{name}"));
@@ -199,7 +199,7 @@ impl Follower {
         }
     }
 
-    /// Reads the Secret, again and again, until it is time to ask whether it may be watched.
+    /// Reads the Secret repeatedly, until it is time to check whether it may be watched.
     async fn read_for_a_while(&self) {
         let until = Instant::now() + ASK_AGAIN;
         let mut missing = Backoff::new(FIRST_PAUSE, READ_AGAIN);
@@ -216,7 +216,7 @@ impl Follower {
             let mut next = until.min(at + pause);
             while Instant::now() < next {
                 tokio::select! {
-                    // A failure that comes with the end of the pause is kept for the next one.
+                    // `biased`: a failure at the end of the pause is handled in the next pause.
                     biased;
                     () = time::sleep_until(next) => {}
                     () = self.failed.notified() => {
@@ -248,7 +248,7 @@ impl Follower {
                 }
                 Event::Delete(_) => self.put(self.missing()),
                 Event::Synced { .. } if !found => self.put(self.missing()),
-                // What was known stays: the API server may be away for a while.
+                // The known contents stay in use, even while the API server does not answer.
                 Event::Synced { .. } | Event::Progress { .. } | Event::Resumed => {}
                 Event::Blind(blindness) if blindness.reason == BlindReason::Forbidden => return,
                 Event::Blind(blindness) => self.put_first(Secret::Unreadable(blindness.message)),
@@ -296,7 +296,7 @@ impl Follower {
         self.replace(secret);
     }
 
-    /// Keeps what was read. Answers whether it is something else than before.
+    /// Stores what was read. Returns whether it has changed.
     fn replace(&self, secret: Secret) -> bool {
         let before = lock(&self.known).insert(self.name.clone(), secret.clone());
         let changed = before != Some(secret);

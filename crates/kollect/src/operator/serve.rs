@@ -1,5 +1,5 @@
-//! HTTP and HTTPS for webhooks, metrics and probes: certificates that are replaced while it runs, limits
-//! against clients that are slow or large, and an orderly end.
+//! HTTP and HTTPS for webhooks, metrics and probes: certificates are replaced while it runs, slow or large requests are
+//! limited, and shutdown is graceful.
 
 mod certificates;
 mod connections;
@@ -43,11 +43,11 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-/// Before the next try when a connection could not be accepted, for want of file handles perhaps.
+/// Pause after a connection could not be accepted, for example for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
-/// Between two notices that there are too many connections.
+/// The least time between two notices that there are too many connections.
 const CROWDED_PAUSE: Duration = Duration::from_mins(1);
-/// Tokens are the largest headers that anybody sends.
+/// Limit of the request head in bytes. The largest headers that clients send are tokens.
 const LARGEST_HEAD: usize = 64 << 10;
 const MOST_HEADERS: usize = 64;
 const MOST_STREAMS: u32 = 64;
@@ -60,28 +60,28 @@ pub(crate) struct Endpoint {
     /// `:8443`, `127.0.0.1:8080` or `[::1]:8080`; without a host, on all addresses.
     pub(crate) address: String,
     pub(crate) tls: Tls,
-    /// Offers HTTP/2 to clients with TLS. It has had more ways to exhaust a server than HTTP/1.1.
+    /// Offers HTTP/2 to clients with TLS. It has had more denial-of-service weaknesses than HTTP/1.1.
     pub(crate) http2: bool,
     pub(crate) limits: Limits,
 }
 
-/// What one client may cost. In a cluster anybody may connect.
+/// Limits for connections and requests. Every client in the cluster may connect.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// Connections at the same time. One more closes the one that has waited longest for its client, or waits
-    /// until one of the requests that are being answered is.
+    /// Limit of open connections. A new one closes the one that has waited longest for its client; if all are answering
+    /// requests, it waits until one of them is done.
     pub(crate) connections: usize,
-    /// For the TLS handshake.
+    /// Time limit of the TLS handshake.
     pub(crate) handshake: Duration,
-    /// For the head of a request, counted from the end of the one before.
+    /// Time limit of the head of a request, counted from the end of the previous request.
     pub(crate) head: Duration,
-    /// For the body of a request and the work that it causes.
+    /// Time limit of the body of a request and of its handling.
     pub(crate) request: Duration,
-    /// For a connection; one that is in use ends after the response.
+    /// Time limit of a connection; one that is in use ends after the response.
     pub(crate) age: Duration,
-    /// The largest body, in bytes. A review has the object twice, and the API server takes 3 MiB.
+    /// The largest body, in bytes. A review contains the object twice, and the API server accepts 3 MiB.
     pub(crate) body: usize,
-    /// Between two looks at the certificate files.
+    /// The interval between two reads of the certificate files.
     pub(crate) reload: Duration,
 }
 
@@ -99,7 +99,7 @@ impl Default for Limits {
     }
 }
 
-/// What somebody who reads the log should know.
+/// An event of a server that is worth a line in the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Notice {
     /// New connections get the new certificate.
@@ -108,11 +108,11 @@ pub(crate) enum Notice {
     CertificateBroken(String),
     /// A connection could not be accepted.
     AcceptFailed(String),
-    /// There are more connections than allowed, so many; the ones that wait longest are closed.
+    /// This limit of connections was reached: for each new one the one that has waited longest is closed.
     Crowded(usize),
     /// A connection ended with a panic.
     ConnectionPanicked,
-    /// Nobody could say whether a client may read.
+    /// The rights of a client could not be reviewed.
     ReviewFailed(String),
 }
 
@@ -132,7 +132,7 @@ impl fmt::Display for Notice {
     }
 }
 
-/// Takes notices; must return soon.
+/// Receives notices; must not block.
 pub(crate) type Report = Arc<dyn Fn(Notice) + Send + Sync>;
 
 /// A running server. Dropping it cuts all connections.
@@ -216,7 +216,7 @@ fn bounded(router: Router, limits: Limits) -> Router {
         let response = response.unwrap_or_else(|_| {
             (StatusCode::SERVICE_UNAVAILABLE, "the request took too long\n").into_response()
         });
-        // The request is answered when its response has gone, and is dropped.
+        // The request counts as being answered until the body of its response is dropped.
         response.map(|body| {
             Body::new(body.map_err(move |error| {
                 let _ = &answering;
@@ -224,7 +224,7 @@ fn bounded(router: Router, limits: Limits) -> Router {
             }))
         })
     };
-    // The limit above holds for all who read the body, and not only for those who ask.
+    // The limit above applies to every reader of the body, not only to extractors that honour axum's limit.
     router.layer(DefaultBodyLimit::disable()).layer(from_fn(bound))
 }
 
@@ -244,7 +244,7 @@ fn at_end(body: Body, arrived: impl FnOnce() + Send + 'static) -> Body {
     Body::from_stream(body.into_data_stream().chain(end))
 }
 
-/// Ends when it is told to, and returns how many connections it cut then.
+/// Accepts connections until it is stopped. Returns how many connections it had to cut.
 async fn accept(
     listener: TcpListener,
     talk: Arc<Talk>,
@@ -328,7 +328,7 @@ impl Talk {
     }
 
     async fn serve(&self, stream: TcpStream, slot: Slot, mut closing: watch::Receiver<()>) {
-        // Without it small responses may wait for others; if it cannot be had they do.
+        // Best effort: with Nagle's algorithm small responses may be delayed.
         stream.set_nodelay(true).ok();
         let Some(acceptor) = &self.acceptor else {
             return self.talk(&self.http1, stream, slot, closing).await;
@@ -337,7 +337,7 @@ impl Talk {
             handshake = time::timeout(self.limits.handshake, acceptor.accept(stream)) => handshake,
             _ = closing.changed() => return,
         };
-        // Clients that do not trust us, port scanners, and those that were too slow.
+        // Clients that do not trust the certificate, port scanners, and clients that were too slow.
         let Ok(Ok(stream)) = handshake else { return };
         let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         self.talk(if is_http2 { &self.http2 } else { &self.http1 }, stream, slot, closing).await;
@@ -352,14 +352,14 @@ impl Talk {
     ) {
         let service = TowerToHyperService::new(self.router.clone().layer(Extension(slot)));
         let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
-        // How a connection failed is for the client to see.
+        // Errors of a connection are not logged: the client sees them.
         tokio::select! {
             _ = connection.as_mut() => return,
             _ = closing.changed() => {}
             () = time::sleep(self.limits.age) => {}
         }
         connection.as_mut().graceful_shutdown();
-        // A client that does not read its response must not stay for ever.
+        // A client that does not read its response must not keep the connection open.
         time::timeout(self.limits.request, connection).await.ok();
     }
 }

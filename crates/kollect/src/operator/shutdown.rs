@@ -11,9 +11,9 @@ use tracing::{error, info, warn};
 
 use super::{leader::LeaderHandle, serve::Server};
 
-/// For what is left when no rows are written any more: the lease and the servers.
+/// Time limit for releasing the lease and stopping the servers, after the last write.
 const LAST_STEPS: Duration = Duration::from_secs(5);
-/// For requests that are being answered.
+/// Time limit for requests that are being answered.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 /// Runs the loop until a signal asks the program to stop. The error names the core task that ended.
@@ -23,7 +23,7 @@ pub(crate) async fn until_stopped(
     signal: impl Future<Output = ()>,
 ) -> Result<(), CoreTaskEnded> {
     let ended = tokio::select! {
-        // After a signal nothing more is begun. The first two happen once, so they keep the loop from nothing.
+        // `biased`: after a signal the loop stops. The first two branches complete once and do not starve it.
         biased;
         () = signal => Ok(()),
         ended = tasks.core_task_ended() => Err(ended),
@@ -49,19 +49,19 @@ pub(crate) async fn stop(
         if let Err(stuck) = tasks.within(grace, &[TaskKind::Binding], writes).await {
             warn!(tasks = %stuck, "stopped before all writes were done");
         }
-        // Nothing is written any more: another replica may.
+        // No write is running any more, so another replica may lead.
         let left = [TaskKind::Lease, TaskKind::Server];
         if let Err(stuck) = tasks.within(LAST_STEPS, &left, last_steps).await {
             warn!(tasks = %stuck, "stopped before all tasks had ended");
         }
     };
-    // They are named before they are dropped.
+    // The names are collected before the tasks are dropped.
     let aborted = async {
         signal.await;
         tasks.running(&[TaskKind::Binding, TaskKind::Lease, TaskKind::Server])
     };
     tokio::select! {
-        // A signal that comes when everything is done aborts nothing.
+        // `biased`: a second signal after an orderly stop is not an error.
         biased;
         () = orderly => Ok(()),
         left = aborted => {
@@ -70,7 +70,7 @@ pub(crate) async fn stop(
     }
 }
 
-/// Gives up the lease, and lets servers finish what they are answering.
+/// Releases the lease, and lets servers finish the requests that they are answering.
 pub(crate) async fn release(leader: LeaderHandle, servers: Vec<Server>) {
     leader.release().await;
     join_all(servers.into_iter().map(|server| server.shutdown(LAST_ANSWERS))).await;

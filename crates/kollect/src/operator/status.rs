@@ -1,7 +1,7 @@
-//! What the objects say about themselves: one pure function per kind.
+//! Computes the statuses of objects: one pure function per kind.
 //!
-//! Ready is False whenever Degraded is True. A condition that is not set is gone. What is said about sinks is what they
-//! have acknowledged; times move with what they describe.
+//! Ready is False whenever Degraded is True. A condition that is not set is removed. Statuses report what sinks have
+//! acknowledged; a time changes only together with the value that it describes.
 
 mod blind;
 mod destinations;
@@ -48,7 +48,7 @@ use crate::{
 };
 use blind::{FORBIDDEN, Line, cut, sentence};
 
-/// What statuses are made from, besides the objects.
+/// The input of the status functions, besides the objects.
 pub(crate) struct View<'a> {
     pub(crate) known: &'a Known,
     pub(crate) resolved: &'a Resolved,
@@ -59,12 +59,12 @@ pub(crate) struct View<'a> {
     pub(crate) board: &'a Board,
     pub(crate) bindings: &'a Bindings,
     pub(crate) rules: &'a Rules,
-    /// All that the operator looks at.
+    /// The namespaces that the operator watches, or everything.
     pub(crate) scope: &'a Sight,
     /// Since when this process has led.
     pub(crate) led_since: Instant,
     pub(crate) now: Timestamp,
-    /// When the object that is being looked at must be looked at again, because time passes.
+    /// When the current object must be checked again because time passes.
     pub(crate) due: Cell<Option<Instant>>,
 }
 
@@ -99,7 +99,7 @@ fn counted(number: usize, one: &str, many: &str) -> String {
 }
 
 impl View<'_> {
-    /// The object that is being looked at must be looked at again then, if that has not passed.
+    /// Schedules another check of the current object, if that time has not passed.
     fn look_again_at(&self, at: Instant) {
         if at <= Instant::now() {
             return;
@@ -107,7 +107,7 @@ impl View<'_> {
         self.due.set(Some(self.due.get().map_or(at, |due| due.min(at))));
     }
 
-    /// Whether that much time has passed since something began; if not, it is looked at again when it has.
+    /// Whether that much time has passed since something began; if not, the object is checked again when it has.
     fn has_passed(&self, since: Instant, time: Duration) -> bool {
         let over = Instant::now() >= since + time;
         if !over {
@@ -124,7 +124,7 @@ impl View<'_> {
         left.is_zero()
     }
 
-    /// Whether a profile compiles, who uses it, and whether sinks hold what it makes.
+    /// Whether a profile compiles, how many targets use it, and whether sinks hold its rows.
     pub(crate) fn profile(
         &self,
         name: &Name,
@@ -145,7 +145,7 @@ impl View<'_> {
         ProfileStatus { conditions: conditions.done(), observed_generation: metadata.generation }
     }
 
-    /// What a target collects.
+    /// The status of a target.
     pub(crate) fn target(
         &self,
         metadata: &ObjectMeta,
@@ -322,12 +322,12 @@ fn nothing_seen(coverage: &[Line]) -> bool {
     coverage.iter().all(|line| line.status.blind.is_some())
 }
 
-/// Labels of namespaces decide, and nobody knows them.
+/// The selection depends on labels of namespaces, which the operator may not list.
 const UNDECIDED: &str = "the selection depends on labels of namespaces, which may not be listed: \
                          grant list and watch on namespaces, or name them in spec.includedNamespaces";
 
-/// Whether what an object says is about what it is now. It stands until something else is known, so
-/// that a restart changes nothing that has not changed.
+/// Whether a status is about the current generation. It stays until this process knows better, so that a restart alone
+/// changes no status.
 pub(crate) fn stands(metadata: &ObjectMeta, observed: Option<i64>, conditions: &[Condition]) -> bool {
     observed == metadata.generation && observed.is_some() && !conditions.is_empty()
 }

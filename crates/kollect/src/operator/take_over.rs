@@ -1,4 +1,4 @@
-//! Taking over what another cluster owns: once, where the annotation says so.
+//! Take-over of a destination that another cluster owns: once per destination, and only if the annotation requests it.
 
 use std::fmt;
 
@@ -12,17 +12,17 @@ use kollect_model::{
 /// Annotation of an inventory: `<sink>=<id of the old cluster>[,…]`.
 pub(crate) const ANNOTATION: &str = "kollect.dev/take-over";
 
-/// What the annotation asks for.
+/// The take-overs that the annotation requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Requests {
     all: Vec<Request>,
     /// Entries that name no sink of the inventory.
     unknown: Vec<String>,
-    /// What is said about them, with what to write instead.
+    /// Messages about these entries; each one says what to write instead.
     pub(crate) problems: Vec<String>,
 }
 
-/// One sink whose destination shall be taken over.
+/// A request to take over the destination of one sink.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Request {
     sink: SinkName,
@@ -36,7 +36,7 @@ impl fmt::Display for Request {
 }
 
 impl Requests {
-    /// What an inventory with these sinks asks for.
+    /// Reads the annotation of an inventory that has these sinks.
     pub(crate) fn of<'a>(metadata: &ObjectMeta, sinks: impl Iterator<Item = &'a SinkName> + Clone) -> Self {
         let mut read = Self::default();
         let text = metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION)).map_or("", |text| text);
@@ -56,7 +56,7 @@ impl Requests {
         read
     }
 
-    /// What a sink may take over.
+    /// Which take-over a sink may do. Destinations that are in `done` are not taken over again.
     pub(crate) fn for_sink(&self, sink: &SinkName, done: &[TakeOverRecord]) -> TakeOver {
         let Some(request) = self.all.iter().find(|request| request.sink == *sink) else {
             return TakeOver::Never;
@@ -68,8 +68,8 @@ impl Requests {
         }
     }
 
-    /// The annotation without requests that need not be asked again, because a claim was granted: what was taken over
-    /// is in `done`, or there was nothing to take over. `None`: it stays as it is.
+    /// The annotation without complete requests: a claim was granted, and the take-over is in `done` or there was
+    /// nothing to take over. `None`: no request is complete, and the annotation stays as it is.
     pub(crate) fn without_granted(
         &self,
         claim: impl Fn(&SinkName) -> Option<Claim>,
@@ -94,7 +94,7 @@ fn is_of(record: &TakeOverRecord, claim: &Claim) -> bool {
         && Some(&record.from) == claim.taken_from.as_ref()
 }
 
-/// The record of a claim that took something over, unless it is known.
+/// The record of a claim that took a destination over; `None` if it took nothing over, or `known` has the record.
 pub(crate) fn record(sink: &SinkName, claim: &Claim, known: &[TakeOverRecord]) -> Option<TakeOverRecord> {
     if known.iter().any(|record| is_of(record, claim)) {
         return None;
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(
             bare.without_granted(|_| Some(claim("d1", None)), &[]),
             None,
-            "it stays for people to see"
+            "it stays so that a user sees it"
         );
     }
 
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(record(&"database/portal".into(), &taken, std::slice::from_ref(&done)), None);
         let rest = both.without_granted(portal(taken), &[done]);
         assert_eq!(rest.as_deref(), Some("snapshot/git=old"));
-        // Nothing to take over: it was ours.
+        // Nothing to take over: this cluster already owned the destination.
         assert_eq!(both.without_granted(|_| Some(claim("d1", None)), &[]).as_deref(), Some(""));
     }
 }

@@ -1,8 +1,8 @@
-//! Admission: says no to objects that could not work, before they are stored.
+//! Validating admission: refuses objects that cannot work, before they are stored.
 //!
-//! The judges are those that run later: schema, compiler, [`crate::world`] and the plans of sinks. What is
-//! wrong in the object itself, or beyond its scopes, is refused; what somebody else may still bring, such
-//! as a profile or a sink, is a warning, because objects are applied in any order. Every replica answers.
+//! The checks are those that run later: schema, compiler, [`crate::world`] and the plans of sinks. An object that is
+//! wrong in itself or beyond its scopes is refused. A reference to an object that does not exist yet, such as a profile
+//! or a sink, is a warning, because objects are applied in any order. Every replica answers.
 
 mod advice;
 mod judge;
@@ -34,9 +34,9 @@ use crate::{
     world::Rules,
 };
 
-/// Where certificates have always been mounted.
+/// The default path of certificates, as in controller-runtime.
 const CERTIFICATES: &str = "/tmp/k8s-webhook-server/serving-certs";
-/// For the first lists after a start. An API server waits for 10 seconds.
+/// How long a review waits for the first lists after a start. The API server waits for 10 seconds.
 const SETTLING: Duration = Duration::from_secs(5);
 
 /// How webhooks are served.
@@ -74,7 +74,7 @@ impl Flags {
         self.validating_webhooks_enabled && !tenant_mode
     }
 
-    /// Says what is missing before anything is started.
+    /// Checks the certificate before anything is started.
     pub(crate) fn check(&self, tenant_mode: bool) -> anyhow::Result<()> {
         if !self.is_served(tenant_mode) {
             return Ok(());
@@ -85,7 +85,7 @@ impl Flags {
         )
     }
 
-    /// Serves, unless flags say otherwise.
+    /// Serves webhooks, unless the flags disable them.
     pub(crate) async fn serve(
         &self,
         admission: Admission,
@@ -119,7 +119,7 @@ impl Flags {
 pub(crate) struct Admission {
     objects: Arc<Objects>,
     rules: Arc<Rules>,
-    /// Namespaces that are looked at; `None`: all.
+    /// Namespaces that are watched; `None`: all.
     within: Option<Arc<BTreeSet<Arc<str>>>>,
     /// How long a review waits for the first lists.
     settling: Duration,
@@ -146,7 +146,7 @@ impl Admission {
         })
     }
 
-    /// Answers one review. The answer to a wrong object is a verdict, and to a wrong question an error.
+    /// Answers one review: with a verdict about the object, or with an error if the review is malformed.
     async fn answer(&self, kind: &'static Kind, body: &[u8]) -> Response {
         let question = match Question::read(body, kind) {
             Ok(question) => question,
@@ -155,7 +155,7 @@ impl Admission {
         if question.is_exempt() {
             return json(&question.review(Verdict::default()));
         }
-        // Scopes that are not known yet would allow everything.
+        // Without the scopes everything would be allowed.
         if time::timeout(self.settling, self.objects.heard()).await.is_err() {
             return words(StatusCode::SERVICE_UNAVAILABLE, "objects are being listed; try again".into());
         }
@@ -164,7 +164,7 @@ impl Admission {
         apart(kind, move || {
             let verdict = Judge::new(kind, &known, &rules, within.as_deref()).judge(&question);
             let Verdict { problems, warnings } = &verdict;
-            // What the object says is for its author, not for the log.
+            // The content of the object is not logged.
             debug!(kind = kind.name, problems = problems.len(), warnings = warnings.len(), "reviewed");
             question.review(verdict)
         })
@@ -172,7 +172,7 @@ impl Admission {
     }
 }
 
-/// Compiling takes as long as it takes, and may find a bug: neither is for others to notice.
+/// Runs a review on a blocking thread: compiling may take long, and a panic must not affect other requests.
 async fn apart(kind: &Kind, judge: impl FnOnce() -> Review + Send + 'static) -> Response {
     match spawn_blocking(judge).await {
         Ok(review) => json(&review),

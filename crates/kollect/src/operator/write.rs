@@ -1,4 +1,4 @@
-//! Writes statuses, and nothing else does: only what differs, failures at once, counts now and then.
+//! The only writer of statuses. It writes differences only: changed conditions at once, counts at a limited rate.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -32,23 +32,23 @@ use crate::{
     world::Name,
 };
 
-/// Counts of one object are written at most so often, in the long run.
+/// The average interval between writes of one object that change counts only.
 const PACE: Duration = Duration::from_secs(10);
-/// So many writes of one object need not keep the pace, if none came for a while.
+/// Writes of one object that may exceed the rate after a quiet period.
 const BURST: u32 = 4;
-/// Statuses that are written at the same time.
+/// Limit of concurrent writes.
 const AT_ONCE: usize = 8;
 
-/// An object's status as it should be.
+/// The desired status of an object.
 pub(crate) struct Desired {
     pub(crate) kind: &'static str,
     pub(crate) name: Name,
-    /// `None`: it is as it should be.
+    /// `None`: the status is as desired.
     pub(crate) change: Option<Change>,
 }
 
 impl Desired {
-    /// What an object says, and what it should say; nothing if it is being deleted.
+    /// Compares the current status with the desired one; `None` if the object is being deleted.
     pub(crate) fn new<S: Serialize + PartialEq>(
         kind: &'static str,
         name: &Name,
@@ -59,7 +59,7 @@ impl Desired {
         if metadata.deletion_timestamp.is_some() {
             return None;
         }
-        // Most objects are as they should be: only the others are worth their text, which decides.
+        // Serialize only if the values differ. The serialized form decides.
         let texts = (before != after).then(|| (json!(before), json!(after)));
         let change = texts.filter(|(before, after)| before != after).map(|(before, after)| Change {
             metadata: metadata.clone(),
@@ -71,7 +71,7 @@ impl Desired {
         Some(Self { kind, name: name.clone(), change })
     }
 
-    /// Somebody waits for what is told.
+    /// Writes the change at once, regardless of the rate.
     pub(crate) fn hurry(mut self) -> Self {
         self.change.iter_mut().for_each(|change| change.at_once = true);
         self
@@ -82,14 +82,14 @@ fn conditions(status: &Value) -> Vec<Condition> {
     status.get("conditions").and_then(|all| Vec::deserialize(all).ok()).unwrap_or_default()
 }
 
-/// What differs from what an object says now.
+/// A change of a status.
 pub(crate) struct Change {
     pub(crate) metadata: ObjectMeta,
-    /// What it should say.
+    /// The desired status.
     pub(crate) after: Value,
     pub(crate) conditions_before: Vec<Condition>,
     pub(crate) conditions_after: Vec<Condition>,
-    /// Somebody waits for it.
+    /// The change is written regardless of the rate.
     pub(crate) at_once: bool,
 }
 
@@ -97,22 +97,22 @@ pub(crate) struct Change {
 pub(crate) struct StatusWriter {
     client: Client,
     meter: Meter,
-    /// Statuses that could not be written, other than because their object had changed.
+    /// Statuses that could not be written, not counting conflicts with other changes of the object.
     failures: u64,
-    /// For each object the time from which on a write keeps the pace: every write moves it on.
+    /// For each object the time at which its next write keeps the rate: every write moves it by [`PACE`].
     paced: BTreeMap<ObjectKey, Instant>,
     /// Why the last write of an object failed; each cause is logged once.
     failed: BTreeMap<ObjectKey, LastProblem>,
 }
 
-/// The API resource of a kind of ours.
+/// The API resource of a Kollect kind.
 pub(crate) fn resource(kind: &str) -> ApiResource {
     let gvk = GroupVersionKind::gvk(GROUP, VERSION, kind);
     let plural = format!("{}s", kind.to_lowercase()).replace("inventorys", "inventories");
     ApiResource::from_gvk_with_plural(&gvk, &plural)
 }
 
-/// The API of a kind of ours in a namespace; the empty one is the cluster.
+/// The API of a Kollect kind in a namespace; an empty namespace is the cluster.
 pub(crate) fn api(client: &Client, kind: &str, namespace: &str) -> Api<DynamicObject> {
     let resource = resource(kind);
     match namespace {
@@ -126,7 +126,7 @@ impl StatusWriter {
         Self { client, meter, failures: 0, paced: BTreeMap::new(), failed: BTreeMap::new() }
     }
 
-    /// Forgets all other objects.
+    /// Forgets objects for which `keep` returns false.
     pub(crate) fn retain(&mut self, keep: impl Fn(&ObjectKey) -> bool) {
         self.paced.retain(|key, _| keep(key));
         self.failed.retain(|key, _| keep(key));
@@ -137,7 +137,7 @@ impl StatusWriter {
         self.failures
     }
 
-    /// Writes what differs and may be written now. Answers when the rest is due.
+    /// Writes the changes that may be written now. Returns when the others are due.
     pub(crate) async fn write(&mut self, desired: Vec<Desired>) -> Vec<(ObjectKey, Instant)> {
         let now = Instant::now();
         let (mut later, mut ready) = (Vec::new(), Vec::new());
@@ -198,7 +198,7 @@ enum Put {
     },
 }
 
-/// Replaces a status. Somebody who changed the object meanwhile is seen soon, and it is tried again.
+/// Replaces a status. If the object has changed meanwhile nothing is written, and a later turn tries again.
 async fn put(client: &Client, kind: &'static str, of: &Name, change: &Change) -> Put {
     let ((namespace, name), Change { metadata, after, .. }) = (of, change);
     let mut object = DynamicObject::new(name, &resource(kind));
@@ -223,7 +223,7 @@ async fn put(client: &Client, kind: &'static str, of: &Name, change: &Change) ->
     }
 }
 
-/// Logs and records what has changed about an object: transitions only.
+/// Logs changed conditions and records events about them; a changed message alone is not reported.
 async fn tell(client: &Client, kind: &'static str, (namespace, name): &Name, change: &Change) {
     let Change { metadata, conditions_before, conditions_after, .. } = change;
     for condition in transitions(conditions_before, conditions_after) {
@@ -232,14 +232,14 @@ async fn tell(client: &Client, kind: &'static str, (namespace, name): &Name, cha
     }
     for (type_, reason, message) in news(conditions_before, conditions_after) {
         let event = record(kind, metadata, type_, &reason, &message);
-        // An event that cannot be written is no reason to stop.
+        // Events are best effort.
         if let Err(error) = create_event(client, namespace, event).await {
             debug!(kind, namespace, name, %error, "cannot record an event");
         }
     }
 }
 
-/// Type, reason and message of the events that changed conditions are worth.
+/// Type, reason and message of the events about changed conditions.
 fn news(before: &[Condition], after: &[Condition]) -> Vec<(&'static str, String, String)> {
     let mut events = Vec::new();
     let changed = transitions(before, after);
@@ -250,9 +250,9 @@ fn news(before: &[Condition], after: &[Condition]) -> Vec<(&'static str, String,
         let ready = after.iter().find(|condition| condition.type_ == "Ready");
         let (type_, message) = match type_.as_str() {
             "Ready" if *status == ConditionStatus::True => ("Normal", message),
-            // That condition says more.
+            // The condition about the problem has an event of its own, with more details.
             "Degraded" if has_own_condition(reason) => continue,
-            // Ready says why.
+            // The message of Ready has the cause.
             "Degraded" => ("Warning", ready.map_or(message, |ready| &ready.message)),
             "AttributesNull" if reason == Reason::ValueMissing.as_str() => ("Normal", message),
             problem if is_problem(problem) => ("Warning", message),
@@ -301,7 +301,7 @@ pub(crate) async fn create_event(client: &Client, namespace: &str, event: Value)
     events.create(&PostParams::default(), &event).await.map(drop)
 }
 
-/// Changes the metadata of an object by a merge patch. A change that was made meanwhile by others wins.
+/// Changes the metadata of an object by a merge patch. It fails if the object has changed since it was read.
 pub(crate) async fn patch_metadata(
     client: &Client,
     kind: &str,

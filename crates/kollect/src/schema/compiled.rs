@@ -9,7 +9,7 @@ use cel::{Context, Env, Program};
 use regex::Regex;
 use serde_json::Value;
 
-/// Making it costs more than most rules.
+/// Shared by all rules: building it costs more than evaluating most rules.
 static FUNCTIONS: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
 
 /// Words that CEL reserves; in schemas they are written with underscores around them.
@@ -70,7 +70,7 @@ impl Compiled {
     }
 }
 
-/// Rules of a schema itself, with their messages. Transition rules need an older object, which a file has not.
+/// Rules of this level of a schema, with their messages. Transition rules are left out: a file has no old object.
 fn rules(schema: &Value) -> impl Iterator<Item = (&str, &str)> {
     let rules = schema["x-kubernetes-validations"].as_array().into_iter().flatten();
     let rules = rules.map(|rule| {

@@ -1,5 +1,5 @@
-//! Intervals that somebody asks for and a scope does not allow. Whoever runs takes the floor instead;
-//! whoever asks is told.
+//! Export intervals below the minimum (floor) of a scope. Admission refuses them; a running operator or command line
+//! uses the floor instead.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ fn below(
     namespaced: bool,
 ) -> Vec<SpecError> {
     let mut errors = Vec::new();
-    // The schema fills it in: nobody can tell whether somebody asked for the default.
+    // The schema fills in the default, so an explicit default cannot be distinguished from a missing value.
     if own != KollectInventorySpec::default().export_min_interval {
         errors.extend(ceilings.above("spec.exportMinInterval", own));
     }

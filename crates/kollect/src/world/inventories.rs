@@ -32,24 +32,24 @@ use super::{
 };
 use crate::reason::Reason;
 
-/// What an inventory means.
+/// An inventory after its references were resolved.
 #[derive(Default)]
 pub(crate) struct ResolvedInventory {
-    /// Its targets; those that are suspended or wrong as well, because their rows stay.
+    /// Its targets, including those that are suspended or invalid: their rows stay.
     pub(crate) targets: Vec<TargetId>,
-    /// Which of their rows.
+    /// Which rows of these targets belong to it.
     pub(crate) rows: RowsWanted,
     pub(crate) sinks: Vec<BoundSink>,
     pub(crate) suspended: bool,
-    /// Limits what changed specs may remove.
+    /// Limits how many rows a change of specs may remove.
     pub(crate) removal_guard: Option<RemovalGuard>,
-    /// What is wrong with the inventory itself: nothing is written.
+    /// Faults of the inventory itself: nothing is written.
     pub(crate) faults: Vec<Fault>,
-    /// Targets that it names and that do not exist; the others are written.
+    /// Faults of targets that it names but that do not exist; rows of the others are written.
     pub(crate) missing: Vec<Fault>,
-    /// What deserves a look.
+    /// Notes for the user that are not faults.
     pub(crate) notes: Vec<String>,
-    /// Why people other than those who may edit the inventory decide where its rows go.
+    /// Why users other than those who may edit the inventory decide where its rows go.
     pub(crate) tenant_editable: Option<String>,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct RowsWanted {
 }
 
 impl RowsWanted {
-    /// What that means for the namespaces that exist; `None` while their labels are not known.
+    /// The choice among the namespaces that exist; `None` while their labels are not known.
     pub(crate) fn among(&self, known: Option<&Namespaces>) -> Option<Choice> {
         let named = |name: &str| self.namespaces.is_empty() || self.namespaces.iter().any(|n| n == name);
         let namespaces = match &self.selector {
@@ -88,35 +88,35 @@ pub(crate) struct BoundSink {
     pub(crate) family: Family,
     /// The field that names it.
     pub(crate) field: String,
-    /// Value of the sink's own request to be reconciled.
+    /// Value of the sink's annotation `kollect.dev/requestedAt`.
     pub(crate) requested: Option<String>,
-    /// Of the sink.
+    /// Namespace and name of the sink.
     pub(crate) key: Name,
     pub(crate) cluster: String,
     /// When it is written.
     pub(crate) cadence: Cadence,
-    /// Largest part of a document.
+    /// Largest size of one part of a document, in bytes.
     pub(crate) part_bytes: usize,
     /// How to open it, or why it cannot be used.
     pub(crate) plan: Arc<SinkPlan>,
-    /// Where it leads, if that can be told.
+    /// Its destination; `None` while there is no plan.
     pub(crate) place: Option<ExportPlace>,
 }
 
-/// How long documents wait for further changes, so that a roll-out is one of them.
+/// How long a document waits for further changes, so that a roll-out becomes one document.
 const DOCUMENTS: Duration = Duration::from_secs(10);
 
-/// Said once where the field used to limit an inventory.
+/// Note for inventories that set the field: it used to limit the whole inventory.
 const PARTS: &str =
     "spec.maxExportBytes is the size of one part of a document; it does not limit the inventory";
 
-/// What both kinds of inventories say.
+/// Fields that both kinds of inventories have.
 struct Asked<'a> {
     name: InventoryName,
     refs: &'a [String],
     selector: Option<&'a LabelSelector>,
     lists: [&'a SinkRefs; 3],
-    /// Of sinks that are named without one.
+    /// Namespace of sinks that are named without one.
     sink_namespace: &'a str,
     intervals: Intervals,
     max_export_bytes: Option<i64>,
@@ -204,7 +204,7 @@ impl World {
         (asked.name, resolved)
     }
 
-    /// The sinks of the three lists, and what is wrong with them.
+    /// Resolves the sinks of the three lists, and adds their faults.
     fn bind(&self, asked: &Asked<'_>, sinks: &SinkPlans, rules: &Rules, resolved: &mut ResolvedInventory) {
         let families = [
             (Family::Snapshot, "spec.snapshotSinkRefs"),
@@ -299,7 +299,7 @@ impl World {
             } else {
                 continue;
             };
-            // A suspended target selects what it selected.
+            // Suspending a target does not change what it selects.
             spec.as_object_mut().map(|spec| spec.remove("suspend"));
             add(json!([id.to_string(), spec, kind]));
         }
@@ -311,14 +311,14 @@ impl World {
         format!("{:016x}", digest.digest())
     }
 
-    /// What to say about a sink that does not exist; nothing if it does, even if it is wrong.
+    /// The error for a sink that does not exist; `None` if it exists, even if it is invalid.
     pub(crate) fn missing_sink(&self, family: Family, key: &Name, field: &str) -> Option<SpecError> {
         let (namespace, name) = key;
         let known = self.sinks.contains_key(&(family, key.clone())) || self.is_refused(family.kind(), key);
         (!known).then(|| dangling(field, name, &format!("{family} sink {name}"), namespace))
     }
 
-    /// How to open a sink, as far as objects tell; `field` is what names it.
+    /// The plan of a sink, or the fault that it does not exist; `field` is the reference to it.
     fn plan(&self, sinks: &SinkPlans, family: Family, key: &Name, field: &str) -> Arc<SinkPlan> {
         sinks.get(&(family, key.clone())).cloned().unwrap_or_else(|| {
             let missing = self.missing_sink(family, key, field);
@@ -327,7 +327,7 @@ impl World {
         })
     }
 
-    /// A sink that an inventory has written to, whoever names it now.
+    /// A sink that an inventory has written to, whether the inventory still names it or not.
     pub(crate) fn left_sink(
         &self,
         written: &SinkName,
@@ -356,7 +356,7 @@ impl World {
     }
 }
 
-/// Where a sink of a namespace leads, as statuses show it.
+/// The destination of a sink of a namespace, as statuses show it.
 fn place(plan: &SinkPlan, namespace: &str, cluster: &str, rules: &Rules) -> Option<ExportPlace> {
     let destination = plan.as_ref().ok()?.as_ref()?.destination(&rules.sink_policy(namespace));
     Some(ExportPlace::new(rules.shown(&destination), cluster))
@@ -389,7 +389,7 @@ impl Asked<'_> {
         };
         let here = targets.range(named("")..).take_while(|(id, _)| id.namespace == namespace);
         resolved.targets = here.filter(wanted).map(|(id, _)| id.clone()).collect();
-        // Nobody knows what those that cannot be read select: their rows stay.
+        // It is not known what targets that cannot be read select: their rows stay.
         for (_, (place, name)) in refused.iter().filter(|(refused, _)| refused == kind) {
             let id = named(name);
             if namespace.as_deref().unwrap_or_default() == place && !targets.contains_key(&id) {

@@ -63,11 +63,11 @@ pub(crate) trait PlanSinks: Send {
     /// The plan that is asked for; `Ok(None)` while it is being made.
     fn plan(&mut self, sink: &SinkKey, request: PlanRequest) -> Arc<SinkPlan>;
 
-    /// Forgets all other sinks.
+    /// Drops the plans of all sinks for which `keep` returns false.
     fn retain(&mut self, keep: &dyn Fn(&SinkKey) -> bool);
 }
 
-/// Makes every plan when it is asked for: for runs that look at their objects once.
+/// Makes each plan at once when it is asked for: for runs that resolve their objects once.
 pub(super) struct PlanAtOnce;
 
 impl PlanSinks for PlanAtOnce {
@@ -111,7 +111,7 @@ impl World {
         allowed.collect()
     }
 
-    /// What the Secrets of a sink hold, if all of them can be read; `None`: nobody knows yet.
+    /// What the Secrets of a sink hold, if all of them can be read; `Ok(None)` while one of them is being looked up.
     fn secrets_of(
         &self,
         spec: &SinkSpec,
@@ -135,7 +135,7 @@ impl World {
                     let error = SpecError::new(field, &name.as_str().into(), why.clone());
                     faults.push(Fault::new(Reason::SecretResolveFailed, error));
                 }
-                // It is there, and what is wrong with it has been said.
+                // The Secret exists but is invalid, which was already reported.
                 None if self.is_refused("Secret", &key) => {}
                 None => {
                     let error = dangling(field, name, &format!("Secret {name}"), namespace);
@@ -157,7 +157,7 @@ fn plan_without_secrets(spec: &SinkSpec, policy: &Policy) -> Result<Plan, Vec<Fa
     Ok(plan)
 }
 
-/// What is wrong with a sink, whatever its Secrets hold.
+/// Problems of a sink that do not depend on what its Secrets hold.
 pub(crate) fn check_sink(spec: &SinkSpec, own: &str, rules: &Rules) -> Vec<Fault> {
     let mut faults = plan_without_secrets(spec, &rules.sink_policy(own)).err().unwrap_or_default();
     let foreign = spec.secret_refs().into_iter().filter_map(|(field, reference)| {

@@ -20,23 +20,23 @@ use super::{
     AskedSpec, CachedTarget, Ceilings, Compiled, Fault, Name, Profiles, REQUESTED_AT, Rules, World, dangling,
 };
 
-/// What a target means.
+/// A target after its references were resolved.
 pub(crate) struct ResolvedTarget {
-    /// What is collected; `None` if nothing can be, or it is suspended: then its rows stay.
+    /// What is collected; `None` if nothing can be, or if the target is suspended: then its rows stay.
     pub(crate) target: Option<Arc<Target>>,
     /// Its profile, whether it exists or not.
     pub(crate) profile: Name,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) suspended: bool,
-    /// Scopes leave nothing of it: its rows go.
+    /// Scopes allow nothing of it: its rows are removed.
     pub(crate) denied: bool,
     /// Why nothing is collected.
     pub(crate) faults: Vec<Fault>,
-    /// What scopes cut off, and what is named and beyond the reach.
+    /// What scopes deny of it, and the namespaces that it names beyond its reach.
     pub(crate) clipped: Vec<Fault>,
-    /// What deserves a look, and is no fault.
+    /// Notes for the user that are not faults.
     pub(crate) notes: Vec<String>,
-    /// Why people other than those who may edit the target decide what it collects.
+    /// Why users other than those who may edit the target decide what it collects.
     pub(crate) tenant_editable: Option<String>,
 }
 
@@ -48,7 +48,7 @@ struct Asked<'a> {
     rules: &'a [ResourceRule],
     included: &'a [String],
     suspended: bool,
-    /// Reads all objects again whenever it changes.
+    /// Value of the annotation `kollect.dev/requestedAt`: all objects are read again when it changes.
     requested: Option<String>,
     ceilings: Ceilings<'a>,
     bounds: Bounds,
@@ -168,7 +168,7 @@ impl World {
     pub(crate) fn check_rules(&self, id: &TargetId, rules: &Rules) -> Vec<Fault> {
         let asked = self.asked(rules).into_iter().find(|asked| asked.id == *id);
         let Some(asked) = asked else { return Vec::new() };
-        // Any kind: rules name their own.
+        // The kind does not matter: rules name their own.
         let kind = Gvk { group: String::new(), version: "v1".into(), kind: "ConfigMap".into() };
         let errors = select(&asked.spec, &kind, &Bounds::default(), rules).err().unwrap_or_default();
         errors.into_iter().map(|error| Fault::new(Reason::InvalidSpec, error)).collect()
@@ -184,7 +184,7 @@ fn select(spec: &AskedSpec, gvk: &Gvk, bounds: &Bounds, rules: &Rules) -> Result
 }
 
 impl Asked<'_> {
-    /// What scopes deny: some kinds and namespaces are cut off; if nothing is left the target is denied.
+    /// Adds what scopes deny: some kinds and namespaces are cut off; if nothing is left the target is denied.
     fn check_scopes(&self, profile: Option<&Arc<CompiledProfile>>, resolved: &mut ResolvedTarget) {
         let own = profile.map(|profile| &profile.gvk).filter(|_| self.rules.is_empty());
         let kinds: Vec<&Gvk> = self.rules.iter().map(|rule| &rule.gvk).chain(own).collect();
@@ -211,7 +211,7 @@ impl Asked<'_> {
             let (reason, problem) = match self.bounds.permit_namespace(name, None) {
                 Some(Err(Rejected::BeyondReach)) => (Reason::BeyondReach, beyond_reach(&self.id)),
                 Some(Err(_)) => (Reason::ScopeNamespaceDenied, self.denying_scope(name)),
-                // Where labels decide, the status tells.
+                // Permitted, or decided by labels: the status reports that.
                 Some(Ok(())) | None => continue,
             };
             let field = format!("spec.includedNamespaces[{index}]");
@@ -220,7 +220,7 @@ impl Asked<'_> {
         }
     }
 
-    /// Selectors of namespaces that select less than they could.
+    /// A note if the target selects namespaces by labels although only its own is within reach.
     fn notes(&self) -> Vec<String> {
         let AskedSpec::Target(spec) = &self.spec else { return Vec::new() };
         let by_labels = spec.namespace_selector.is_some()
@@ -242,7 +242,7 @@ impl Asked<'_> {
     }
 }
 
-/// What to say about a namespace that is beyond the reach of a target.
+/// The message for a namespace that is beyond the reach of a target.
 fn beyond_reach(target: &TargetId) -> String {
     let own = target.namespace.as_deref().unwrap_or_default();
     format!(
@@ -252,8 +252,8 @@ fn beyond_reach(target: &TargetId) -> String {
 }
 
 impl Ceilings<'_> {
-    /// Why a cluster object that takes something from a namespace is in the hands of those who may edit it
-    /// there. The operator's own namespace and those that a KollectClusterScope lists are trusted.
+    /// Why users of a namespace control a cluster object: it refers to `what`, which they may edit there.
+    /// The operator's own namespace and those that a KollectClusterScope lists are trusted.
     pub(super) fn tenant_editable(
         &self,
         rules: &Rules,
@@ -272,7 +272,7 @@ impl Ceilings<'_> {
     }
 }
 
-/// The definition of a target, the same value as before if nothing has changed.
+/// The definition of a target: the same `Arc` as before if nothing has changed.
 fn definition(
     asked: &Asked<'_>,
     profile: &Arc<CompiledProfile>,

@@ -54,7 +54,7 @@ impl Drop for Operator {
     }
 }
 
-/// A control plane that asks operators.
+/// A control plane that sends admission requests to operators.
 struct Stage {
     operators: Vec<Operator>,
     kubectl: PathBuf,
@@ -121,7 +121,7 @@ impl Stage {
         port
     }
 
-    /// The configuration as it is shipped, but for where the operator is and who vouches for it.
+    /// The configuration as it is shipped, except for the address of the operator and the authority of its certificate.
     fn configure(&self, port: u16) {
         self.configure_as("kb.io", port, &self.authority);
     }
@@ -372,7 +372,7 @@ fn scopes_close_what_was_open_and_nothing_gets_stuck(stage: &Stage) {
         told.text.contains("KollectClusterScope limits").then_some(()).ok_or(told.text)
     });
 
-    // Q3: what has become wrong can still be labelled, deleted, and let go of.
+    // Q3: an object that has become invalid can still be labelled and deleted, and its finalizer removed.
     stage.patch("kollecttarget/held", &json!({ "metadata": { "labels": { "a": "b" } } })).allowed(&[]);
     stage
         .patch("kollecttarget/held", &json!({ "spec": { "suspend": true } }))
@@ -410,10 +410,10 @@ fn a_standby_answers_too_and_certificates_are_replaced_while_it_does() {
 
     let successor = Authority::new();
     successor.issue(stage.dir.path());
-    // Under other names, so that an answer shows which configuration was used, and whom it trusts.
+    // Under other names: an answer shows which configuration was used, and which authority it trusts.
     stage.configure_as("successor.io", port, &successor);
     stage.answers("successor.io");
-    assert!(holder(&stage).starts_with("leader"), "nobody was restarted");
+    assert!(holder(&stage).starts_with("leader"), "no operator was restarted");
 }
 
 #[test]

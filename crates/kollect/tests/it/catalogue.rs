@@ -40,7 +40,7 @@ fn samples_of_the_catalogue_yield_the_expected_rows() {
         );
         assert!(!printed.stdout.contains("hunter2"), "{name}: a secret came out");
         let rows: Value = serde_json::from_str(&printed.ok()).unwrap();
-        // What differs from run to run stays out of the file.
+        // Values that differ from run to run are left out of the file.
         let shown: Vec<Value> = rows
             .as_array()
             .unwrap()
@@ -101,7 +101,7 @@ fn every_sample_is_known_and_accepted_by_the_command_line() {
         ["collect", "-f", "config/samples", "config/samples/catalogue", "--from", "/dev/null", "-o", "json"];
     let printed = kollect(all);
     let wrong = printed.stderr.lines().filter(|line| line.starts_with("error: "));
-    // What has no code yet may be described.
+    // Samples may describe what this build does not support yet.
     let wrong: Vec<&str> = wrong.filter(|line| !line.contains("not available in this build")).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }

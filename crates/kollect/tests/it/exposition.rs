@@ -1,4 +1,4 @@
-//! Reads what Prometheus would read, and accepts nothing that it would refuse.
+//! Reads `/metrics` as Prometheus does, and fails on everything that Prometheus would refuse.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -66,7 +66,7 @@ impl Exposition {
         found.first().map(|sample| sample.value)
     }
 
-    /// What differs from a page with a table of name, type and labels.
+    /// Differences between the series and the table of name, type and labels of a page.
     pub(crate) fn undocumented(&self, page: &str) -> String {
         let documented = documented(page);
         let mut wrong = String::new();
@@ -82,7 +82,7 @@ impl Exposition {
             for sample in self.samples.iter().filter(|sample| sample.family == *family) {
                 let own: BTreeSet<String> =
                     sample.labels.keys().filter(|label| *label != "le").cloned().collect();
-                // Attributes are added to these.
+                // Attributes of rows are additional labels of these.
                 let same =
                     if family.ends_with("_labeled_series") { own.is_superset(known) } else { own == *known };
                 if !same {
@@ -93,7 +93,7 @@ impl Exposition {
         wrong
     }
 
-    /// Names that the page has and that are not told.
+    /// Names that the page lists and the exposition does not contain.
     pub(crate) fn untold(&self, page: &str) -> Vec<String> {
         let told: BTreeSet<String> =
             self.types.iter().map(|(family, type_)| full_name(family, type_)).collect();

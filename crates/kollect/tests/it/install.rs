@@ -208,7 +208,7 @@ impl World {
         });
     }
 
-    /// Others hold more connections to the probes than the server has, each after having sent `part`.
+    /// Clients hold more connections to the probes than the server allows, each after having sent `part`.
     fn probes_answer_beside(&self, part: &str) {
         let connections = (0..600).map(|_| TcpStream::connect(("127.0.0.1", self.port)).unwrap());
         let held: Vec<TcpStream> =
@@ -356,7 +356,7 @@ fn the_tenant_install_needs_a_role_in_its_namespace_only() {
                 "metadata": { "labels": labels }, "spec": { "containers": [{ "name": "main", "image": "cart:1" }] } } },
         })
     };
-    // Nobody looks at the other one.
+    // The operator does not watch namespace default.
     for namespace in ["team-a", "default"] {
         world.plane.apply(&deployment(namespace).to_string()).unwrap();
     }
@@ -432,7 +432,7 @@ fn w24_a_rotated_password_is_read_after_the_first_refusal_without_watching_secre
     let sql = "SELECT name FROM rotated ORDER BY name";
     world.holds(sql, &["a"]);
 
-    // No one tells the operator that the Secret has changed. Then the old password stops working.
+    // The operator gets no event for the changed Secret. Then the old password stops working.
     secret(&world, "second");
     world.postgres.psql("ALTER ROLE portal PASSWORD 'second'").unwrap();
     let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'portal'";

@@ -332,7 +332,7 @@ fn w61_a_removed_reference_and_a_deleted_inventory_leave_nothing_behind() {
     world.holds(&["a=1"]);
     world.becomes("kollectinventory/all", "Synced", "True Exported");
 
-    // Deleted while nobody looks: cleaned at the next start.
+    // Deleted while no operator runs: cleaned at the next start.
     world.operator.as_mut().unwrap().kill();
     world.delete("kollectinventory/all");
     assert_eq!(world.rows(), ["a=1"]);
@@ -393,7 +393,7 @@ fn w24_w40_faults_show_with_their_reason_and_mending_them_is_enough() {
     world.delete("kollectscope/none");
     world.holds(&["a=1"]);
 
-    // Suspended: rows stay, whatever happens.
+    // Suspended: rows stay, whatever happens to objects.
     world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal"], "suspend": true }));
     world.becomes("kollectinventory/all", "Degraded", "True Suspended");
     world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "False Suspended");
@@ -518,7 +518,7 @@ fn a_standby_takes_over_and_the_old_leader_stops_writing() {
     signal("-CONT", &first);
     world.map("c", "3");
     world.holds(&["a=1", "b=2", "c=3"]);
-    // The one that leads goes; the other one leads again.
+    // The leader is killed; the other one leads again.
     world.operator.as_mut().unwrap().kill();
     world.map("d", "4");
     world.holds(&["a=1", "b=2", "c=3", "d=4"]);
@@ -594,7 +594,7 @@ fn two_clusters_with_one_name_do_not_share_a_table() {
     assert_eq!(world.rows(), ["a=1", "b=2"]);
     let owner = format!("SELECT owner FROM kollect_bindings WHERE inventory_table = '{table}'");
     assert_eq!(world.postgres.psql(&owner).unwrap(), "another\n");
-    // Deleted, it leaves what is the other's.
+    // When the inventory is deleted, rows that the other cluster owns stay.
     world.delete("kollectinventory/all");
     assert_eq!((world.rows().len(), world.postgres.psql(&owner).unwrap().as_str()), (2, "another\n"));
 }
@@ -660,7 +660,7 @@ fn w13_w14_w16_w54_cluster_inventories_roll_up_cluster_targets_and_nothing_else(
             }),
         );
     };
-    // The same name as the team's target: nobody mixes them up.
+    // The same name as the team's target: the two are kept apart.
     target("maps");
     target("twice");
     cluster(
@@ -697,7 +697,7 @@ fn w13_w14_w16_w54_cluster_inventories_roll_up_cluster_targets_and_nothing_else(
     });
     // Rows of cluster targets are not the team's, and the team's are not in cluster inventories.
     becomes("all", "maps own\n");
-    // A label decides, and a broken target stops nobody.
+    // The label decides, and a broken target does not stop the others.
     plane.kubectl(&["label", "namespace", "other", "tier=front", "--overwrite"]).unwrap();
     becomes("rollup", "maps map-other\nmaps map-shop-a\nmaps map-shop-b\n");
     cluster(
@@ -740,8 +740,8 @@ fn the_api_server_goes_away_and_comes_back() {
     proxy.refuse(true);
     world.map("b", "2");
     std::thread::sleep(Duration::from_secs(2));
-    assert_eq!(world.rows(), ["a=1"], "what nobody saw is neither written nor removed");
-    // What happened meanwhile comes as a state, not as an event.
+    assert_eq!(world.rows(), ["a=1"], "what the operator could not see is neither written nor removed");
+    // After the reconnect the operator lists the current state: there is no event for the deletion.
     world.plane.kubectl(&["delete", "configmap", "-n", &world.namespace, "a"]).unwrap();
     proxy.refuse(false);
     world.holds(&["b=2"]);

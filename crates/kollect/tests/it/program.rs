@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What the program left behind.
+/// The result of a run of the program.
 pub(crate) struct Finished {
     pub(crate) code: i32,
     pub(crate) stdout: String,
@@ -27,7 +27,7 @@ impl Finished {
 /// How long something may take on a busy machine.
 const LIMIT: Duration = Duration::from_mins(1);
 
-/// Looks until it is so; `look` says what it found instead.
+/// Waits until `look` succeeds; its error says what it found instead.
 #[track_caller]
 pub(crate) fn eventually(what: &str, mut look: impl FnMut() -> Result<(), String>) {
     let deadline = Instant::now() + LIMIT;

@@ -23,7 +23,7 @@ const ROW: usize = 2000;
 
 #[test]
 fn rows_are_small_and_reading_them_needs_little_more() {
-    // Its own, because tests that look at the whole cluster should not see so much.
+    // A control plane of its own: tests that look at the whole cluster should not see this many objects.
     let plane = ControlPlane::start().unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {

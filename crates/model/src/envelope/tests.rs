@@ -94,8 +94,8 @@ fn w3_an_item_larger_than_a_part_is_a_part_of_its_own() {
     assert!(parts[1].bytes.len() > 10_000);
 }
 
-/// Measured: a hundred times as many rows may take a hundred times as long and some more, not ten thousand
-/// times. The size of what is written does not depend on how many parts there are.
+/// Measures time: ten times as many rows may take up to 40 times as long. Quadratic work would take 100 times
+/// as long.
 #[test]
 fn w48_cutting_is_not_quadratic() {
     let rows: Vec<Row> = (0..100_000)

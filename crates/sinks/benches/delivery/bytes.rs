@@ -1,4 +1,4 @@
-//! Bytes that go to files.
+//! Bytes written to files.
 
 use std::fs;
 
@@ -10,15 +10,15 @@ use super::{
     running::Running,
 };
 
-/// What a change of one row costs.
+/// The cost of changing one row.
 pub(crate) struct Bytes {
-    /// Written for one change, books included.
+    /// Bytes written for one change, including the books.
     pub(crate) per_change: f64,
-    /// Of all files.
+    /// Bytes of all files.
     pub(crate) held: f64,
 }
 
-/// Changes single rows of so many, each written before the next.
+/// Changes single rows of `count`, each written before the next.
 pub(crate) async fn measure(place: &Tree, count: usize, changes: u32) -> Result<Bytes> {
     let rows = Rows::filled(count)?;
     let mut running = Running::start(&rows, place.plan()?);
@@ -33,14 +33,14 @@ pub(crate) async fn measure(place: &Tree, count: usize, changes: u32) -> Result<
     Ok(Bytes { per_change: (after - before) / f64::from(changes), held: float(place.bytes()?) })
 }
 
-/// Bytes that this process has given the kernel so far. Servers are processes of their own.
+/// Bytes that this process has written so far. Servers are separate processes.
 fn written() -> Result<f64> {
     let counters = fs::read_to_string("/proc/self/io")?;
     let value = counters.lines().find_map(|line| line.strip_prefix("wchar: "));
     Ok(float(value.context("the kernel does not count bytes")?.parse()?))
 }
 
-#[expect(clippy::cast_precision_loss, reason = "nobody needs that many digits")]
+#[expect(clippy::cast_precision_loss, reason = "digits beyond f64 precision are not needed")]
 fn float(number: u64) -> f64 {
     number as f64
 }

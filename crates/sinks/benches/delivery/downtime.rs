@@ -1,4 +1,4 @@
-//! A server that is down while rows change again and again.
+//! A server that is down while rows keep changing.
 
 use anyhow::Result;
 use kollect_testbed::Postgres;
@@ -9,18 +9,18 @@ use super::{
     running::Running,
 };
 
-/// What it costs.
+/// The cost of a downtime.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Downtime {
-    /// Bytes that the binding held more than before, at the end of it.
+    /// Additional bytes that the binding held at the end of the downtime.
     pub(crate) bytes: usize,
-    /// What was written when the server was back.
+    /// Deltas that were written when the server was back.
     pub(crate) deltas: usize,
-    /// The rows in it.
+    /// The rows in these deltas.
     pub(crate) rows: usize,
 }
 
-/// Ends the server, changes rows that often, and starts it again. `allocated` tells bytes in use.
+/// Stops the server, changes rows `changes` times, and starts it again. `allocated` returns the bytes in use.
 pub(crate) async fn measure(count: usize, changes: usize, allocated: impl Fn() -> usize) -> Result<Downtime> {
     let mut server = Postgres::start()?;
     let rows = Rows::filled(count)?;
@@ -34,7 +34,7 @@ pub(crate) async fn measure(count: usize, changes: usize, allocated: impl Fn() -
     for (number, index) in (2..).zip((0..count).cycle().take(changes)) {
         rows.change(index, number)?;
         if index % 100 == 0 {
-            // Else the binding never gets to try.
+            // Otherwise the binding never gets to run.
             tokio::task::yield_now().await;
         }
     }

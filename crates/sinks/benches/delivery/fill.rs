@@ -1,4 +1,4 @@
-//! The first fill of a table, beside a bare COPY of the same rows.
+//! The first fill of a table, compared with a bare COPY of the same rows.
 
 use std::{
     pin::pin,
@@ -24,7 +24,7 @@ struct Encoded {
     digest: String,
 }
 
-/// The rows as texts: the yardstick does nothing but COPY.
+/// The rows as texts: the reference measurement does nothing but COPY.
 pub(crate) struct Copy(Vec<Encoded>);
 
 impl Copy {

@@ -1,4 +1,4 @@
-//! A branch of many files behind a web server, beside the `git` program with the same tree.
+//! A branch with many files behind a web server, compared with the `git` program and the same tree.
 
 use std::{
     fs,
@@ -27,15 +27,15 @@ pub(crate) struct Measured {
     /// `git add -A`, `git commit` and `git push` of the same tree, on an unpacked work tree.
     pub(crate) program: Duration,
     pub(crate) first: Duration,
-    /// One changed file, each of them.
+    /// The time of each change of one file.
     pub(crate) changes: Vec<Duration>,
-    /// The same without a server.
+    /// The same with a repository in a directory.
     pub(crate) here: Vec<Duration>,
-    /// Objects that a change has sent.
+    /// The most objects that one change has sent.
     pub(crate) objects: usize,
-    /// Bytes of the mirror after the first export, and the most that it had later.
+    /// Bytes of the mirror after the first export, and its maximum later.
     pub(crate) mirror: (u64, u64),
-    /// Bytes above those before the export, at most.
+    /// Maximum of additional bytes in memory during the export.
     pub(crate) memory: u64,
 }
 
@@ -45,7 +45,7 @@ pub(crate) async fn measure(files: usize, changes: usize) -> Result<Measured> {
     let mirrors = directory.path().join("mirrors");
     let sinks = Sinks::new(&SinkSettings { mirrors: Some(mirrors.clone()), ..SinkSettings::default() });
     let (ours, theirs) = (server.create("ours")?, server.create("theirs")?);
-    // Objects are counted.
+    // Objects are counted, so they must not be packed.
     ours.git(&["config", "receive.autogc", "false"])?;
     let spec = json!({
         "type": "git",
@@ -86,7 +86,7 @@ fn planned(spec: serde_json::Value) -> Result<Plan> {
     plan(&spec).map_err(|errors| anyhow::anyhow!("{errors:?}"))
 }
 
-/// One changed file after the other in a repository on this disk.
+/// Changes one file after the other in a repository in a directory.
 async fn in_a_directory(
     sinks: &Sinks,
     fill: &Delta,
@@ -124,7 +124,7 @@ fn change(index: usize, number: usize) -> Delta {
     Delta { changed: vec![changed], ..Delta::default() }
 }
 
-/// A Deployment of one of a hundred namespaces.
+/// A Deployment in one of a hundred namespaces.
 fn row(index: usize, edition: usize) -> Arc<Row> {
     let key = RowKey {
         target: rows::target(),
@@ -143,7 +143,7 @@ fn row(index: usize, edition: usize) -> Arc<Row> {
     Arc::new(Row::new(key, "v1".into(), format!("cart-{index}").into(), attributes.into()))
 }
 
-/// The same tree by the program.
+/// Commits and pushes the same tree with the `git` program.
 fn program(ours: &Repository, theirs: &Repository, directory: &Path) -> Result<Duration> {
     let work = directory.join("work");
     let shown = work.to_str().context("a directory without a name")?;

@@ -1,7 +1,7 @@
-//! How long it takes until somebody else can see a change.
+//! How long it takes until another client can see a change.
 //!
-//! A trigger tells the reader which row was committed, so that nobody has to ask all the time on a machine
-//! with few processors; the reader then looks at the row, and the clock stops when it is as it should be.
+//! A trigger notifies the reader of each committed row, because polling would take processor time from the
+//! measured process; the reader then reads the row, and the clock stops when it has the expected content.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -33,27 +33,27 @@ impl Lags {
         Self(lags)
     }
 
-    /// So many of a hundred are not above it, in milliseconds.
+    /// This percentage of the lags is not above the result, in milliseconds.
     pub(crate) fn percentile(&self, percent: usize) -> f64 {
         let index = (self.0.len() * percent).div_ceil(100).saturating_sub(1);
         self.0.get(index).map_or(f64::INFINITY, |lag| lag.as_secs_f64() * 1e3)
     }
 }
 
-/// What becomes of a row.
+/// A change of a row.
 #[derive(Clone, Copy)]
 pub(crate) enum Act {
-    /// It says something else, which has this number.
+    /// The row gets the content with this number.
     Change(u64),
-    /// It is gone.
+    /// The row is removed.
     Remove,
 }
 
-/// When rows changed, and the digests to be seen; none for rows that are gone.
+/// When rows changed, and the expected digests; `None` for removed rows.
 type Expected = HashMap<String, (Instant, Option<String>)>;
 
 fn act(rows: &Rows, index: usize, act: Act, expected: &Mutex<Expected>) -> Result<()> {
-    // Held until it is known what to wait for: the reader may be faster.
+    // Locked until the expectation is inserted: the reader may be faster.
     let mut expected = expected.lock().unwrap_or_else(PoisonError::into_inner);
     let began = Instant::now();
     let digest = match act {
@@ -67,7 +67,7 @@ fn act(rows: &Rows, index: usize, act: Act, expected: &Mutex<Expected>) -> Resul
     Ok(())
 }
 
-/// One row after the other, each seen before the next.
+/// Changes one row after the other; each must be seen before the next.
 pub(crate) async fn one_by_one(
     rows: &Rows,
     reader: &mut Reader,
@@ -86,7 +86,7 @@ pub(crate) async fn one_by_one(
     Ok(Lags::new(lags))
 }
 
-/// So many per second, whoever has seen what.
+/// Changes `rate` rows per second, without waiting until the reader has seen them.
 pub(crate) async fn paced(
     rows: &Arc<Rows>,
     reader: &mut Reader,
@@ -114,16 +114,16 @@ pub(crate) async fn paced(
     Ok(Lags::new(lags))
 }
 
-/// A session of its own.
+/// A reader with its own session.
 pub(crate) struct Reader {
     client: Client,
     question: Statement,
-    /// UIDs of rows that were committed.
+    /// UIDs of committed rows.
     told: UnboundedReceiver<String>,
 }
 
 impl Reader {
-    /// Adds the trigger.
+    /// Connects, and adds the trigger.
     pub(crate) async fn connect(place: &Schema<'_>) -> Result<Self> {
         let (client, mut connection) = tokio_postgres::connect(&place.server.dsn(), NoTls).await?;
         let (tell, told) = unbounded_channel();
@@ -131,7 +131,7 @@ impl Reader {
         tokio::spawn(async move {
             while let Some(Ok(message)) = messages.next().await {
                 if let AsyncMessage::Notification(notification) = message {
-                    // The reader may have seen enough.
+                    // The receiver may be closed already.
                     tell.send(notification.payload().to_owned()).ok();
                 }
             }
@@ -155,14 +155,14 @@ impl Reader {
         Ok(Self { client, question, told })
     }
 
-    /// Waits until rows were committed, and looks at them. Answers how long each had to be waited for.
+    /// Waits until rows are committed, and reads them. Returns the lag of each row.
     async fn seen(&mut self, expected: &Mutex<Expected>) -> Result<Vec<Duration>> {
         let first = timeout(LIMIT, self.told.recv()).await.context("no change arrives")?;
         let mut uids = HashSet::from([first.context("the reader lost its connection")?]);
         while let Ok(uid) = self.told.try_recv() {
             uids.insert(uid);
         }
-        // By the whole key, all sent at once: nobody has told the planner yet how large the table is.
+        // By the whole key, all sent at once: the planner has no statistics of the table yet.
         let look = async |uid: String| {
             let found = self.client.query_opt(&self.question, &[&uid]).await?;
             anyhow::Ok((uid, found.map(|row| row.get::<_, String>(0))))

@@ -1,10 +1,9 @@
-//! Rows on their way from the store to real sinks: how much is written, how soon it can be seen, and what
-//! it costs.
+//! Rows from the store to real sinks: how much is written, how soon it is visible, and what it costs.
 //!
-//! Times are compared with a yardstick of the same run, in turns, and the faster turn of each counts. A
-//! missed target is told and fails nothing; a part that does not work fails.
+//! Times are compared with a reference measurement of the same run, in alternation; the fastest of each counts. A
+//! missed target is reported and does not fail the benchmark; a part that does not work fails it.
 //!
-//! `N` says how many rows a table has; all other numbers follow from it. `PART` runs a part alone.
+//! `N` is the number of rows of a table; all other numbers follow from it. `PART` runs one part only.
 #![expect(clippy::disallowed_methods, reason = "benchmarks start tasks and threads as they like")]
 
 mod bytes;
@@ -43,9 +42,9 @@ use writes::Writes;
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// What can be run alone.
+/// Parts that can be run alone.
 const PARTS: [&str; 4] = ["git", "writes", "table", "faults"];
-/// How often each time is measured.
+/// How many times each time is measured.
 const TURNS: usize = 3;
 /// Changes per second of a busy cluster.
 const RATE: u32 = 500;
@@ -92,7 +91,7 @@ fn tell(what: impl Display) {
     println!("-- {what}");
 }
 
-#[expect(clippy::cast_precision_loss, reason = "nobody needs that many digits")]
+#[expect(clippy::cast_precision_loss, reason = "digits beyond f64 precision are not needed")]
 fn float(number: usize) -> f64 {
     number as f64
 }
@@ -103,13 +102,13 @@ fn allocated() -> usize {
     stats.bytes_allocated.saturating_sub(stats.bytes_deallocated)
 }
 
-/// Bytes in use when nothing more happens.
+/// Bytes in use after all activity has ended.
 async fn settled() -> usize {
     sleep(Duration::from_millis(500)).await;
     allocated()
 }
 
-/// Single changes of as many rows.
+/// Changes single rows, as many as there are.
 async fn writes_of(name: &str, place: &impl Place, changes: usize, table: &mut Table) -> Result<()> {
     tell(format_args!("{name}: {changes} changes of single rows"));
     let began = Instant::now();
@@ -135,7 +134,7 @@ impl Bench<'_> {
         writes_of("SQLite", &SqliteFile::new()?, many, table).await?;
         writes_of("PostgreSQL", &postgres, many, table).await?;
         writes_of("NATS", &Stream::new(&nats, "writes"), many, table).await?;
-        // A file is more work than a row.
+        // A file takes more work than a row.
         writes_of("files", &Tree::new("perResource")?, many / 10, table).await
     }
 
@@ -156,7 +155,7 @@ impl Bench<'_> {
         table.tell("Git: one changed file over HTTPS, p99, ms", ms(&mut measured.changes, 99));
         table.check("Git: objects sent per changed file", float(measured.objects), 10.0);
         let (held, most) = measured.mirror;
-        #[expect(clippy::cast_precision_loss, reason = "nobody needs that many digits")]
+        #[expect(clippy::cast_precision_loss, reason = "digits beyond f64 precision are not needed")]
         let (held, most, memory) = (held as f64, most as f64, measured.memory as f64);
         table.tell("Git: mirror after the first export, MB", held / 1e6);
         table.check(&format!("Git: mirror in {changes} commits, at most / at first"), most / held, 2.0);
@@ -180,7 +179,7 @@ impl Bench<'_> {
     async fn table_of_many(&self, table: &mut Table) -> Result<()> {
         let rows = Arc::new(Rows::filled(self.count)?);
         let copy = fill::Copy::of(&rows)?;
-        // Prepared, so that the yardstick has something to be like.
+        // Creates the table whose definition the reference measurement copies.
         let like = Schema { server: self.server, name: "bare" };
         drop(kollect_sinks::open(&like.plan()?, &Policy::default()).await?);
         let (mut bare, mut filled) = (Duration::MAX, Duration::MAX);

@@ -1,4 +1,4 @@
-//! Somewhere to write that counts what is written, without asking the sink.
+//! Destinations that count what is written, independent of the sink.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use kollect_testbed::Postgres;
 use rusqlite::Connection;
 use tempfile::TempDir;
 
-// Tests take this file by its path, and would look for these beside it.
+// Tests include this file by its path: without these attributes the modules would not be found.
 #[path = "places/stream.rs"]
 mod stream;
 #[path = "places/tree.rs"]
@@ -18,15 +18,15 @@ mod tree;
 pub(crate) use stream::Stream;
 pub(crate) use tree::Tree;
 
-/// A place that nobody has written to.
+/// A destination without any rows.
 pub(crate) trait Place {
-    /// What leads there.
+    /// The plan of a sink that writes there.
     fn plan(&self) -> Result<Plan>;
 
-    /// Begins to count; rows have been written before.
+    /// Starts counting, after the first rows were written.
     async fn count(&self) -> Result<()>;
 
-    /// How many rows were added, changed and removed since then, each as often as it was.
+    /// How many rows were added, changed and removed since then. A row counts for each write.
     async fn written(&self) -> Result<usize>;
 }
 
@@ -66,7 +66,7 @@ impl Place for SqliteFile {
     }
 }
 
-/// A schema of a PostgreSQL server. Triggers count, in a sequence: it also counts what is rolled back.
+/// A schema of a PostgreSQL server. Triggers count with a sequence, which also counts rolled-back writes.
 pub(crate) struct Schema<'a> {
     pub(crate) server: &'a Postgres,
     pub(crate) name: &'static str,

@@ -1,4 +1,4 @@
-//! A reader that looks all the time while the program ends and starts again with an empty store.
+//! A reader that polls while the program stops and starts again with an empty store.
 
 use std::{
     sync::{
@@ -18,22 +18,22 @@ use super::{
     running::Running,
 };
 
-/// How often the reader looks.
+/// The interval of the reader.
 const PERIOD: Duration = Duration::from_millis(5);
-/// One of so many rows is different after each restart.
+/// One of this many rows differs after each restart.
 const PART: usize = 100;
 
 /// What the reader saw.
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) looks: usize,
-    /// All of them together.
+    /// The total time of all reads.
     pub(crate) took: Duration,
-    /// Rows that are missing or too many, or only some of those that changed together.
+    /// Reads with missing or additional rows, or with only a part of the rows that changed together.
     pub(crate) incomplete: usize,
 }
 
-/// Restarts so often. Every time some rows have changed in the meantime.
+/// Restarts `restarts` times. Before each restart some rows change.
 pub(crate) async fn measure(place: &Schema<'_>, count: usize, restarts: u64) -> Result<Seen> {
     let rows = Rows::filled(count)?;
     let mut running = Running::start(&rows, place.plan()?);
@@ -46,7 +46,7 @@ pub(crate) async fn measure(place: &Schema<'_>, count: usize, restarts: u64) -> 
         running = Running::start(&rows, place.plan()?);
         let edition = |index: usize| if index.is_multiple_of(PART) { restart } else { 0 };
         let contents: Vec<_> = (0..count).map(|index| Some(edition(index))).collect();
-        // Elsewhere: whoever watches does not wait for the binding, nor it for them.
+        // On another thread, so that the fill and the binding do not block each other.
         tokio::task::spawn_blocking(move || rows.fill(&contents)).await??;
         let written = running.compared().await?;
         anyhow::ensure!(written == count.div_ceil(PART), "{written} rows written after a restart");

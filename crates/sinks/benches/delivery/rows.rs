@@ -1,4 +1,4 @@
-//! Rows as a target of Deployments makes them, straight into the store.
+//! Rows as a target of Deployments makes them, written directly into the store.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,13 +17,13 @@ pub(crate) struct Rows {
     pub(crate) reader: StoreReader,
     kind: KindRows,
     texts: Texts,
-    /// What each row says now; `None`: there is none.
+    /// The current edition of each row; `None` if the row does not exist.
     editions: Mutex<Vec<Option<u64>>>,
-    // Held because rows of a store that nobody writes are still rows.
+    // Not used after `pending`; kept alive as long as the rows.
     _writer: StoreWriter,
 }
 
-/// What rows share, as in a collector.
+/// Texts that rows share, as in a collector.
 struct Texts {
     target: TargetId,
     group: Arc<str>,
@@ -43,7 +43,7 @@ pub(crate) fn uid(index: usize) -> String {
 }
 
 impl Rows {
-    /// A store that knows about its rows, and has seen none of them.
+    /// A store whose rows are still pending.
     pub(crate) fn pending() -> Self {
         let (writer, reader) = store();
         let gvk = Gvk { group: "apps".into(), version: "v1".into(), kind: "Deployment".into() };
@@ -58,14 +58,14 @@ impl Rows {
         Self { reader, kind, texts, editions: Mutex::default(), _writer: writer }
     }
 
-    /// A store with so many rows, all of them seen.
+    /// A store with `count` rows, none of them pending.
     pub(crate) fn filled(count: usize) -> Result<Self> {
         let rows = Self::pending();
         rows.fill(&vec![Some(0); count])?;
         Ok(rows)
     }
 
-    /// Adds rows, and says that there are no others.
+    /// Adds rows, and marks the list as complete.
     pub(crate) fn fill(&self, editions: &[Option<u64>]) -> Result<()> {
         for (index, edition) in editions.iter().enumerate() {
             if let Some(edition) = edition {
@@ -77,12 +77,12 @@ impl Rows {
         Ok(())
     }
 
-    /// What [`Self::fill`] takes to make the same rows again.
+    /// The argument with which [`Self::fill`] makes the same rows again.
     pub(crate) fn contents(&self) -> Vec<Option<u64>> {
         self.editions().clone()
     }
 
-    /// A row says something else. Answers its digest.
+    /// Changes a row. Returns its digest.
     pub(crate) fn change(&self, index: usize, edition: u64) -> Result<RowDigest> {
         let row = self.row(index, edition)?;
         let digest = row.digest;
@@ -93,7 +93,7 @@ impl Rows {
         Ok(digest)
     }
 
-    /// An object has changed, and its row has not, as when only its status did.
+    /// Changes an object but not its row, as an update of its status does.
     pub(crate) fn touch(&self, index: usize, version: u64) -> Result<()> {
         let edition = self.editions().get(index).copied().flatten().unwrap_or_default();
         let changed =
@@ -102,7 +102,7 @@ impl Rows {
         Ok(())
     }
 
-    /// An object is gone.
+    /// Removes an object.
     pub(crate) fn remove(&self, index: usize) -> Result<()> {
         anyhow::ensure!(self.kind.remove(&uid(index)), "there is no row {index}");
         if let Some(known) = self.editions().get_mut(index) {

@@ -1,4 +1,4 @@
-//! A binding as a process runs it, and what it does to its sink.
+//! A binding as a process runs it, and what it writes to its sink.
 
 use std::{
     sync::{
@@ -29,7 +29,7 @@ use tokio::{
 
 use super::rows::{Rows, target};
 
-/// Many times what anything here takes.
+/// Much longer than any step takes.
 const LIMIT: Duration = Duration::from_mins(2);
 
 /// The inventory of all rows.
@@ -37,7 +37,7 @@ pub(crate) fn inventory() -> InventoryId {
     InventoryId { cluster: String::new(), namespace: Some("team".into()), name: "all".into() }
 }
 
-/// What a binding said.
+/// An event of a binding.
 enum Said {
     Compared(usize),
     Written(usize),
@@ -52,7 +52,7 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts one with the pace of a database, whose rows may still be pending.
+    /// Starts a binding with the pace of a database. Rows may still be pending.
     pub(crate) fn start(rows: &Rows, plan: Plan) -> Self {
         let counts = Arc::new(Counts::default());
         let destination = Destination { plan, sinks: Sinks::default(), counts: counts.clone() };
@@ -81,7 +81,7 @@ impl Running {
                     | Told::HeldBack { .. }
                     | Told::Cleaned { .. } => return,
                 };
-                // The receiver may have stopped listening.
+                // The receiver may be closed already.
                 tell.send(heard).ok();
             });
         let wanted = Wanted { binding: Arc::new(binding), suspended: false };
@@ -90,7 +90,7 @@ impl Running {
         Self { deliveries, said, counts }
     }
 
-    /// Waits until the sink has been compared. Answers how many rows differed.
+    /// Waits until the sink has been compared. Returns how many rows differed.
     pub(crate) async fn compared(&mut self) -> Result<usize> {
         loop {
             match self.next().await? {
@@ -101,7 +101,7 @@ impl Running {
         }
     }
 
-    /// Like [`Self::compared`], after failures.
+    /// Like [`Self::compared`], ignoring failures before it.
     pub(crate) async fn recovered(&mut self) -> Result<usize> {
         loop {
             if let Said::Compared(rows) = self.next().await? {
@@ -110,13 +110,13 @@ impl Running {
         }
     }
 
-    /// Waits until it has noticed that the sink is down.
+    /// Waits until the binding has noticed that the sink is down.
     pub(crate) async fn failed(&mut self) -> Result<()> {
         while !matches!(self.next().await?, Said::Failed(_)) {}
         Ok(())
     }
 
-    /// Waits for a write of changes. Answers how many rows it had.
+    /// Waits for a write of changes. Returns how many rows it had.
     pub(crate) async fn written(&mut self) -> Result<usize> {
         match self.next().await? {
             Said::Written(rows) => Ok(rows),
@@ -125,12 +125,12 @@ impl Running {
         }
     }
 
-    /// How many deltas the sink has taken.
+    /// How many deltas the sink has written.
     pub(crate) fn deltas(&self) -> usize {
         self.counts.deltas.load(Ordering::Relaxed)
     }
 
-    /// Ends as a process ends that is asked to.
+    /// Stops gracefully, as a process that is asked to terminate.
     pub(crate) async fn stop(self) {
         self.deliveries.stop().await;
     }
@@ -158,7 +158,7 @@ struct Counts {
     deltas: AtomicUsize,
 }
 
-/// Opens sinks that are counted.
+/// Opens sinks whose writes are counted.
 struct Destination {
     plan: Plan,
     sinks: Sinks,

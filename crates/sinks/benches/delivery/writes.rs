@@ -1,4 +1,4 @@
-//! How much is written, and how much of it is needed.
+//! How many rows are written, and how many of these writes are needed.
 
 use anyhow::Result;
 
@@ -7,18 +7,18 @@ use super::{places::Place, rows::Rows, running::Running};
 /// Objects whose status changes.
 const STATUSES: usize = 400;
 
-/// Rows that a place has taken.
+/// Rows that were written to a destination.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Writes {
     /// For changes of single rows, each written before the next.
     pub(crate) changes: usize,
     /// For objects that changed while their rows did not.
     pub(crate) statuses: usize,
-    /// For a new start, with nothing changed.
+    /// For a restart without changes.
     pub(crate) restart: usize,
 }
 
-/// Writes rows, changes single ones, and starts again.
+/// Writes rows, changes single ones, and restarts.
 pub(crate) async fn measure(place: &impl Place, count: usize, changes: usize) -> Result<Writes> {
     let rows = Rows::filled(count)?;
     let mut running = Running::start(&rows, place.plan()?);
@@ -32,7 +32,7 @@ pub(crate) async fn measure(place: &impl Place, count: usize, changes: usize) ->
     for index in (0..count).cycle().take(STATUSES) {
         rows.touch(index, u64::MAX)?;
     }
-    // Comes after all that could have been written for them.
+    // This write comes after everything that could have been written for the statuses.
     rows.change(0, u64::from(u32::MAX))?;
     running.written().await?;
     let statuses = place.written().await? - singles - 1;

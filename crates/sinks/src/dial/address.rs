@@ -1,19 +1,19 @@
-//! What an address is, and which address a text is.
+//! Classifies IP addresses, and parses every spelling of an address that resolvers accept.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{Ipv4Net, Ipv6Net};
 
-/// Who may be connected to, the most harmless first.
+/// Which setting allows connections to an address, the least restricted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Class {
-    /// Everybody.
+    /// Always allowed.
     Public,
-    /// Opened for private addresses as a whole.
+    /// Allowed by `--allow-private-sinks`, or by its range.
     Private,
-    /// Opened by its range only.
+    /// Allowed only by its range.
     Closed,
-    /// No connection makes sense.
+    /// Never allowed: a connection makes no sense.
     Never,
 }
 
@@ -22,14 +22,14 @@ type Found = (Class, &'static str);
 const PUBLIC: Found = (Class::Public, "a public address");
 const PRIVATE: Found = (Class::Private, "a private address");
 
-/// Ranges, and what they are. The first that matches counts.
+/// Ranges and their classes. The first match counts.
 const V4: &[(Ipv4Net, Found)] = &[
     (v4([0, 0, 0, 0], 8), (Class::Never, "no address of a host")),
     (v4([127, 0, 0, 0], 8), (Class::Closed, "a loopback address")),
     (v4([169, 254, 0, 0], 16), (Class::Closed, "a link-local address, where metadata services are")),
     (v4([100, 64, 0, 0], 10), (Class::Closed, "a shared address of providers")),
     (v4([198, 18, 0, 0], 15), (Class::Closed, "an address for benchmarks")),
-    // One cloud has its metadata service here.
+    // One cloud provider has its metadata service here.
     (v4([192, 0, 0, 0], 24), (Class::Closed, "an address of IETF protocols")),
     (v4([168, 63, 129, 16], 32), (Class::Closed, "the service address of a cloud's nodes")),
     (v4([10, 0, 0, 0], 8), PRIVATE),
@@ -44,11 +44,11 @@ const V6: &[(Ipv6Net, Found)] = &[
     (v6([0, 0, 0, 0, 0, 0, 0, 1], 128), (Class::Closed, "a loopback address")),
     (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), (Class::Closed, "a link-local address")),
     (v6([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10), (Class::Closed, "a site-local address")),
-    // Private in form, yet the metadata services of two clouds.
+    // Formally private, but used by the metadata services of two cloud providers.
     (v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0], 32), (Class::Closed, "an address of metadata services")),
     (v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0], 32), (Class::Closed, "an address of metadata services")),
     (v6([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7), PRIVATE),
-    // Where the IPv4 address stands depends on a prefix that we do not know.
+    // The position of the embedded IPv4 address depends on a prefix length that we do not know.
     (v6([0x64, 0xff9b, 1, 0, 0, 0, 0, 0], 48), (Class::Closed, "an address of a local translator")),
     (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), (Class::Never, "a multicast address")),
 ];
@@ -61,7 +61,7 @@ const fn v6(first: [u16; 8], prefix: u8) -> Ipv6Net {
     Ipv6Net::new_assert(Ipv6Addr::from_segments(first), prefix)
 }
 
-/// What an address is, without what it embeds.
+/// The class of an address, ignoring an IPv4 address that it embeds.
 pub(super) fn class(address: IpAddr) -> Found {
     let found = match address {
         IpAddr::V4(address) => V4.iter().find(|(range, _)| range.contains(&address)).map(|(_, found)| *found),
@@ -70,22 +70,22 @@ pub(super) fn class(address: IpAddr) -> Found {
     found.unwrap_or(PUBLIC)
 }
 
-/// The IPv4 address that an IPv6 address leads to.
+/// The IPv4 address that an IPv6 address embeds.
 pub(super) fn embedded(address: IpAddr) -> Option<Ipv4Addr> {
     let IpAddr::V6(address) = address else { return None };
     let parts = address.segments();
     let from = |high: u16, low: u16| Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low));
     let [.., high, low] = parts;
     match parts {
-        // ::1 and :: are addresses of their own.
+        // :: and ::1 embed no IPv4 address.
         [0, 0, 0, 0, 0, 0, 0, 0 | 1] => None,
-        // Compatible, mapped, translated, NAT64.
+        // IPv4-compatible, IPv4-mapped, IPv4-translated, NAT64.
         [0, 0, 0, 0, 0, 0 | 0xffff, ..] | [0, 0, 0, 0, 0xffff, 0, ..] | [0x64, 0xff9b, 0, 0, 0, 0, ..] => {
             Some(from(high, low))
         }
         // 6to4.
         [0x2002, high, low, ..] => Some(from(high, low)),
-        // Teredo hides the client's address.
+        // Teredo stores the client's address with all bits inverted.
         [0x2001, 0, ..] => Some(from(!high, !low)),
         // ISATAP, behind any prefix.
         [_, _, _, _, 0 | 0x200, 0x5efe, ..] => Some(from(high, low)),
@@ -96,7 +96,7 @@ pub(super) fn embedded(address: IpAddr) -> Option<Ipv4Addr> {
 /// The address that a text spells for a resolver: `127.1`, `0x7f.1`, `2130706433` and `017700000001` are
 /// all 127.0.0.1.
 pub(super) fn spelled(text: &str) -> Option<IpAddr> {
-    // A zone says which interface, and changes nothing about the address.
+    // A zone names an interface and does not change the address.
     let address = text.split_once('%').map_or(text, |(address, _)| address);
     address.parse().ok().or_else(|| in_numbers(text).map(IpAddr::V4))
 }
@@ -115,13 +115,13 @@ fn in_numbers(text: &str) -> Option<Ipv4Addr> {
 
 fn number(text: &str) -> Option<u64> {
     let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
-        // A lone prefix is nothing for some resolvers and zero for others.
+        // Some resolvers refuse a prefix without digits, others read it as zero.
         Some("") => ("0", 16),
         Some(digits) => (digits, 16),
         None if text.len() > 1 && text.starts_with('0') => (text, 8),
         None => (text, 10),
     };
-    // Numbers with a sign parse as well.
+    // `from_str_radix` also accepts a sign, so check the digits first.
     digits
         .chars()
         .all(|digit| digit.is_digit(radix))

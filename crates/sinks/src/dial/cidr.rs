@@ -6,8 +6,8 @@ use ipnet::IpNet;
 
 /// An address range, such as `10.0.0.0/8` or `fd12::/16`. An address alone is a range of one.
 ///
-/// A type of our own, because a range that does not begin at its first address is refused: it is more often a
-/// mistake than a wish.
+/// A separate type, because a range that does not begin at its first address is refused: it is more often a
+/// mistake than intended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cidr(IpNet);
 
@@ -27,7 +27,7 @@ impl FromStr for Cidr {
         // The standard library reads addresses and refuses 010.0.0.0, which is 8.0.0.0 for some resolvers.
         let address: IpAddr = address.parse().map_err(|_| wrong())?;
         let Some(prefix) = prefix else { return Ok(Self(address.into())) };
-        // Numbers with a sign parse as well.
+        // `parse` also accepts a sign, so check the digits first.
         let digits = prefix.bytes().all(|byte| byte.is_ascii_digit());
         let prefix = digits.then(|| prefix.parse().ok()).flatten().ok_or_else(wrong)?;
         let range = IpNet::new(address, prefix).map_err(|_| wrong())?;

@@ -1,4 +1,4 @@
-//! What the operator's flags open and deny for the sinks of one namespace, and how a refusal is said.
+//! What the operator's flags allow and deny for the sinks of one namespace, and the text of a refusal.
 
 use std::{
     fmt,
@@ -14,7 +14,7 @@ use super::{
 /// Names of this machine.
 const LOCAL_NAMES: &[&str] =
     &["localhost", "localhost.localdomain", "localhost6", "ip6-localhost", "ip6-loopback"];
-/// Names of metadata services: a client that reaches them has the credentials of the node.
+/// Names of metadata services: a client that reaches them can get the credentials of the node.
 const METADATA_NAMES: &[&str] = &[
     "metadata",
     "metadata.google.internal",
@@ -25,23 +25,22 @@ const METADATA_NAMES: &[&str] = &[
 ];
 const METADATA: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254));
 
-/// What sinks of one namespace may connect to: public addresses, and what the operator's flags open.
+/// What sinks of one namespace may connect to: public addresses, and those that the operator's flags allow.
 #[derive(Clone, Debug, Default)]
 pub struct Guard {
-    /// The namespace of the sinks. It is named in advice and decides nothing.
+    /// The namespace of the sinks. It is used in advice only and has no effect on decisions.
     pub namespace: String,
     /// RFC 1918 and unique local addresses, by `--allow-private-sinks`.
     pub allow_private: bool,
-    /// Ranges that are open whatever they are, by `--allow-sink-cidrs`: those of all namespaces and those of
-    /// this one.
+    /// Ranges that are always allowed, by `--allow-sink-cidrs`: those of all namespaces and those of this one.
     pub allowed: Vec<Cidr>,
-    /// Ranges that stay closed whatever opens them, by `--deny-sink-cidrs`.
+    /// Ranges that are denied even if another flag allows them, by `--deny-sink-cidrs`.
     pub denied: Vec<Cidr>,
-    /// Where the API server is: always closed, at this port only.
+    /// The API server: always denied, at this port only.
     pub api_servers: Vec<ApiServer>,
 }
 
-/// Guards that admit the same servers are equal, also those of two namespaces: their sinks may share
+/// Guards that allow the same servers are equal, also those of two namespaces: their sinks may share
 /// connections.
 impl PartialEq for Guard {
     fn eq(&self, other: &Self) -> bool {
@@ -67,11 +66,11 @@ pub struct ApiServer {
 /// Why sinks may not connect to a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The server, with its address if that has been looked up.
+    /// The server, with its address if that has been resolved.
     server: String,
-    /// What the server is.
+    /// What kind of address or name the server is.
     what: String,
-    /// What opens it; empty: nothing to do.
+    /// Which flag allows it; empty if there is no advice.
     advice: String,
     /// The same advice without the address.
     general_advice: String,
@@ -83,7 +82,7 @@ impl Refusal {
         Self { server: server.into(), what: what.into(), general_advice: advice.clone(), advice }
     }
 
-    /// The refusal for people who may not know the address.
+    /// The refusal for users who may not learn the address.
     pub fn without_address(&self) -> String {
         sentence("the server", &self.what, &self.general_advice)
     }
@@ -100,8 +99,8 @@ fn sentence(server: &str, what: &str, advice: &str) -> String {
 }
 
 impl Guard {
-    /// Checks a server as far as that goes without asking a resolver: names that stand for closed addresses,
-    /// and addresses in every spelling that resolvers take.
+    /// Checks a server without asking a resolver: names that stand for closed addresses, and addresses in every
+    /// spelling that resolvers accept.
     pub(super) fn check_server(&self, host: &str, port: u16) -> Result<(), Refusal> {
         let name = plain(host);
         if name.is_empty() || name.contains(|c: char| c.is_whitespace() || c.is_control() || c == '/') {
@@ -139,7 +138,7 @@ impl Guard {
         Ok(())
     }
 
-    /// Checks an address that a host has. `api_server` are the addresses of the API server at this port.
+    /// Checks a resolved address of a host. `api_server` are the addresses of the API server at this port.
     pub(super) fn check_answer(
         &self,
         host: &str,
@@ -156,7 +155,7 @@ impl Guard {
     fn check_address(&self, host: &str, address: IpAddr) -> Result<(), Refusal> {
         let shown = address.to_string();
         let server = if shown == host { shown } else { format!("{host} is {shown}, and that") };
-        // Several families of IPv6 addresses lead to an IPv4 address: both ends count.
+        // Some IPv6 addresses embed an IPv4 address: both addresses are checked.
         let inner = embedded(address);
         if let Some(range) = self.denied.iter().find(|range| covers(range, address, inner)) {
             return Err(Refusal {
@@ -189,13 +188,13 @@ impl Guard {
         Err(Refusal { server, what, advice, general_advice })
     }
 
-    /// Whether a range opens an address and none denies it.
+    /// Whether a range allows an address and no range denies it.
     fn opens(&self, address: IpAddr, inner: Option<Ipv4Addr>) -> bool {
         let any = |ranges: &[Cidr]| ranges.iter().any(|range| covers(range, address, inner));
         any(&self.allowed) && !any(&self.denied)
     }
 
-    /// The flag that opens these ranges for the namespace.
+    /// The flag that allows these ranges for the namespace.
     fn flag(&self, ranges: &[&str]) -> String {
         let entry = |range: &&str| match self.namespace.as_str() {
             "" => (*range).to_owned(),
@@ -222,7 +221,7 @@ fn api_server_refusal(host: &str) -> Refusal {
     Refusal::new(host, "is the API server at this port, which sinks may never reach", "")
 }
 
-/// Whether two addresses lead to one machine. All loopback addresses do.
+/// Whether two addresses belong to one host. All loopback addresses do.
 fn is_same_host(a: IpAddr, b: IpAddr) -> bool {
     let plain = |address: IpAddr| embedded(address).map_or(address, IpAddr::V4);
     let (a, b) = (plain(a), plain(b));

@@ -1,4 +1,4 @@
-//! Every range from both sides, every spelling, and the resolver of this machine as the judge.
+//! Both ends of every range, every spelling of an address, and a comparison with the resolver of this machine.
 
 use std::{
     net::{IpAddr, Ipv4Addr, ToSocketAddrs as _},
@@ -129,7 +129,7 @@ fn a_range_opens_its_addresses_and_no_others() {
     for host in ["127.0.0.2", "169.254.169.253", "fd13::1", "::1", "10.0.0.1"] {
         assert!(check(&network, host).is_err(), "{host}");
     }
-    // Advice that is followed helps.
+    // The range in the advice allows the address.
     let problem = check(&guarded(true, &[]), "64:ff9b::127.0.0.5").unwrap_err();
     let range = problem.split_once("--allow-sink-cidrs ").unwrap().1.split_once(' ').unwrap().0;
     assert_eq!(check(&guarded(false, &[range]), "64:ff9b::127.0.0.5"), Ok(()));
@@ -192,7 +192,7 @@ fn addresses_are_recognised_in_every_spelling() {
     }
 }
 
-/// Whatever this machine's resolver takes for a closed address is closed before anybody asks it.
+/// Every text that this machine's resolver reads as a closed address is refused before the resolver is asked.
 #[test]
 fn the_resolver_knows_no_spelling_that_the_check_does_not() {
     let network = guarded(false, &[]);
@@ -353,7 +353,7 @@ async fn what_is_denied_is_closed_whatever_opens_it() {
     assert!(error.to_string().contains("--deny-sink-cidrs"), "{error}");
 }
 
-/// Nothing waits to be accepted.
+/// Asserts that no connection waits to be accepted.
 fn assert_not_dialled(listener: tokio::net::TcpListener) {
     let waiting = listener.into_std().unwrap().accept();
     assert_eq!(waiting.unwrap_err().kind(), io::ErrorKind::WouldBlock);
@@ -386,7 +386,7 @@ async fn the_api_server_is_closed_at_its_port_only() {
         }
         assert!(network.check_server(known, api_port).is_err(), "its own name is refused at admission");
     }
-    // Where it is cannot be told: then it could be anywhere.
+    // The API server cannot be resolved: then any server could be the API server.
     let network = Network::Guarded(Guard {
         allowed: ranges(&["127.0.0.0/8"]),
         api_servers: vec![ApiServer { host: "api.example".into(), port: other_port }],
@@ -403,7 +403,7 @@ async fn the_api_server_is_closed_at_its_port_only() {
     assert_not_dialled(other);
 }
 
-/// A name that changes its meaning between two questions is asked for once, and the answer is dialled.
+/// A name whose answer changes between two lookups is resolved once, and the connection goes to that answer.
 #[tokio::test]
 async fn a_name_is_asked_for_once_and_the_answer_is_dialled() {
     use std::cell::Cell;

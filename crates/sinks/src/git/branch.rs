@@ -1,5 +1,5 @@
-//! One branch of one remote, written by one writer: whoever wants to write while another does is taken along
-//! with the next push.
+//! One branch of one remote with one writer: writes that arrive while a push is running go together into the
+//! next push.
 
 use std::{
     collections::HashMap,
@@ -29,20 +29,20 @@ use crate::{
     layout::{Settings, path_owners::PathOwners},
 };
 
-/// How often others may be quicker before we give up.
+/// How many times another push may be first before this one gives up.
 pub(super) const ATTEMPTS: u32 = 8;
-/// Between these attempts. Others push as well: not all of them try again at the same moment.
+/// The pauses between these attempts. They are random, so that writers do not all retry at the same moment.
 pub(super) const PAUSES: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(1280));
-/// How long another process may use our mirror.
+/// How long to wait while another process uses the mirror.
 const MIRROR_LIMIT: Duration = Duration::from_mins(1);
 
-/// What branches with one writer have in common.
+/// Branches with equal keys share one writer.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Key {
     pub(super) remote: RemoteConfig,
     pub(super) policy: Policy,
     pub(super) depth: u32,
-    /// Commits of others since our last one are dropped.
+    /// Drops commits that others have made since our last one.
     pub(super) force: bool,
     /// Whether the branch may be created.
     pub(super) create: bool,
@@ -56,11 +56,11 @@ pub(super) struct Branch {
     reference: String,
     mirrors: PathBuf,
     waiting: Mutex<Vec<Waiting>>,
-    /// Held by whoever uses the mirror.
+    /// Held by the task that uses the mirror.
     pub(super) turn: Arc<tokio::sync::Mutex<()>>,
-    /// Claims, by the names of their commits.
+    /// Claims, by the ids of their commits.
     pub(super) claims: Mutex<HashMap<Oid, Claim>>,
-    /// What is remembered of the manifests on the branch, by the names of their trees.
+    /// The remembered paths of the manifests on the branch; the id of a tree is the version of a manifest.
     owners: Arc<Mutex<PathOwners>>,
 }
 
@@ -69,19 +69,19 @@ struct Waiting {
     answer: oneshot::Sender<Result<Done, SinkError>>,
 }
 
-/// What the remote has.
+/// The state of the remote.
 pub(super) struct Seen {
     pub(super) refs: Advertised,
-    /// The branch, if it is there.
+    /// The commit of the branch, if the branch exists.
     tip: Option<Oid>,
-    /// The commit that the next one stands on.
+    /// The parent of the next commit.
     base: Option<Oid>,
 }
 
 /// How a push ended.
 enum Pushed {
     Done(Vec<Result<Done, SinkError>>),
-    /// The server does not want it.
+    /// The server refuses the push.
     Refused(String),
 }
 
@@ -100,14 +100,14 @@ impl Branch {
         })
     }
 
-    /// Whether the branch can be reached, and be written if servers say that beforehand.
+    /// Whether the branch can be reached, and be written as far as the server tells before a push.
     pub(super) async fn check(&self) -> Result<(), SinkError> {
         let seen = self.see(self.remote.refs().await?);
         self.exists(&seen)?;
         self.remote.may_push().await
     }
 
-    /// What the branch holds of an inventory, and its books.
+    /// The rows of an inventory on the branch, and the id of its books.
     pub(super) async fn baseline(
         self: &Arc<Self>,
         inventory: &InventoryId,
@@ -132,21 +132,21 @@ impl Branch {
         Ok(found)
     }
 
-    /// Tidies the mirror while nobody waits but those who come next.
+    /// Tidies the mirror in the background. The next user of the mirror waits for it.
     fn tidy(&self, turn: tokio::sync::OwnedMutexGuard<()>, mirror: Arc<Mirror>) {
         let depth = self.key.depth;
         tokio::task::spawn_blocking(move || {
             if mirror.tidy(depth).is_err() {
-                // A new one is tidy; if that cannot be made, whoever comes next hears it.
+                // A new mirror needs no tidying. If it cannot be created, the next user of the mirror gets the error.
                 mirror.rebuild().ok();
             }
-            // In this order: the lock of the mirror is free when the next one takes its turn.
+            // In this order: the lock of the mirror must be free when the next task takes its turn.
             drop(mirror);
             drop(turn);
         });
     }
 
-    /// Does a work, alone or with others that wait.
+    /// Does one work, together with all other works that wait.
     pub(super) async fn run(self: &Arc<Self>, work: Work) -> Result<Done, SinkError> {
         let (answer, mut answered) = oneshot::channel();
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(Waiting { work, answer });
@@ -180,7 +180,7 @@ impl Branch {
     }
 
     async fn serve(&self, mut waiting: Vec<Waiting>, mirror: &Arc<Mirror>) {
-        // Whoever has left must not be written for: he may have lost the right to.
+        // A caller that has stopped waiting may have lost its claim: do not write for it.
         waiting.retain(|one| !one.answer.is_closed());
         let asked: Arc<Vec<Work>> = Arc::new(waiting.iter().map(|one| one.work.clone()).collect());
         match self.push(asked, mirror).await {
@@ -189,7 +189,7 @@ impl Branch {
                     one.answer.send(done).ok();
                 }
             }
-            // One of them may be what the server does not want.
+            // The server may refuse only one of them: push each one separately.
             Ok(Pushed::Refused(_)) if waiting.len() > 1 => {
                 for one in waiting {
                     Box::pin(self.serve(vec![one], mirror)).await;
@@ -231,19 +231,19 @@ impl Branch {
                     continue;
                 }
             };
-            // A branch that is not there is made, even if it has all rows from the one that it begins with.
+            // A missing branch is created even if no file changes, because it starts from the default branch.
             let written = asked.iter().zip(&done).any(|(work, done)| done.is_ok() && work.task.is_write());
             let Some(tip) = tip.filter(|tip| Some(*tip) != seen.tip && (is_there || written)) else {
                 return Ok(Pushed::Done(done));
             };
             if self.key.force {
-                // Until the push has ended nobody knows what our last commit is.
+                // Until the push has ended it is unknown which commit is our last one.
                 blocking(mirror, |mirror| Ok(mirror.disown()?)).await?.map_err(|f| self.unusable(f))?;
             }
             let old = seen.tip.unwrap_or(Oid::ZERO_SHA1);
             match self.remote.push(&self.reference, old, tip, &unmoved, pack.clone()).await? {
                 Ok(()) => {
-                    // What is wrong with the mirror shows when it is used again.
+                    // An error of the mirror is reported when the mirror is used again.
                     blocking(mirror, move |mirror| Ok(mirror.store(&pack, tip)?)).await?.ok();
                     return Ok(Pushed::Done(done));
                 }
@@ -251,7 +251,7 @@ impl Branch {
                     last = words;
                     time::sleep(backoff.next(fastrand::f64())).await;
                 }
-                // The server may not know the commit that we would go back to.
+                // The server may not know our last commit any more: retry on top of the current tip.
                 Err(Rejected::Refused(_)) if force && seen.base != seen.tip => force = false,
                 Err(Rejected::Refused(words)) => return Ok(Pushed::Refused(words)),
             }
@@ -260,7 +260,7 @@ impl Branch {
         Err(SinkError::new(SinkReason::Busy, why))
     }
 
-    /// Our last commit, if the mirror still has it.
+    /// The last commit that we pushed, if the mirror still has it.
     async fn own(&self, mirror: &Arc<Mirror>) -> Result<Option<Oid>, SinkError> {
         let own = blocking(mirror, |mirror| {
             let repository = mirror.repository()?;
@@ -269,7 +269,7 @@ impl Branch {
         own.await?.map_err(|failure| self.unusable(failure))
     }
 
-    /// What the remote has, with its commit in the mirror.
+    /// The state of the remote; fetches its commit into the mirror.
     async fn look(&self, mirror: &Arc<Mirror>) -> Result<Seen, SinkError> {
         let seen = self.see(self.remote.refs().await?);
         let Some(base) = seen.base else { return Ok(seen) };
@@ -308,7 +308,7 @@ impl Branch {
         Seen { tip, base: tip.or(main), refs }
     }
 
-    /// Refuses a branch that is not there and may not be made.
+    /// Returns an error if the branch does not exist and may not be created.
     pub(super) fn exists(&self, seen: &Seen) -> Result<(), SinkError> {
         if seen.tip.is_some() || self.key.create {
             return Ok(());
@@ -348,7 +348,7 @@ impl Branch {
         }
     }
 
-    /// Makes a damaged mirror anew, once.
+    /// Replaces a damaged mirror with a new one, at most once.
     async fn repair(
         &self,
         mirror: &Arc<Mirror>,
@@ -374,8 +374,8 @@ impl Branch {
     }
 }
 
-/// Works on the mirror where blocking hurts nobody. The mirror stays locked until that is done, also if
-/// nobody waits any more.
+/// Runs `work` on the mirror on a thread that may block. The mirror stays locked until it is done, also if the
+/// caller is dropped.
 pub(super) async fn blocking<T: Send + 'static>(
     mirror: &Arc<Mirror>,
     work: impl FnOnce(&Mirror) -> Result<T, Failure> + Send + 'static,
@@ -394,7 +394,7 @@ fn answer_all(waiting: Vec<Waiting>, error: &SinkError) {
     }
 }
 
-/// The same error for somebody else who waited for the same push.
+/// A copy of an error, for another caller that waited for the same push.
 fn again(error: &SinkError) -> SinkError {
     let mut text = error.to_string();
     let mut cause = error.source();

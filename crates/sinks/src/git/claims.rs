@@ -1,7 +1,7 @@
-//! The claims of inventories on a branch: a ref of its own for each, so that history tells about rows alone.
+//! The claims of inventories on a branch: each has a ref of its own, so that the history contains only rows.
 //!
-//! The ref names a commit without files whose message is the claim. It is moved by compare and swap, and looked
-//! at again in the moment of a push.
+//! The ref names a commit without files whose message is the claim. It is changed by compare and swap, and checked
+//! again at the moment of a push.
 
 use std::sync::{Arc, PoisonError};
 
@@ -60,7 +60,7 @@ impl Branch {
         Err(SinkError::new(SinkReason::Busy, why))
     }
 
-    /// The claims of some inventories, in their order: one look at the refs, and a fetch for each claim that is new.
+    /// The claims of some inventories, in their order: lists the refs once, and fetches each claim that is new.
     pub(super) async fn held_claims(
         &self,
         inventories: &[InventoryId],
@@ -76,7 +76,7 @@ impl Branch {
         Ok(claims)
     }
 
-    /// Gives an inventory back.
+    /// Releases the claim of an inventory.
     pub(super) async fn release(&self, inventory: &InventoryId, granted: &Claim) -> Result<(), SinkError> {
         let _turn = self.turn.lock().await;
         let mirror = self.mirror().await?;
@@ -96,7 +96,7 @@ impl Branch {
         }
     }
 
-    /// The ref that says that a work may be done, and where it is.
+    /// Checks that the work holds the claim. Returns the ref of the claim and its commit.
     pub(super) async fn admitted(
         &self,
         mirror: &Arc<Mirror>,
@@ -161,7 +161,7 @@ fn claim_commit(repository: &Repository, claim: &Claim) -> Result<(Oid, bytes::B
     repository.odb()?.add_new_mempack_backend(1000)?;
     let tree = repository.treebuilder(None)?.write()?;
     let signature = Signature::now("kollect", "kollect@kollect.dev")?;
-    // Two claims of the same second are two commits: each has an id of its own.
+    // The message contains the id of the claim, so two claims of the same second are two commits.
     let message = serde_json::to_string(claim).expect("a claim is always JSON");
     let commit =
         repository.commit(None, &signature, &signature, &message, &repository.find_tree(tree)?, &[])?;

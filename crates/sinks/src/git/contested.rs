@@ -1,4 +1,4 @@
-//! Paths that the manifests of several inventories on a branch name: each belongs to one of them.
+//! Decides who owns paths that the manifests of several inventories on a branch name.
 
 use std::collections::BTreeMap;
 
@@ -16,8 +16,8 @@ use crate::layout::{
     paths,
 };
 
-/// Which of these paths of an inventory other manifests name. Reads the manifests that have changed since the last
-/// search: the name of a directory is its version.
+/// Which of these paths of an inventory other manifests name. Reads only manifests that have changed since the last
+/// search: the id of the directory's tree is its version.
 pub(super) fn find_owners<'p>(
     files: &Files<'_>,
     owners: &mut PathOwners,
@@ -42,8 +42,8 @@ pub(super) fn find_owners<'p>(
 }
 
 impl Drawer<'_> {
-    /// Where a comparison has found that others name paths of an inventory: decides whose they are, and makes a commit
-    /// that gives up those of others; their files stay.
+    /// If a comparison has found that other manifests name paths of an inventory: decides who owns each path, and makes
+    /// a commit that gives up those that belong to others; their files stay.
     pub(super) fn settle_contested(&self, made: &mut Vec<Oid>) -> Result<(Settled, Option<Oid>), Failure> {
         let books = paths::books(&self.work.inventory);
         if !self.work.task.is_write() || !self.owners().is_contested(&books) {
@@ -82,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    /// A commit with books of so many inventories, each with one file. Answers also the blobs of the books.
+    /// A commit with the books of this many inventories, each with one file. Returns also the blobs of the books.
     fn commit(repository: &Repository, inventories: usize) -> (Oid, Vec<Oid>) {
         let mut edits = Edits::new();
         for i in 0..inventories {
@@ -99,7 +99,7 @@ mod tests {
         (repository.commit(None, &signature, &signature, "", &tree, &[]).unwrap(), blobs)
     }
 
-    /// Among 200 inventories: their books are taken away after the first search, and the next ones do not miss them.
+    /// With 200 inventories: the blobs of their books are removed after the first search, and later searches work.
     #[test]
     fn books_that_have_not_changed_are_read_once() {
         let directory = tempfile::tempdir().unwrap();

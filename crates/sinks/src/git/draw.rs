@@ -1,6 +1,6 @@
-//! Commits, drawn up: from the files of a commit and what somebody wants to write to the next one.
+//! Computes commits: from the files of a commit and the works that wait to the next commits.
 //!
-//! New objects are kept in memory until they have been pushed. Nothing is left of commits that were not.
+//! New objects are kept in memory until they have been pushed. Commits that were not pushed leave nothing behind.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -31,10 +31,10 @@ use crate::layout::{
     paths,
 };
 
-/// Keeps our books out of what people read: `git log -p` and forges show one line for them.
+/// Hides the files below `.kollect` from diffs: `git log -p` and web interfaces show one line for them.
 const ATTRIBUTES: &str = "* -diff linguist-generated\n";
 
-/// What somebody wants of an inventory.
+/// A write or a removal of an inventory.
 #[derive(Clone)]
 pub(super) struct Work {
     pub(super) inventory: InventoryId,
@@ -45,12 +45,12 @@ pub(super) struct Work {
     pub(super) task: Task,
 }
 
-/// What we know of the books of an inventory.
+/// What the sink knows about the books of an inventory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Known {
-    /// We have never looked.
+    /// Not read yet, or not to be compared.
     Nothing,
-    /// What they were; `None` if there were none.
+    /// The id of their tree when they were last read or written; `None` if there were none.
     Books(Option<Oid>),
 }
 
@@ -66,24 +66,24 @@ impl Task {
     }
 }
 
-/// What became of it.
+/// The result of a work.
 pub(super) struct Done {
     pub(super) receipt: Receipt,
-    /// What its books are now.
+    /// The id of its books after the work.
     pub(super) books: Option<Oid>,
 }
 
-/// Commits on top of each other.
+/// Commits, each on top of the one before.
 pub(super) struct Drawn {
-    /// Per work.
+    /// One result per work.
     pub(super) done: Vec<Result<Done, SinkError>>,
-    /// The last commit; that from which we began if there is none.
+    /// The last commit, or the base if no commit was made.
     pub(super) tip: Option<Oid>,
     pub(super) pack: Bytes,
 }
 
-/// Draws a commit for each work that needs one. `refused` are those that may not write. A branch that is not
-/// there has nothing to forget, whatever it will begin with.
+/// Makes a commit for each work that needs one. `refused` are the works that may not write. On a branch that does
+/// not exist there is nothing to forget, whatever its base contains.
 pub(super) fn draw(
     repository: &Repository,
     place: &str,
@@ -112,7 +112,7 @@ pub(super) fn draw(
         };
         let drawn = drawer(tip, work.known)?.settle_contested(&mut made).and_then(|(settled, commit)| {
             let known = if commit.is_some() { Known::Nothing } else { work.known };
-            // Also if the write itself is refused now: what was given up stays so.
+            // Also if the write itself fails: the commit that gives up paths stays.
             tip = commit.or(tip);
             drawer(tip, known)?.draw(&settled, &mut made)
         });
@@ -128,7 +128,7 @@ pub(super) fn draw(
     Ok(Drawn { done, tip, pack: pack(repository, &made)? })
 }
 
-/// A pack of these objects. One without any is a pack too.
+/// A pack of these objects. Without any object it is a valid empty pack.
 pub(super) fn pack(repository: &Repository, objects: &[Oid]) -> Result<Bytes, git2::Error> {
     let mut builder = repository.packbuilder()?;
     builder.set_threads(0);
@@ -140,7 +140,7 @@ pub(super) fn pack(repository: &Repository, objects: &[Oid]) -> Result<Bytes, gi
     Ok(Bytes::copy_from_slice(&buffer))
 }
 
-/// What the branch holds of an inventory, and its books.
+/// The rows of an inventory on the branch, and the id of its books.
 pub(super) fn baseline(
     repository: &Repository,
     commit: Option<Oid>,
@@ -170,7 +170,7 @@ pub(super) fn baseline(
     Ok((baseline::baseline(&manifest, settings, &seen), books))
 }
 
-/// The books of an inventory: the name of their directory, and what they say.
+/// The books of an inventory: the id of their directory, and the manifest in them.
 fn held(files: &Files<'_>, books: &str) -> Result<(Option<Oid>, Option<Manifest>), Failure> {
     let Some(directory) = files.directory(books)? else { return Ok((None, None)) };
     let read = files.all_bytes(&directory)?;
@@ -185,7 +185,7 @@ fn held(files: &Files<'_>, books: &str) -> Result<(Option<Oid>, Option<Manifest>
     Ok((Some(directory.id()), manifest))
 }
 
-/// Draws one work up.
+/// Computes the commit of one work.
 pub(super) struct Drawer<'a> {
     repository: &'a Repository,
     place: &'a str,
@@ -216,7 +216,7 @@ impl Drawer<'_> {
         Ok((Done { receipt, books: id }, Some(commit)))
     }
 
-    /// The books of the inventory, if they are as we know them.
+    /// The books of the inventory. Fails if they differ from the known ones.
     pub(super) fn held(&self, books: &str) -> Result<(Option<Oid>, Option<Manifest>), Failure> {
         let (id, held) = held(&self.files, books)?;
         if !matches!(self.known, Known::Nothing) && self.known != Known::Books(id) {
@@ -234,7 +234,7 @@ impl Drawer<'_> {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A commit with these changes, if they change anything.
+    /// Makes a commit with these changes, unless they change nothing.
     pub(super) fn commit(
         &self,
         edits: Edits,
@@ -298,7 +298,7 @@ impl Drawer<'_> {
         Ok(Commit { edits, message, receipt, manifest: Some(manifest) })
     }
 
-    /// Draws the files up, around those of others.
+    /// Computes the files, and avoids those of others.
     fn draft(
         &self,
         books: &str,
@@ -332,7 +332,7 @@ impl Drawer<'_> {
             }
             let mut removed = Vec::new();
             for path in std::mem::take(&mut change.deletes) {
-                // What is there instead of a file of ours is not ours. What another manifest names stays.
+                // If something else than a file is at the path, it is not ours. Files that another manifest names stay.
                 if let Entry::File(_) = self.files.entry(&path)?
                     && !settled.shared.contains_key(&path)
                 {
@@ -349,8 +349,8 @@ impl Drawer<'_> {
         }
     }
 
-    /// The files that differ. Answers also those that are in the way and not ours, each with whether it holds
-    /// just what we would write.
+    /// The files that differ. Returns also the existing entries at these paths that are not ours, each with whether it
+    /// already has the bytes that we would write.
     fn own_files(
         &self,
         held: Option<&Manifest>,
@@ -365,7 +365,7 @@ impl Drawer<'_> {
             let in_the_way = match self.files.entry(&path)? {
                 Entry::Nothing => false,
                 Entry::File(_) => !own.contains(&*path),
-                // Unless it is ours and goes.
+                // In the way, unless it is gone after our own files have been removed.
                 Entry::Other => {
                     if after.is_none() {
                         after = Some(self.files.without(removed)?);
@@ -383,7 +383,7 @@ impl Drawer<'_> {
         Ok((edits, foreign))
     }
 
-    /// Whether there are books of other inventories.
+    /// Whether other inventories have books on the branch.
     fn has_others(&self, books: &str) -> Result<bool, git2::Error> {
         let Some(directory) = self.files.directory(paths::BOOKS)? else { return Ok(false) };
         let mut trees = directory.iter().filter(|entry| entry.kind() == Some(ObjectType::Tree));
@@ -414,7 +414,7 @@ impl Drawer<'_> {
         Ok(())
     }
 
-    /// The attributes of rows that change, as the files have them; only those that nobody knows.
+    /// The former attributes of changed rows, read from the files; only for rows whose delta does not have them.
     fn old_rows(
         &self,
         held: &Manifest,
@@ -448,7 +448,7 @@ impl Drawer<'_> {
         let own = held.map(Manifest::paths).unwrap_or_default();
         let others = find_owners(&self.files, &mut self.owners(), books, own.iter().copied())?;
         for path in own {
-            // What another manifest names stays.
+            // Files that another manifest names stay.
             if let Entry::File(_) = self.files.entry(path)?
                 && !others.contains_key(path)
             {
@@ -466,22 +466,22 @@ impl Drawer<'_> {
     }
 }
 
-/// A commit, drawn up.
+/// The content of a commit.
 struct Commit {
     edits: Edits,
     message: String,
     receipt: Receipt,
-    /// What its books say, if it changes them.
+    /// The manifest after the commit, if the commit changes it.
     manifest: Option<Manifest>,
 }
 
-/// The files of a commit, drawn up.
+/// The files of a commit.
 struct Drafted {
     change: Change,
     edits: Edits,
-    /// What the draft has read.
+    /// The files that were read.
     files: BTreeMap<String, Bytes>,
 }
 
-/// Bytes for a file, nothing to remove it.
+/// The bytes of each file; `None` removes the file.
 pub(super) type Edits = BTreeMap<String, Option<Bytes>>;

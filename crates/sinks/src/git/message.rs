@@ -1,4 +1,4 @@
-//! What commits say: who, what and why, from templates.
+//! The messages of commits, from templates.
 
 use kollect_model::{
     SpecError,
@@ -14,10 +14,10 @@ const SUBJECT: &str = "chore({cluster}/{namespace}/{name}): export {itemCount} i
 const REMOVAL: &str = "chore({cluster}/{namespace}/{name}): remove the inventory";
 const GIVING_UP: &str = "chore({cluster}/{namespace}/{name}): give up files of other inventories";
 const BODY: &str = "{changes}";
-/// More lines say less.
+/// The maximum number of rows that a message lists.
 pub(super) const MOST_LINES: usize = 50;
 
-/// How commits are described.
+/// The templates of commit messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Messages {
     subject: String,
@@ -27,7 +27,7 @@ pub(super) struct Messages {
     pub(super) email: String,
 }
 
-/// What a commit is about.
+/// The values of the placeholders.
 pub(super) struct About<'a> {
     pub(super) inventory: &'a InventoryId,
     pub(super) sink: &'a str,
@@ -52,7 +52,7 @@ impl Default for Messages {
 }
 
 impl Messages {
-    /// What a spec says.
+    /// The templates of a spec, or everything that is wrong with them.
     pub(super) fn plan(git: Option<&Git>) -> Result<Self, Vec<SpecError>> {
         let default = Self::default();
         let Some(git) = git else { return Ok(default) };
@@ -72,7 +72,7 @@ impl Messages {
         for (field, text) in
             [("spec.git.author.name", &messages.author), ("spec.git.author.email", &messages.email)]
         {
-            // A name of nothing but these is one as well.
+            // Git strips these characters from both ends: a name with no others would be empty.
             let crud = |c: char| c.is_control() || c.is_whitespace() || ".,:;<>\"\\'".contains(c);
             if text.chars().any(|c| c.is_control() || matches!(c, '<' | '>')) || text.chars().all(crud) {
                 let problem =
@@ -94,12 +94,12 @@ impl Messages {
         if errors.is_empty() { Ok(messages) } else { Err(errors) }
     }
 
-    /// Of the commit that removes an inventory.
+    /// The message of the commit that removes an inventory.
     pub(super) fn removal() -> Self {
         Self { subject: REMOVAL.into(), body: String::new(), ..Self::default() }
     }
 
-    /// Of the commit that gives up files that belong to other inventories.
+    /// The message of the commit that gives up files that belong to other inventories.
     pub(super) fn giving_up() -> Self {
         Self { subject: GIVING_UP.into(), ..Self::default() }
     }
@@ -118,7 +118,7 @@ impl Messages {
 }
 
 impl<'a> About<'a> {
-    /// A commit that changes no row.
+    /// The values for a commit that changes no row.
     pub(super) fn without_rows(inventory: &'a InventoryId, exported_at: &'a str) -> Self {
         Self {
             inventory,
@@ -134,7 +134,7 @@ impl<'a> About<'a> {
 }
 
 impl About<'_> {
-    /// The template with its placeholders filled; braces with anything else stay.
+    /// The template with its placeholders filled in; other text in braces stays.
     fn fill(&self, template: &str) -> String {
         let mut filled = String::new();
         let mut rest = template;
@@ -176,8 +176,8 @@ impl About<'_> {
     }
 }
 
-/// What has changed, one row per line. `before` finds the attributes that a row had, `name` the name of one
-/// that is gone.
+/// What has changed, one row per line. `before` returns the attributes that a row had, `name` the name of a row
+/// that was removed.
 pub(super) fn changes(
     delta: &Delta,
     before: impl Fn(&RowKey) -> Option<String>,
@@ -232,7 +232,7 @@ pub(super) fn changes(
     counted(lines, rows.len())
 }
 
-/// Files that are given up, and whose they are.
+/// Files that are given up, and their owners.
 pub(super) fn given_up(files: &Owners) -> String {
     let line = |(path, owners): (&String, &Vec<Owner>)| {
         format!("{path}: {}", owners.first().map_or_else(String::new, Owner::described))
@@ -240,7 +240,7 @@ pub(super) fn given_up(files: &Owners) -> String {
     counted(files.iter().take(MOST_LINES).map(line).collect(), files.len())
 }
 
-/// The first lines of so many.
+/// The lines, and how many more there are of `all`.
 fn counted(mut lines: Vec<String>, all: usize) -> String {
     if let Some(more) = all.checked_sub(MOST_LINES).filter(|more| *more > 0) {
         lines.push(format!("… and {more} more"));
@@ -253,7 +253,7 @@ fn detail(Difference { name, before, after }: &Difference) -> String {
     format!("{name} {} → {}", show(before), show(after))
 }
 
-/// Texts read better without quotation marks, as long as they are one line and not empty.
+/// Strings without quotation marks, if they are one line and not empty.
 fn bare(json: &str) -> String {
     match serde_json::from_str::<String>(json) {
         Ok(text) if !text.is_empty() && !text.chars().any(char::is_control) => text,

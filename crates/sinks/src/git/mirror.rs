@@ -1,6 +1,6 @@
-//! The local copy of a branch: a bare repository with what its last commits need, and little else.
+//! The local copy of a branch: a bare repository with the objects of its last commits, and little else.
 //!
-//! Everything in it is also at the remote, so it may be thrown away at any time, and is when it is damaged.
+//! Everything in it is also at the remote, so it may be deleted at any time, and a damaged mirror is replaced.
 
 use std::{
     env,
@@ -18,17 +18,17 @@ use kollect_model::{
 };
 use sha2::{Digest, Sha256};
 
-/// What the remote's branch was when we last looked.
+/// The commit of the remote's branch when it was last read.
 const TIP: &str = "refs/kollect/tip";
-/// What we have pushed last.
+/// The commit that we pushed last.
 const OWN: &str = "refs/kollect/own";
-/// Every push and every fetch leaves a pack; more of them are made one.
+/// Every push and every fetch leaves a pack; above this number they are merged into one.
 const MOST_PACKS: usize = 48;
 
 /// What went wrong.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The mirror is not what it should be: a new one may help.
+    /// The mirror is damaged: a new one may help.
     Mirror(git2::Error),
     /// A new mirror would not help.
     Sink(SinkError),
@@ -52,7 +52,7 @@ pub(super) struct Mirror {
     _lock: File,
 }
 
-/// Where mirrors are.
+/// The directory of all mirrors.
 pub(super) fn root() -> PathBuf {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set("KOLLECT_GIT_MIRROR_DIR")
@@ -64,7 +64,7 @@ pub(super) fn root() -> PathBuf {
 }
 
 impl Mirror {
-    /// The mirror of a place, new if there is none; `None` while another process uses it.
+    /// The mirror of a branch, created if it is missing; `None` while another process uses it.
     pub(super) fn open(root: &Path, place: &str) -> Result<Option<Self>, SinkError> {
         let failed = |error: io::Error| {
             SinkError::because(SinkReason::WriteFailed, format!("use mirrors in {}", root.display()), error)
@@ -90,7 +90,7 @@ impl Mirror {
         Ok(Some(mirror))
     }
 
-    /// Throws away what is there.
+    /// Replaces the mirror with an empty one.
     pub(super) fn rebuild(&self) -> Result<(), SinkError> {
         let attempt = || format!("make the mirror {}", self.directory.display());
         let failed = |error: io::Error| SinkError::because(SinkReason::WriteFailed, attempt(), error);
@@ -102,35 +102,35 @@ impl Mirror {
     }
 
     pub(super) fn repository(&self) -> Result<Repository, git2::Error> {
-        // Without it libgit2 puts packs wherever it may.
+        // Without this directory libgit2 puts packs elsewhere.
         if !self.directory.join("objects/pack").is_dir() {
             return Err(git2::Error::from_str("there is no directory for packs"));
         }
         Repository::open_bare(&self.directory)
     }
 
-    /// Commits that are here, for those who know more.
+    /// Commits that the mirror has. A fetch names them to the server as known.
     pub(super) fn known(&self) -> Result<Vec<Oid>, git2::Error> {
         let repository = self.repository()?;
         let of = |name| repository.refname_to_id(name).ok().filter(|id| repository.find_commit(*id).is_ok());
         Ok([TIP, OWN].into_iter().filter_map(of).collect())
     }
 
-    /// What we have pushed last.
+    /// The commit that we pushed last.
     pub(super) fn own(&self) -> Result<Option<Oid>, git2::Error> {
         Ok(self.repository()?.refname_to_id(OWN).ok())
     }
 
-    /// Commits whose parents are not here.
+    /// Commits whose parents are not in the mirror.
     pub(super) fn shallow(&self) -> Vec<Oid> {
         let text = fs::read_to_string(self.directory.join("shallow")).unwrap_or_default();
         text.lines().filter_map(|line| Oid::from_str(line).ok()).collect()
     }
 
-    /// Where a pack can be put that is on its way. [`accept`](Self::accept) makes it a part of the mirror.
+    /// A writer for a pack that is being received. [`accept`](Self::accept) adds the pack to the mirror.
     pub(super) fn incoming(&self) -> Result<Box<dyn Write + Send>, SinkError> {
         let path = self.directory.join("incoming.pack");
-        // Somebody who was stopped may still be writing to an older one.
+        // A task that was stopped may still be writing to the old file.
         fs::remove_file(&path).ok();
         let file = File::create(&path).map_err(|error| {
             SinkError::because(SinkReason::WriteFailed, format!("write {}", path.display()), error)
@@ -138,10 +138,10 @@ impl Mirror {
         Ok(Box::new(io::BufWriter::new(file)))
     }
 
-    /// Takes the pack that has come in.
+    /// Adds the received pack to the mirror.
     pub(super) fn accept(&self, shallow: &[Oid]) -> Result<(), git2::Error> {
         let path = self.directory.join("incoming.pack");
-        // Before the commits: one without its history that is not listed would claim to have it.
+        // Before the commits: a commit with missing parents must be listed as shallow.
         self.write_shallow(&[&self.shallow()[..], shallow].concat())?;
         let repository = self.repository()?;
         let odb = repository.odb()?;
@@ -153,7 +153,7 @@ impl Mirror {
         self.write_shallow(shallow)
     }
 
-    /// Takes the pack of our own push.
+    /// Adds the pack of our own push.
     pub(super) fn store(&self, pack: &[u8], own: Oid) -> Result<(), git2::Error> {
         let repository = self.repository()?;
         let odb = repository.odb()?;
@@ -164,7 +164,7 @@ impl Mirror {
         self.saw(own)
     }
 
-    /// Forgets what we have pushed last.
+    /// Forgets the commit that we pushed last.
     pub(super) fn disown(&self) -> Result<(), git2::Error> {
         match self.repository()?.find_reference(OWN) {
             Ok(mut own) => own.delete(),
@@ -172,7 +172,7 @@ impl Mirror {
         }
     }
 
-    /// Remembers where the remote is.
+    /// Remembers the commit of the remote's branch.
     pub(super) fn saw(&self, tip: Oid) -> Result<(), git2::Error> {
         let repository = self.repository()?;
         if repository.refname_to_id(TIP).ok() != Some(tip) {
@@ -181,7 +181,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Keeps the last `depth` commits in one pack and nothing else, if there are many packs.
+    /// If there are many packs, keeps the last `depth` commits in one pack and deletes everything else.
     pub(super) fn tidy(&self, depth: u32) -> Result<(), git2::Error> {
         if self.packs().len() <= MOST_PACKS {
             return Ok(());
@@ -199,7 +199,7 @@ impl Mirror {
                 match *parents {
                     [] => break,
                     [parent] if left > 0 && repository.find_commit(parent).is_ok() => commit = parent,
-                    // Also at merges: who needs more history than that has it elsewhere.
+                    // History also ends at merges: the mirror needs no more, and the remote has all of it.
                     _ => {
                         ends.push(commit);
                         break;
@@ -212,7 +212,7 @@ impl Mirror {
         drop(kept);
         self.write_shallow(&ends)?;
         for pack in before.iter().filter(|pack| pack.file_stem() != Some(OsStr::new(&name))) {
-            // The index goes first: without it a pack is not looked at.
+            // Delete the index first: libgit2 ignores a pack without an index.
             fs::remove_file(pack.with_extension("idx")).ok();
             fs::remove_file(pack).ok();
         }
@@ -239,7 +239,7 @@ impl Mirror {
     }
 }
 
-/// Makes a directory for us alone, and refuses one in which others could leave something.
+/// Creates a directory for this user only, and refuses one that other users could write to.
 fn private(directory: &Path) -> Result<(), SinkError> {
     let shown = directory.display();
     let failed = |error: io::Error| {

@@ -1,4 +1,4 @@
-//! Which repository, which branch, whom to trust and who we are: from a spec and its Secrets.
+//! The repository, the branch, the trusted servers and the credentials: from a spec and its Secrets.
 
 use std::{fmt, sync::Arc};
 
@@ -21,17 +21,17 @@ const AUTH_REF: &str = "spec.git.auth.secretRef";
 const SECRET_REF: &str = "spec.secretRef";
 const KEY_KEYS: &[&str] = &["ssh-privatekey", "identity", "id_rsa"];
 const DEFAULT_BRANCH: &str = "main";
-/// User names that servers ignore beside a token, or ask for beside a password.
+/// The user name beside a token, which servers ignore, and the default user beside a password.
 const USER_OF_TOKENS: &str = "x-access-token";
 const USER: &str = "git";
 
-/// A repository and a branch of it. It opens after [`RemoteConfig::with_secrets`].
+/// A repository and one of its branches. It can be opened only after [`RemoteConfig::with_secrets`].
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct RemoteConfig {
     pub(super) address: Address,
     pub(super) branch: String,
     pub(super) trust: Trust,
-    /// Credentials go out before the server asks.
+    /// Whether credentials are sent before the server asks for them.
     pub(super) force_basic_auth: bool,
     /// The field that names the Secret with credentials.
     secret: Option<&'static str>,
@@ -39,7 +39,7 @@ pub(super) struct RemoteConfig {
     pub(super) credentials: Option<Credentials>,
 }
 
-/// Who we are. Never printed.
+/// Credentials. Never printed.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(super) struct Credentials {
     /// User and password for HTTP.
@@ -50,7 +50,7 @@ pub(super) struct Credentials {
     pub(super) ssh: Option<SshCredentials>,
 }
 
-/// A key for SSH, opened with its passphrase, and which hosts are known. Never printed.
+/// A decrypted SSH key, and the known hosts. Never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct SshCredentials {
     pub(super) user: String,
@@ -58,7 +58,7 @@ pub(super) struct SshCredentials {
     pub(super) known_hosts: String,
 }
 
-/// Without credentials.
+/// Prints no credentials.
 impl fmt::Debug for RemoteConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RemoteConfig")
@@ -69,7 +69,7 @@ impl fmt::Debug for RemoteConfig {
 }
 
 impl RemoteConfig {
-    /// What a spec says, checked as far as that goes without the Secrets.
+    /// The configuration of a spec, checked without the Secrets.
     pub(super) fn plan(common: &SinkCommon, git: Option<&Git>) -> Result<Self, Vec<SpecError>> {
         let mut errors = Vec::new();
         let endpoint = common.endpoint.as_deref().unwrap_or_default();
@@ -134,7 +134,7 @@ impl RemoteConfig {
         Self { branch, ..self }
     }
 
-    /// Refuses places that the program may not use, as far as their names tell.
+    /// Refuses servers and paths that the policy does not allow. Checks names only and does not resolve them.
     pub(super) fn check(&self, policy: &Policy) -> Result<(), Vec<SpecError>> {
         let checked = match &self.address {
             Address::Http(url) => {
@@ -150,7 +150,7 @@ impl RemoteConfig {
         checked.map_err(|problem| vec![SpecError::new(ENDPOINT, &self.address.to_string().into(), problem)])
     }
 
-    /// Which repository, without the user: who writes says nothing about where.
+    /// The repository without the user: two users of one repository write the same destination.
     pub(super) fn repository(&self, policy: &Policy) -> String {
         match &self.address {
             Address::File(path) => format!("file://{}", policy.files.absolute(path).display()),
@@ -169,7 +169,7 @@ impl RemoteConfig {
     }
 }
 
-/// What of the settings for authentication does not fit the address.
+/// Returns an error if the settings for authentication do not fit the address.
 fn wrong_auth(
     address: &Address,
     type_: Option<GitAuthType>,
@@ -196,7 +196,7 @@ fn wrong_auth(
     }
 }
 
-/// The rules of the resource definition, for names that come from elsewhere, and those of Git itself.
+/// Checks a branch name by the rules of the CRD, which do not apply to command lines, and by those of Git.
 pub(super) fn check_branch(name: &str) -> Result<(), String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '/' | '-');
     let good = name.starts_with(|c: char| c.is_ascii_alphanumeric())
@@ -249,7 +249,7 @@ impl Credentials {
         let key = str::from_utf8(key)
             .map_err(|_| format!("has in its key {name} a private key that is no text"))?;
         let passphrase = secrets.text(field, "passphrase")?;
-        // Opening it may take a second: the plan keeps the result.
+        // Decrypting the key may take a second, so the plan stores the result.
         let key = private_key(key, passphrase.as_deref())
             .map_err(|problem| format!("has in its key {name} {problem}"))?;
         let known_hosts = match secrets.text(field, "known_hosts")? {

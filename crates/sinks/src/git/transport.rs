@@ -1,8 +1,8 @@
-//! The way to a repository on another machine, or in another directory of this one.
+//! Access to a repository on another machine or in a directory of this one.
 //!
-//! Speaks version 0 of Git's own protocol, which every server has. Three ways carry it or stand in for it:
-//! HTTP, SSH and the file system; all of them obey the program's policy. Packs go through and are not
-//! looked into: whoever asks for one must check what arrives.
+//! Uses version 0 of the Git protocol, which every server supports, over HTTP and SSH; a directory is accessed
+//! directly. All of them obey the policy. Packs are passed on unchecked: a caller that fetches one must check
+//! it.
 
 use std::{collections::BTreeMap, fmt, io::Write, sync::Arc};
 
@@ -27,7 +27,7 @@ mod tests;
 use failure::Failure;
 use protocol::{Request, Server, Service};
 
-/// One remote repository, with the way to it and who we are.
+/// A remote repository, with its transport and the credentials.
 #[derive(Clone)]
 pub(super) struct Remote(Arc<Way>);
 
@@ -36,27 +36,27 @@ enum Way {
     Server(Box<dyn Server>),
 }
 
-/// What a repository has.
+/// The refs and capabilities of a repository.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Advertised {
-    /// By their full names.
+    /// Commits by the full names of their refs.
     pub(super) refs: BTreeMap<String, Oid>,
-    /// What HEAD stands for, such as `refs/heads/main`.
+    /// The ref that HEAD points to, such as `refs/heads/main`.
     pub(super) head: Option<String>,
-    /// What the server can do, in its words.
+    /// The capabilities of the server, as advertised.
     pub(super) capabilities: Vec<String>,
 }
 
 /// Why a repository has not moved a ref.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Rejected {
-    /// Somebody was quicker: the ref is not where the push says.
+    /// Another writer was first: the ref is not at the commit that the push expects.
     NonFastForward(String),
-    /// By a rule of the server, in its words.
+    /// A rule of the server refuses it.
     Refused(String),
 }
 
-/// Where it is; without credentials.
+/// Prints the address without credentials.
 impl fmt::Debug for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &*self.0 {
@@ -67,7 +67,7 @@ impl fmt::Debug for Remote {
 }
 
 impl Remote {
-    /// Prepares the way to a repository. Nobody is connected to yet.
+    /// Prepares the access to a repository. Does not connect yet.
     pub(super) fn open(config: &RemoteConfig, policy: &Policy) -> Result<Self, SinkError> {
         let address = &config.address;
         if let Some(field) = config.unread() {
@@ -100,7 +100,7 @@ impl Remote {
         listed.await.map_err(|failure: Failure| failure.into_error(&format!("list the refs of {server}")))
     }
 
-    /// Asks whether we may push, as far as the server says that beforehand.
+    /// Returns an error if we may not push, as far as the server tells before a push.
     pub(super) async fn may_push(&self) -> Result<(), SinkError> {
         let Way::Server(server) = &*self.0 else { return Ok(()) };
         let asked = async {
@@ -110,10 +110,10 @@ impl Remote {
         asked.await.map_err(|failure: Failure| failure.into_error(&format!("prepare a push to {server}")))
     }
 
-    /// Fetches a commit and what it needs, except what `have` reach, as one pack that is complete but for
-    /// that. With `depth`, history ends after that many commits. `shallow` are the commits whose parents
-    /// are missing here; answers those that are so afterwards. `into` is dropped when this returns, and
-    /// holds a whole pack only if that was without an error.
+    /// Fetches a commit and all objects that it needs, except those that `have` reach, as one pack. With `depth`,
+    /// history ends after that many commits. `shallow` are the commits whose parents are missing here; returns
+    /// those whose parents are missing afterwards. `into` is dropped when this returns, and holds a whole pack
+    /// only if there was no error.
     pub(super) async fn fetch(
         &self,
         want: Oid,
@@ -137,10 +137,10 @@ impl Remote {
         fetched.await.map_err(|failure: Failure| failure.into_error(&format!("fetch from {server}")))
     }
 
-    /// Moves `reference` from `old` to `new` with a pack of what that needs; a zero `old` creates it, and a
-    /// zero `new` removes it. The server compares `old`, and nothing else: whether `new` descends from it is
-    /// for the caller to care. Nothing is pushed if a ref of `unmoved` is elsewhere. After an error the ref may
-    /// have moved or not.
+    /// Moves `reference` from `old` to `new` with a pack of the objects that this needs; a zero `old` creates it, and
+    /// a zero `new` removes it. The server only compares `old`: the caller must make sure that `new` descends from
+    /// it. Nothing is pushed if a ref of `unmoved` is at another commit. After an error the ref may have moved or
+    /// not.
     pub(super) async fn push(
         &self,
         reference: &str,
@@ -177,16 +177,16 @@ impl Remote {
 }
 
 impl Rejected {
-    /// A ref that has moved meanwhile.
+    /// The rejection for a ref of `unmoved` that is at another commit.
     fn moved(unmoved: &[(String, Oid)], advertised: &Advertised) -> Option<Self> {
         let (reference, _) = unmoved.iter().find(|(name, id)| advertised.refs.get(name) != Some(id))?;
         Some(Self::NonFastForward(format!("{reference} has moved")))
     }
 
-    /// The outcome of a push that need not be sent, by where the ref was found; `None` if it must be.
+    /// The outcome of a push that need not be sent, from the position of the ref; `None` if it must be sent.
     fn before_pushing(reference: &str, found: Option<Oid>, old: Oid, new: Oid) -> Option<Result<(), Self>> {
         match found.unwrap_or(Oid::ZERO_SHA1) {
-            // Most likely our own push whose answer was lost.
+            // Most likely our own earlier push, whose answer was lost.
             found if found == new => Some(Ok(())),
             found if found == old => None,
             found => {

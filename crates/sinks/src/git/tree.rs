@@ -14,11 +14,11 @@ use crate::layout::manifest::Hash;
 /// The files of a commit, or none.
 pub(super) struct Files<'r> {
     repository: &'r Repository,
-    /// Directories that were looked at; `None` if there is none.
+    /// Directories that were read; `None` if the directory does not exist.
     directories: RefCell<HashMap<String, Option<Rc<Tree<'r>>>>>,
 }
 
-/// What is at a path.
+/// The entry at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
     Nothing,
@@ -38,7 +38,7 @@ impl<'r> Files<'r> {
         Self { repository, directories: RefCell::new(directories) }
     }
 
-    /// What is left without some files. Nobody is told about the objects that this takes.
+    /// The files without some of them. The new tree objects are not recorded as made, so they are not pushed.
     pub(super) fn without<'a>(
         &self,
         paths: impl IntoIterator<Item = &'a String>,
@@ -48,7 +48,7 @@ impl<'r> Files<'r> {
         Ok(Self::below(self.repository, Some(self.repository.find_tree(tree)?)))
     }
 
-    /// Whether just these bytes are at a path.
+    /// Whether the file at a path has exactly these bytes.
     pub(super) fn holds(&self, path: &str, bytes: &[u8]) -> Result<bool, git2::Error> {
         Ok(match self.entry(path)? {
             Entry::File(id) => Hash::prefix(id.as_bytes()) == Hash::of(bytes),
@@ -87,7 +87,7 @@ impl<'r> Files<'r> {
         })
     }
 
-    /// Whether something is in the way of a directory.
+    /// [`Entry::Other`] if something exists at a path where a directory is needed.
     fn above(&self, directory: &str) -> Result<Entry, git2::Error> {
         Ok(match self.entry(directory)? {
             Entry::Nothing => Entry::Nothing,
@@ -107,7 +107,7 @@ impl<'r> Files<'r> {
         Ok(Bytes::copy_from_slice(self.repository.find_blob(blob)?.content()))
     }
 
-    /// The files of a directory, but for those below.
+    /// The files directly in a directory.
     pub(super) fn all_bytes(&self, directory: &Tree<'_>) -> Result<Vec<(String, Bytes)>, git2::Error> {
         let blobs = directory.iter().filter(|entry| entry.kind() == Some(ObjectType::Blob));
         blobs
@@ -115,8 +115,8 @@ impl<'r> Files<'r> {
             .collect()
     }
 
-    /// The tree after changes: bytes for a file, nothing to remove it. Names of the objects that the tree
-    /// did not have in their place are added to `made`.
+    /// The tree after changes; `None` removes a file. Ids of objects that the tree did not have at the same place
+    /// are added to `made`.
     pub(super) fn change(
         &self,
         changes: BTreeMap<String, Option<Bytes>>,
@@ -153,7 +153,7 @@ impl Node {
         let before = files.directory(path)?;
         let mut builder = files.repository.treebuilder(before.as_deref())?;
         let had = |name: &str| before.as_ref().and_then(|tree| Some(tree.get_name(name)?.id()));
-        // Removals come first: a file may become a directory.
+        // Removals first: a file may become a directory.
         for (name, _) in self.files.iter().filter(|(name, change)| change.is_none() && had(name).is_some()) {
             builder.remove(name)?;
         }

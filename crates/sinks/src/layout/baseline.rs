@@ -1,4 +1,4 @@
-//! What the files of an inventory hold, compared with what its manifest says.
+//! Compares the files of an inventory with its manifest.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -9,10 +9,10 @@ use super::{
     manifest::{Hash, Manifest},
 };
 
-/// What is known of a file after reading it.
+/// What is known about a file that was read.
 pub(crate) struct Seen {
     file: Hash,
-    /// How often each chunk is there.
+    /// How many times each chunk occurs.
     chunks: HashMap<Hash, usize>,
 }
 
@@ -22,7 +22,7 @@ impl Seen {
         Self { file, chunks: HashMap::from([(file, 1)]) }
     }
 
-    /// Files of trees are one chunk.
+    /// Hashes a file and its chunks. A file of a tree is one chunk.
     pub(crate) fn new(shape: Shape, bytes: &[u8]) -> Self {
         let file = Hash::of(bytes);
         let mut count = HashMap::new();
@@ -37,11 +37,11 @@ impl Seen {
     }
 }
 
-/// The rows and their digests; a digest of 0 for rows that must be written again.
+/// The rows and their digests; the digest is 0 for rows that must be written again.
 pub(crate) fn baseline(manifest: &Manifest, settings: &Settings, seen: &BTreeMap<String, Seen>) -> Baseline {
     let Manifest { header, rows } = manifest;
     let mut held: Baseline = rows.keys().map(|key| (key.clone(), RowDigest(0))).collect();
-    // After a change of the settings all is written in the new way, and after a crash all is looked at.
+    // After a change of the settings, or after a crash in a write, all rows must be written again.
     if !settings.has_fingerprint(&header.settings) || header.writing {
         return held;
     }
@@ -65,7 +65,7 @@ pub(crate) fn baseline(manifest: &Manifest, settings: &Settings, seen: &BTreeMap
             explained.insert(&line.path);
         }
     }
-    // A document with something that no row explains: only writing its rows again brings it in order.
+    // A document contains something that belongs to no row: writing its rows again removes it.
     for path in altered.difference(&explained) {
         for (key, _) in rows.iter().filter(|(_, line)| line.path == **path) {
             held.insert(key.clone(), RowDigest(0));

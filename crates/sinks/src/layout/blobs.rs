@@ -1,25 +1,25 @@
-//! What a store must offer to keep files in it.
+//! The operations that a store of files must offer.
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use kollect_model::sink::SinkError;
 
-/// What a store says about one state of a file: of another state it says something else. `None` if it says nothing.
+/// Identifies one state of a file: another state has another version. `None` if the store has no versions.
 pub type Version = Option<String>;
 
-/// Files by path, relative to the root. Every operation is atomic: a reader sees all of it or nothing.
+/// Files by path, relative to the root. Every operation is atomic: a reader sees all of its effect or nothing.
 #[async_trait]
 pub trait Blobs: Send + Sync {
-    /// The bytes of a file; `None` if there is none.
+    /// The bytes of a file; `None` if it does not exist.
     async fn read(&self, path: &str) -> Result<Option<Bytes>, SinkError>;
 
-    /// Writes or replaces a file. Answers its version.
+    /// Writes or replaces a file. Returns its version.
     async fn write(&self, path: &str, bytes: Bytes) -> Result<Version, SinkError>;
 
-    /// Writes a file unless there is one; says whether it did.
+    /// Writes a file unless it exists; returns whether it was written.
     async fn create(&self, path: &str, bytes: Bytes) -> Result<bool, SinkError>;
 
-    /// Removes a file, and directories that are empty then. A file that is not there is no error.
+    /// Removes a file, and directories that become empty. A missing file is not an error.
     async fn delete(&self, path: &str) -> Result<(), SinkError>;
 
     /// The paths of all files below a directory.
@@ -28,9 +28,9 @@ pub trait Blobs: Send + Sync {
     /// The same with their versions.
     async fn list_versions(&self, directory: &str) -> Result<Vec<(String, Version)>, SinkError>;
 
-    /// Whether files can be written.
+    /// Returns an error unless files can be written.
     async fn check(&self) -> Result<(), SinkError>;
 
-    /// Where this is, for messages.
+    /// The name of the store, for messages.
     fn describe(&self) -> String;
 }

@@ -1,4 +1,4 @@
-//! What rows are in files: the text of one, documents of many, and the way back.
+//! The text of a row in a file, documents of many rows, and how to read them back.
 //!
 //! A file is a sequence of chunks, one per row: a document has many, a file of a tree is one.
 
@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 
 use super::{FileFormat, Shape, json_text, manifest::Hash};
 
-/// The attribute that holds the whole object, if the row has no other.
+/// The name of the attribute that holds the whole object, if the row has no other attribute.
 pub(crate) fn whole_object(row: &Row) -> Option<String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -29,7 +29,7 @@ pub(crate) fn whole_object(row: &Row) -> Option<String> {
     (object.kind == *row.key.kind && !object.api_version.is_empty()).then_some(name)
 }
 
-/// The one entry of an object that has no other.
+/// The entry of a JSON object that has exactly one.
 fn only_entry(json: &str) -> Option<(String, &str)> {
     let entries: std::collections::BTreeMap<String, &RawValue> = serde_json::from_str(json).ok()?;
     let mut entries = entries.into_iter();
@@ -55,7 +55,7 @@ pub(crate) fn chunk(shape: Shape, key: &RowKey, version: &str, name: &str, attri
     }
 }
 
-/// The attributes of a row, from its chunk. From YAML, decimals may come back with other digits.
+/// The attributes of a row, from its chunk. YAML may change the digits of decimal numbers.
 pub(crate) fn attributes(shape: Shape, whole: Option<&str>, chunk: &str) -> Option<String> {
     #[derive(Deserialize)]
     struct WithAttributes<'a> {
@@ -79,7 +79,7 @@ pub(crate) fn attributes(shape: Shape, whole: Option<&str>, chunk: &str) -> Opti
     })
 }
 
-/// Our own files may be large and deep, and the parser recurses: it gets a stack that is large enough.
+/// Parses YAML. Our own files may be large and deeply nested, and the parser recurses: it gets a larger stack.
 fn from_yaml<T: DeserializeOwned + Send>(text: &str) -> Option<T> {
     let parse = || {
         let options = serde_saphyr::options! {
@@ -99,7 +99,7 @@ fn from_yaml<T: DeserializeOwned + Send>(text: &str) -> Option<T> {
     })
 }
 
-/// The chunks of a file. Nothing of it if somebody else has made something else of it.
+/// The chunks of a file; none if the file cannot be read in this shape.
 pub(crate) fn split(shape: Shape, bytes: &[u8]) -> Vec<String> {
     #[derive(Deserialize)]
     struct Envelope<'a> {
@@ -140,14 +140,14 @@ fn text(shape: Shape, bytes: &[u8]) -> Option<String> {
     Some(text)
 }
 
-/// A document, made.
+/// A finished document.
 pub(crate) struct Made {
     pub(crate) bytes: Vec<u8>,
     pub(crate) checksum: String,
 }
 
-/// The document of these chunks. Where it says when it was written, it says what `before` says if nothing
-/// else differs.
+/// The document of these chunks. If only its time differs from `before`, the time of `before` is kept, so that
+/// the bytes stay the same.
 pub(crate) fn document(
     shape: Shape,
     items: &[Item],
@@ -180,7 +180,7 @@ pub(crate) fn document(
     }
 }
 
-/// When an older file was written, by its own word.
+/// The time in an older document.
 pub(crate) fn exported_at(shape: Shape, bytes: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -206,7 +206,7 @@ struct Index<'a> {
     paths: &'a [&'a str],
 }
 
-/// The index of mode split.
+/// The index file of mode split.
 pub(crate) fn index(
     shape: Shape,
     cluster: &str,
@@ -230,7 +230,7 @@ pub(crate) fn index(
     text.into_bytes()
 }
 
-/// Checksum of a tree: of its files, wherever they come from.
+/// The checksum of a tree, over the paths and hashes of its files.
 pub(crate) fn tree_checksum<'a>(files: impl IntoIterator<Item = (&'a str, Hash)>) -> String {
     let mut files: Vec<_> = files.into_iter().collect();
     files.sort_unstable();
@@ -241,7 +241,7 @@ pub(crate) fn tree_checksum<'a>(files: impl IntoIterator<Item = (&'a str, Hash)>
     envelope::hex(&hasher.finalize())
 }
 
-/// Compressed bytes say nothing about when: the same text gives the same bytes.
+/// Compresses the bytes without a timestamp: the same text gives the same bytes.
 fn packed(shape: Shape, bytes: Vec<u8>) -> Vec<u8> {
     if !shape.gzip {
         return bytes;

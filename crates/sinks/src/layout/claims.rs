@@ -1,6 +1,6 @@
-//! The claims of an inventory: one small file for each, of which the one with the highest epoch counts.
+//! The claims of an inventory: one small file for each; the one with the highest epoch is valid.
 //!
-//! A file is created or it is not, so no two claims have the same number.
+//! Creating a file is atomic and fails if it exists, so no two claims have the same epoch.
 
 use bytes::Bytes;
 use kollect_model::{
@@ -11,14 +11,14 @@ use kollect_model::{
 
 use super::blobs::Blobs;
 
-/// How often others may be quicker before we give up.
+/// How many times other writers may claim first before this one gives up.
 const ATTEMPTS: usize = 32;
 
 fn file(books: &str, epoch: i64) -> String {
     format!("{books}/claim-{epoch:019}.json")
 }
 
-/// The numbers of all claims that have a file, ascending.
+/// The epochs of all claims that have a file, ascending.
 async fn epochs(blobs: &dyn Blobs, books: &str) -> Result<Vec<i64>, SinkError> {
     let prefix = format!("{books}/claim-");
     let number = |path: &String| path.strip_prefix(&prefix)?.strip_suffix(".json")?.parse().ok();
@@ -31,7 +31,7 @@ async fn epochs(blobs: &dyn Blobs, books: &str) -> Result<Vec<i64>, SinkError> {
 pub(super) async fn held(blobs: &dyn Blobs, books: &str) -> Result<Option<Claim>, SinkError> {
     for _ in 0..ATTEMPTS {
         let Some(epoch) = epochs(blobs, books).await?.pop() else { return Ok(None) };
-        // Gone again: there is a newer one.
+        // Removed since it was listed: there is a newer one.
         let Some(bytes) = blobs.read(&file(books, epoch)).await? else { continue };
         let claim = serde_json::from_slice::<Claim>(&bytes).ok().filter(|claim| claim.epoch == epoch);
         let Some(claim) = claim else {
@@ -62,7 +62,7 @@ pub(super) async fn claim(
         }
         let epochs = epochs(blobs, books).await?;
         if epochs.last() != Some(&granted.epoch) {
-            // Others were here twice while we were looking.
+            // Another writer has claimed a higher epoch in the meantime.
             blobs.delete(&file(books, granted.epoch)).await?;
             continue;
         }

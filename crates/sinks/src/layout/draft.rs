@@ -1,7 +1,7 @@
-//! A write, drawn up: from what an inventory has and a delta to the files it shall have.
+//! Computes a write: from the files that an inventory has and a delta to the files that it must have.
 //!
-//! Nothing is read or written here. [`Draft::reads`] says which files are needed, [`Draft::change`] says
-//! what to do. Rows that the delta does not mention stay, in a new layout too.
+//! No I/O happens here. [`Draft::reads`] returns which files are needed, [`Draft::change`] returns what to do.
+//! Rows that the delta does not mention stay, also if the layout changes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -23,23 +23,23 @@ use super::{
     row_paths::{self, Placed, Source},
 };
 
-/// A write, drawn up.
+/// A write that is being computed.
 pub(crate) struct Draft<'a> {
     settings: &'a Settings,
     batch: &'a Batch<'a>,
     held: Option<&'a Manifest>,
     shape: Shape,
-    /// Whether files of before were made in another way.
+    /// Whether the existing files have other settings or another shape.
     stale: bool,
     wants: BTreeMap<&'a RowKey, Want<'a>>,
-    /// Paths of the wants in a tree, in their order.
+    /// Paths of `wants` in a tree, in the same order.
     tree: Vec<String>,
     index: Option<String>,
     refused: Vec<Refusal>,
     warnings: Vec<String>,
 }
 
-/// A row that the files shall hold.
+/// A row that the files must hold.
 struct Want<'a> {
     from: Origin<'a>,
     whole: Option<String>,
@@ -60,13 +60,13 @@ impl Origin<'_> {
     }
 }
 
-/// What to do, in this order: note the journal, write the intent, the files, delete, write the manifest.
+/// What to do, in this order: write the journal, the intent and the files, delete files, write the manifest.
 pub(crate) struct Change {
-    /// What would be lost if we stopped half-way: chunks of rows that move.
+    /// Chunks of rows that move. They would be lost if the process stopped in the middle of the write.
     pub(crate) journal: BTreeMap<Hash, String>,
-    /// What was held, and the paths that are new.
+    /// The held manifest with the new paths, written before any file.
     pub(crate) intent: Option<Manifest>,
-    /// Paths that were not held.
+    /// Paths that the held manifest does not name.
     pub(crate) new_paths: Vec<String>,
     pub(crate) writes: Vec<(String, Bytes)>,
     pub(crate) deletes: Vec<String>,
@@ -77,7 +77,7 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    /// Notes paths of this change that other manifests name. Fails if the whole inventory depends on one of them.
+    /// Records paths of this change that other manifests name. Fails if the whole inventory depends on one of them.
     pub(crate) fn note_owned(
         &self,
         held: Option<&Manifest>,
@@ -95,8 +95,8 @@ impl Change {
         Ok(())
     }
 
-    /// Notes files that are in the way of this change and that no manifest names, each with whether it holds just
-    /// what would be written. Fails if the whole inventory depends on one that does not.
+    /// Records files at paths of this change that no manifest names, each with whether it already has the bytes that
+    /// would be written. Fails if the whole inventory depends on one with other bytes.
     pub(crate) fn note_files(
         &self,
         held: Option<&Manifest>,
@@ -110,8 +110,8 @@ impl Change {
         Ok(())
     }
 
-    /// Whether a path concerns one row and not the whole inventory. Rows that are in documents have no file where
-    /// they could stay.
+    /// Whether a path concerns one row and not the whole inventory. Rows in documents have no file of their own
+    /// to stay in.
     fn is_of_one_row(&self, held: Option<&Manifest>, path: &str) -> bool {
         let in_documents = held.is_some_and(|held| held.header.shape.document);
         !in_documents && !self.manifest.header.files.contains_key(path)
@@ -170,8 +170,8 @@ impl<'a> Draft<'a> {
         draft
     }
 
-    /// Gives every row its file. Rows that cannot have theirs because of a file of others are refused: those that
-    /// have a file already stay there.
+    /// Gives every row its file. Rows whose path is occupied by a file of others are refused; if such a row has a file
+    /// already, it stays there.
     fn place(&mut self, foreign: &Foreign) {
         let (inventory, generation) = (self.batch.inventory, self.batch.generation);
         if let Some(template) = self.settings.index.as_ref().filter(|_| self.shape.index) {
@@ -213,7 +213,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Rows of the delta that share a path with another one, as long as that is new.
+    /// Warnings about rows that have a suffix because they share a path, if one of them is new there.
     fn shared_paths(&self, rows: &[(&RowKey, &Want<'_>)], placed: &[Placed]) -> Vec<String> {
         let mut groups: BTreeMap<&str, (bool, Vec<String>)> = BTreeMap::new();
         for ((key, want), placed) in rows.iter().zip(placed) {
@@ -238,7 +238,7 @@ impl<'a> Draft<'a> {
         told.collect()
     }
 
-    /// The files whose bytes are needed to go on.
+    /// The files whose bytes [`Draft::change`] needs.
     pub(crate) fn reads(&self) -> BTreeSet<&str> {
         let Some(held) = self.held else { return BTreeSet::new() };
         if self.shape.document || self.stale || held.header.writing {
@@ -251,7 +251,7 @@ impl<'a> Draft<'a> {
         moved.chain(held.header.files.keys().map(|path| &**path)).collect()
     }
 
-    /// What to do, given the bytes of the files and the journal of a write that has not ended.
+    /// What to do, given the bytes of the files and the journal of an interrupted write.
     pub(crate) fn change(
         self,
         files: &BTreeMap<String, Bytes>,
@@ -289,7 +289,7 @@ impl<'a> Draft<'a> {
         change
     }
 
-    /// The text of a row and the line for it; no text if it is lost.
+    /// The text of a row and its line of the manifest; no text if the row is lost.
     fn text(&self, key: &RowKey, want: &Want<'_>, old: &BTreeMap<Hash, String>) -> (Option<String>, Line) {
         match want.from {
             Origin::Given(row) => {
@@ -317,7 +317,7 @@ impl<'a> Draft<'a> {
                         });
                     if let Some(text) = &text {
                         line.hash = Hash::of(text.as_bytes());
-                        // Decimals may have changed on the way: whoever sees the row again writes it again.
+                        // Decimals may have changed in the conversion: digest 0 makes a comparison write the row again.
                         line.digest = RowDigest(0);
                     }
                 }
@@ -413,8 +413,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// A fingerprint in a former spelling is replaced when something else of the manifest changes: it alone
-    /// is no reason to write.
+    /// Keeps a fingerprint in the former spelling if nothing else of the manifest changes: the spelling alone is no
+    /// reason to write.
     fn keep_fingerprint(&self, manifest: &mut Manifest) {
         let Some(held) = self.held.filter(|held| !self.stale && held.rows == manifest.rows) else { return };
         let current = std::mem::replace(&mut manifest.header.settings, held.header.settings.clone());
@@ -423,7 +423,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// What has to go, and what has to be remembered until all is done.
+    /// Computes the files to delete, and the chunks to keep in the journal until the write is done.
     fn compare(&self, old: &BTreeMap<Hash, String>, change: &mut Change) {
         let Some(held) = self.held else {
             let mut intent = Manifest::new(self.batch.inventory, self.settings.fingerprint(), self.shape);

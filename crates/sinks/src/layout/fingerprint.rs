@@ -1,18 +1,18 @@
-//! The fingerprint of settings, which manifests store: another one means that all files are made anew.
+//! The fingerprint of settings, which manifests store: if it differs, all files are written again.
 //!
-//! It is the hash of a text with a word for every setting that decides about bytes and paths. The words are
-//! part of the contract with the manifests that exist: names of fields and variants may change, they may not.
+//! It is the hash of a text that spells every setting that affects bytes and paths. Existing manifests depend on
+//! this text: names of fields and variants may change, the text must not.
 
 use kollect_model::crd::sinks::{GroupInPath, LayoutContent, LayoutMode};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{FileFormat, Settings};
 
-/// Version of everything that decides about bytes and paths: files of another one are written anew.
+/// Version of all code that decides bytes and paths: files of another version are written again.
 const LAYOUT_VERSION: u32 = 1;
 
 impl Settings {
-    /// Tells settings apart that give different files.
+    /// Differs for settings that give different files.
     pub(super) fn fingerprint(&self) -> String {
         hash(&self.spelling())
     }
@@ -22,7 +22,7 @@ impl Settings {
         stored == self.fingerprint() || stored == hash(&self.former_spelling())
     }
 
-    /// A line for each setting. Texts are quoted, so that no text looks like two settings.
+    /// One line for each setting. Texts are quoted, so that no text can look like two settings.
     fn spelling(&self) -> String {
         let Self {
             mode,
@@ -66,7 +66,7 @@ impl Settings {
         )
     }
 
-    /// What was hashed before the spelling above: the output of `derive(Debug)` of that time.
+    /// The text that was hashed before [`spelling`](Self::spelling): the output of `derive(Debug)` of that time.
     fn former_spelling(&self) -> String {
         let mode = self.mode.map_or("None", |mode| match mode {
             LayoutMode::Document => "Some(Document)",
@@ -115,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    /// Settings in which every setting differs from its default somewhere.
+    /// Settings in which every setting differs from its default at least once.
     fn settings() -> [Settings; 4] {
         let planned = |spec: Value| Settings::plan(&serde_json::from_value(spec).unwrap()).unwrap();
         [
@@ -139,7 +139,7 @@ mod tests {
         ]
     }
 
-    /// These are in manifests: a change of the code must not change them.
+    /// Existing manifests store these texts: a change of the code must not change them.
     #[test]
     fn fingerprints_do_not_change() {
         let spelled: Vec<String> = settings().iter().map(Settings::spelling).collect();
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(now, NOW);
     }
 
-    /// Those of manifests that were written before the spelling was explicit.
+    /// Fingerprints of manifests that were written before the spelling was explicit.
     #[test]
     fn former_fingerprints_are_recognised() {
         for (settings, former) in settings().iter().zip(FORMER) {

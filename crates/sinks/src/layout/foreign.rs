@@ -1,4 +1,4 @@
-//! Paths where ours shall be and that are not ours: files there are never touched.
+//! Paths that a write needs and that belong to others: files there are never changed.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -6,7 +6,7 @@ use kollect_model::sink::{SinkError, SinkReason};
 
 use super::path_owners::{self, Owners};
 
-/// Paths that are not ours, and whose they are, as far as a write has found out.
+/// Paths that belong to others, and their owners, as found by one write.
 #[derive(Default)]
 pub(crate) struct Foreign {
     paths: BTreeMap<String, Owner>,
@@ -14,23 +14,23 @@ pub(crate) struct Foreign {
     looked_up: HashSet<String>,
 }
 
-/// Whose a path is that our manifest does not name.
+/// The owner of a path that our manifest does not name.
 enum Owner {
-    /// No manifest names it, and the file holds just what we would write: a write that was cut off has left it.
+    /// No manifest names it, and the file has the bytes that we would write: an interrupted write has left it.
     Left,
     /// No manifest names it.
     Unknown,
-    /// Another inventory's, whether the file is there or not.
+    /// Another inventory, whether the file exists or not.
     Inventory {
         /// Namespace, name and cluster, for messages.
         described: String,
-        /// The API group of the row that it holds; `None` if it holds many.
+        /// The API group of the row in the file; `None` if the file holds many rows.
         group: Option<String>,
     },
 }
 
 impl Foreign {
-    /// Paths that other inventories have.
+    /// Paths that belong to other inventories.
     pub(crate) fn of(owners: &Owners) -> Self {
         let mut foreign = Self::default();
         for (path, owners) in owners {
@@ -39,7 +39,7 @@ impl Foreign {
         foreign
     }
 
-    /// Adds files that were found and that no manifest names, each with whether it holds just what we would write.
+    /// Adds existing files that no manifest names, each with whether it already has the bytes that we would write.
     pub(super) fn add_files(&mut self, found: Vec<(String, bool)>) {
         let owner = |same| if same { Owner::Left } else { Owner::Unknown };
         self.paths.extend(found.into_iter().map(|(path, same)| (path, owner(same))));
@@ -51,18 +51,18 @@ impl Foreign {
         self.paths.insert(path, owner);
     }
 
-    /// Those of `found` that were not known before.
+    /// The paths of `found` that were not known before.
     pub(crate) fn unknown_of(&self, found: Vec<(String, bool)>) -> Vec<(String, bool)> {
         found.into_iter().filter(|(path, _)| !self.paths.contains_key(path)).collect()
     }
 
-    /// Those of `paths` that were never asked for before.
+    /// The paths of `paths` that were not looked up before; marks them as looked up.
     pub(crate) fn not_looked_up<'p>(&mut self, paths: &'p [String]) -> Vec<&'p str> {
         let new = paths.iter().filter(|path| self.looked_up.insert((*path).clone()));
         new.map(|path| &**path).collect()
     }
 
-    /// Whether the file is that of a row of another API group.
+    /// Whether the file belongs to a row of another API group.
     pub(super) fn is_of_another_group(&self, path: &str, group: &str) -> bool {
         match self.paths.get(path) {
             Some(Owner::Inventory { group: Some(other), .. }) => other != group,
@@ -70,7 +70,7 @@ impl Foreign {
         }
     }
 
-    /// Why a row of an API group cannot have a file, and what to do about it.
+    /// Why a row of an API group cannot have this file, and what the user can do about it.
     pub(super) fn refusal(&self, path: &str, group: &str) -> Option<String> {
         match self.paths.get(path)? {
             Owner::Left => None,
@@ -90,7 +90,7 @@ impl Foreign {
     }
 }
 
-/// Why a file that the whole inventory depends on cannot be written: the manifest of another inventory names it.
+/// The error for a file that the whole inventory depends on and that the manifest of another inventory names.
 pub(super) fn owned_by_other(place: &str, path: &str, owner: &path_owners::Owner) -> SinkError {
     let attempt = format!(
         "write {path} in {place}: it is a file of {}; put {{cluster}}, {{namespace}} and {{name}} into the path \
@@ -100,8 +100,8 @@ pub(super) fn owned_by_other(place: &str, path: &str, owner: &path_owners::Owner
     SinkError::new(SinkReason::OwnedByOther, attempt)
 }
 
-/// What is wrong with files that no manifest names, if anything, where the whole inventory depends on them. Each
-/// comes with whether it holds just what we would write.
+/// Returns an error if the whole inventory depends on a file that no manifest names. The flag of a file tells
+/// whether it already has the bytes that we would write: such a file is no error.
 pub(crate) fn refuse(place: &str, found: &[(String, bool)]) -> Result<(), SinkError> {
     let Some((path, _)) = found.iter().find(|(_, same)| !same) else { return Ok(()) };
     let attempt = format!(

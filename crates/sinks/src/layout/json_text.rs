@@ -1,4 +1,4 @@
-//! White space of JSON texts: numbers and strings keep every character.
+//! Changes the white space of JSON texts: numbers and strings keep every character.
 
 /// The text with one value per line, indented by two spaces, as Go writes it.
 pub(super) fn indented(json: &str) -> String {

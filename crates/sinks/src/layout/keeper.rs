@@ -1,7 +1,7 @@
-//! Keeps inventories as files of a store, whatever store it is.
+//! Stores inventories as files, in any store that implements [`Blobs`].
 //!
-//! At any moment the manifest names every file that is ours, so a write that was cut off is continued and
-//! nothing of others is ever removed. What we stopped in the middle of is repaired by the next write.
+//! At any moment the manifest names every file of the inventory: the next write completes an interrupted one,
+//! and files of others are never removed.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -41,11 +41,11 @@ const MANIFEST: &str = "/manifest.ndjson";
 pub struct Keeper<B> {
     blobs: B,
     settings: Settings,
-    /// Held from looking whose files are there until the manifest says that they are ours. Without it two
-    /// inventories that want one path would both find it free. It guards what is remembered of the manifests.
+    /// Held from the check of path owners until the manifest is written. Without it two inventories that need one
+    /// path would both find it free. It guards the remembered paths of all manifests.
     writing: Arc<Mutex<PathOwners>>,
-    /// The manifests of inventories when they were last read or written; `None`: there was none. Another one means that
-    /// the files are not as this keeper left them.
+    /// Hashes of the manifests when this keeper last read or wrote them; `None`: there was none. A different hash means
+    /// that another writer has changed the files.
     known: std::sync::Mutex<HashMap<String, Option<Hash>>>,
 }
 
@@ -57,7 +57,7 @@ struct Noted {
 }
 
 impl<B: Blobs> Keeper<B> {
-    /// Keeps files in this store in this way. All keepers of one store must be given the same lock.
+    /// All keepers of one store must be given the same lock.
     pub fn new(blobs: B, settings: Settings, writing: Arc<Mutex<PathOwners>>) -> Self {
         Self { blobs, settings, writing, known: std::sync::Mutex::default() }
     }
@@ -77,7 +77,7 @@ impl<B: Blobs> Keeper<B> {
     async fn note(&self, owners: &mut PathOwners, books: &str, manifest: &Manifest) -> Result<(), SinkError> {
         let bytes = manifest.to_bytes().expect("a manifest is always JSON");
         let hash = Hash::of(&bytes);
-        // After a failure it is not known what is there.
+        // Removed first: after a failed write the stored state is unknown.
         owners.forget(books);
         self.known().remove(books);
         let version = self.blobs.write(&format!("{books}{MANIFEST}"), bytes.into()).await?;
@@ -97,7 +97,7 @@ impl<B: Blobs> Keeper<B> {
         Ok(noted.map(|noted| (noted.hash, noted.text)).collect())
     }
 
-    /// Reads files; those that are not there are left out.
+    /// Reads files; missing ones are left out.
     async fn read_all<T: Send>(
         &self,
         paths: Vec<String>,
@@ -113,8 +113,8 @@ impl<B: Blobs> Keeper<B> {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// Leaves out what is as it should be already. Answers also the files that are there and not ours, each
-    /// with whether it holds just what we would write.
+    /// Leaves out files that already have the right bytes. Returns also the existing files that are not ours, each
+    /// with whether it has the bytes that we would write.
     async fn only_changes(
         &self,
         held: Option<&Manifest>,
@@ -137,7 +137,7 @@ impl<B: Blobs> Keeper<B> {
         Ok((changes, foreign))
     }
 
-    /// Which of these paths of an inventory other manifests name. Reads the manifests that have changed since the
+    /// Which of these paths of an inventory other manifests name. Reads only manifests that have changed since the
     /// last search.
     async fn find_owners(
         &self,
@@ -168,7 +168,7 @@ impl<B: Blobs> Keeper<B> {
         Ok(search.found())
     }
 
-    /// Notes whether other manifests name paths of an inventory as well.
+    /// Records whether other manifests name paths of an inventory as well.
     async fn look_for_contested(&self, books: &str, manifest: &Manifest) -> Result<(), SinkError> {
         let mut owners = self.writing.lock().await;
         let found = self.find_owners(&mut owners, books, manifest.paths()).await?;
@@ -176,8 +176,8 @@ impl<B: Blobs> Keeper<B> {
         Ok(())
     }
 
-    /// Where a comparison has found that others name paths of an inventory: decides whose they are, and gives up
-    /// those of others.
+    /// If a comparison has found that other manifests name paths of an inventory: decides who owns each path, and
+    /// gives up those that belong to others.
     async fn settle_contested(
         &self,
         owners: &mut PathOwners,
@@ -200,7 +200,7 @@ impl<B: Blobs> Keeper<B> {
         Ok(settled)
     }
 
-    /// Draws a write up, around the files of others. Answers also whether there was a journal.
+    /// Computes a write that avoids the files of others. Returns also whether there was a journal.
     async fn draw(
         &self,
         owners: &mut PathOwners,
@@ -285,7 +285,7 @@ impl<B: Blobs> Keeper<B> {
     }
 }
 
-/// Waits for all, also if one fails: nothing may still be under way when a write has ended.
+/// Waits for all operations, also if one fails: no operation may still be running when a write has ended.
 async fn all<T>(
     operations: impl Iterator<Item = impl Future<Output = Result<T, SinkError>>>,
 ) -> Result<(), SinkError> {
@@ -294,7 +294,7 @@ async fn all<T>(
 
 #[async_trait]
 impl<B: Blobs> Sink for Keeper<B> {
-    /// A document is one file, unless it has several parts: then each part is replaced by itself.
+    /// A document is one file. If it has several parts, each part is replaced separately.
     fn atomicity(&self) -> Atomicity {
         if self.settings.is_document() { Atomicity::WholeDelta } else { Atomicity::SingleRows }
     }
@@ -333,7 +333,7 @@ impl<B: Blobs> Sink for Keeper<B> {
         self.admitted(&books, batch.inventory, batch.claim).await?;
         let found = self.manifest(&books).await?;
         let hash = found.as_ref().map(|(_, hash)| *hash);
-        // After a failure nothing is known.
+        // Removed first: after a failure the stored state is unknown.
         if self.known().remove(&books).is_some_and(|known| known != hash) {
             let attempt = format!("write inventory {}: its files are not as they were left", batch.inventory);
             return Err(SinkError::new(SinkReason::ClaimLost, attempt));
@@ -341,7 +341,7 @@ impl<B: Blobs> Sink for Keeper<B> {
         let mut held = found.map(|(manifest, _)| manifest);
         let settled = self.settle_contested(&mut owners, &books, batch, &mut held).await?;
         let (mut change, noted) = self.draw(&mut owners, &books, batch, held.as_ref(), &settled).await?;
-        // Others may have claimed the inventory while we were reading.
+        // Another writer may have claimed the inventory while this one was reading.
         self.admitted(&books, batch.inventory, batch.claim).await?;
         let checksum = Some(change.checksum.clone());
         let refused = std::mem::take(&mut change.refused);
@@ -357,13 +357,13 @@ impl<B: Blobs> Sink for Keeper<B> {
         self.admitted(&books, inventory, claim).await?;
         self.known().remove(&books);
         if let Some((manifest, _)) = self.manifest(&books).await? {
-            // What another manifest names stays.
+            // Files that another manifest names stay.
             let others = self.find_owners(&mut owners, &books, manifest.paths()).await?;
             let own = manifest.paths().into_iter().filter(|path| !others.contains_key(*path));
             self.delete_all(own.map(ToOwned::to_owned).collect()).await?;
         }
         owners.forget(&books);
-        // The right to do all this goes last: a run that was cut off is repeated.
+        // The claim is removed last: if this run is interrupted, the next one repeats it.
         self.blobs.delete(&format!("{books}/journal.ndjson")).await?;
         self.blobs.delete(&format!("{books}{MANIFEST}")).await?;
         claims::forget(&self.blobs, &books).await

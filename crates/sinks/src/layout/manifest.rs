@@ -1,6 +1,6 @@
-//! The manifest of an inventory: which files are its own, and what each row occupies.
+//! The manifest of an inventory: which files belong to it, and where each row is.
 //!
-//! One JSON object per line. The first says how the files were made, each other is about a row.
+//! One JSON object per line. The first line describes how the files were made, each other line is a row.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use sha1::{Digest, Sha1};
 
 use super::{Shape, path_owners::Owners, paths};
 
-/// What an inventory has in a destination.
+/// The files and rows of an inventory in a destination.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Manifest {
     pub(crate) header: Header,
@@ -23,37 +23,37 @@ pub(crate) struct Manifest {
 /// The first line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Header {
-    /// For people: the inventory.
+    /// The inventory: cluster, namespace and name. For people and messages.
     pub(crate) inventory: [String; 3],
     /// Fingerprint of the settings.
     pub(crate) settings: String,
     pub(crate) shape: Shape,
-    /// Files that are not of one row, with the hash of their bytes.
+    /// Files that are not the file of one row, with the hash of their bytes.
     pub(crate) files: BTreeMap<String, Hash>,
-    /// Files that a write that has not ended may have made.
+    /// Files that an unfinished write may have created.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) claimed: BTreeSet<String>,
-    /// Whether a write has begun and not ended.
+    /// Whether a write has begun and not finished.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) writing: bool,
 }
 
-/// What a row occupies.
+/// Where a row is stored.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Line {
     pub(crate) version: String,
     pub(crate) name: String,
     pub(crate) digest: RowDigest,
-    /// The attribute that holds the whole object, if that is all there is.
+    /// The attribute that holds the whole object, if the row has no other attribute.
     pub(crate) whole: Option<String>,
     /// Its file; empty if the row was lost.
     pub(crate) path: String,
-    /// Hash of its bytes.
+    /// Hash of its chunk.
     pub(crate) hash: Hash,
 }
 
-/// The first half of the name that Git gives to a file with these bytes: a tree in Git tells what has
-/// changed without its files being read.
+/// The first 16 bytes of the id of the Git blob with these bytes: in a Git tree, changed files are found without
+/// reading them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Hash(pub(super) u128);
 
@@ -65,7 +65,7 @@ impl Hash {
         Self::prefix(&hasher.finalize())
     }
 
-    /// Of the name of a blob.
+    /// The hash, from the id of a blob.
     pub(crate) fn prefix(id: &[u8]) -> Self {
         Self(id.iter().take(16).fold(0, |number, byte| number << 8 | u128::from(*byte)))
     }
@@ -84,11 +84,11 @@ impl<'de> Deserialize<'de> for Hash {
     }
 }
 
-/// The file of the header, where a manifest is in several files.
+/// The file of the header if a manifest is split into several files.
 const HEADER: &str = "manifest.json";
-/// About as many rows share a file.
+/// The approximate number of rows per file.
 const ROWS_PER_FILE: usize = 64;
-/// A directory with more files is slow to write itself.
+/// The maximum number of files: Git rewrites the whole list of a directory with every change.
 const MOST_FILES: usize = 4096;
 
 /// A line as it is written.
@@ -111,7 +111,7 @@ struct Written<'a> {
 
 type Text<'a> = std::borrow::Cow<'a, str>;
 
-/// What a line says about its file.
+/// The fields of a line that concern its file.
 #[derive(Deserialize)]
 pub(crate) struct NamedLine<'a> {
     #[serde(borrow)]
@@ -122,7 +122,7 @@ pub(crate) struct NamedLine<'a> {
 }
 
 impl<'a> NamedLine<'a> {
-    /// The lines that can be read and name a file.
+    /// The lines that can be parsed and name a file.
     pub(crate) fn read(bytes: &'a [u8]) -> impl Iterator<Item = Self> {
         let lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         lines
@@ -162,12 +162,12 @@ impl Manifest {
         Ok(bytes)
     }
 
-    /// The manifest in several files, so that a changed row changes a small one.
+    /// The manifest in several files, so that a changed row changes a small file.
     pub(crate) fn to_files(&self) -> serde_json::Result<BTreeMap<String, Vec<u8>>> {
         let mut header = serde_json::to_vec(&self.header)?;
         header.push(b'\n');
         let mut files = BTreeMap::from([(HEADER.to_owned(), header)]);
-        // The number depends on the number of rows alone: equal rows give equal files.
+        // The number of files depends only on the number of rows: equal rows give equal files.
         let shards = (self.rows.len() / ROWS_PER_FILE).next_power_of_two().min(MOST_FILES);
         for (key, line) in &self.rows {
             let shard = paths::key_hash(key) >> 64 & (shards as u128 - 1);
@@ -176,7 +176,7 @@ impl Manifest {
         Ok(files)
     }
 
-    /// The way back from [`to_files`](Self::to_files).
+    /// The inverse of [`to_files`](Self::to_files).
     pub(crate) fn of_files<'a>(
         files: impl IntoIterator<Item = (&'a str, &'a [u8])>,
     ) -> serde_json::Result<Option<Self>> {
@@ -223,7 +223,7 @@ impl Manifest {
         serde_json::from_slice(bytes)
     }
 
-    /// No longer names these files. Their rows are lost until they are given again.
+    /// Stops naming these files. Their rows are lost until they are written again.
     pub(crate) fn give_up(&mut self, paths: &Owners) {
         self.header.files.retain(|path, _| !paths.contains_key(path));
         self.header.claimed.retain(|path| !paths.contains_key(path));
@@ -278,7 +278,7 @@ fn write_line(bytes: &mut Vec<u8>, key: &RowKey, line: &Line) -> serde_json::Res
     Ok(())
 }
 
-/// Why a manifest cannot be read: where, and without quoting it, because it may come from any server.
+/// Why a manifest cannot be read: the position, without quoting the text, because it may come from any server.
 pub(crate) fn unreadable(error: &serde_json::Error) -> String {
     let what = match error.classify() {
         serde_json::error::Category::Data => "it has other fields than expected",

@@ -1,7 +1,7 @@
-//! Whose a path is: what the manifests of all inventories in one directory or on one branch name.
+//! Who owns a path: the paths that the manifests of all inventories in one directory or on one branch name.
 //!
-//! A path that a manifest names belongs to its inventory, whether the file is there or not. Nothing is read here:
-//! a [`Search`] says which manifests it needs, and takes them.
+//! A path that a manifest names belongs to its inventory, whether the file exists or not. No I/O happens here:
+//! a [`Search`] returns which manifests must be read, and is given their content.
 
 use std::{
     cmp::Ordering,
@@ -12,21 +12,21 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::manifest::{Hash, Manifest, NamedLine};
 
-/// How many paths of all inventories are remembered: 8 bytes each, so 64 MB at most per directory or branch. What is
-/// remembered is not dropped for something else; a manifest that does not fit is read again by every search.
+/// How many paths of all inventories are remembered: 8 bytes each, so at most 64 MB per directory or branch.
+/// Remembered paths are not evicted; a manifest that does not fit is read again by every search.
 const MOST_PATHS: usize = 8 << 20;
-/// How many owners are remembered per inventory, about 300 bytes each. They answer for rows that are refused or
-/// placed elsewhere again and again.
+/// How many owners are remembered per inventory, about 300 bytes each. They avoid reading the manifest again for
+/// rows that every write refuses or places elsewhere.
 const MOST_OWNERS: usize = 1000;
 
-/// What is remembered of the manifests of all inventories in one directory or on one branch.
+/// The remembered paths of all manifests in one directory or on one branch.
 #[derive(Default)]
 pub struct PathOwners {
     /// By the directory of an inventory below `.kollect/`.
     manifests: BTreeMap<String, Remembered>,
-    /// Paths in them, in total.
+    /// The total number of paths in `manifests`.
     count: usize,
-    /// Inventories that have paths which other manifests name as well, as far as a comparison has found out.
+    /// Inventories with paths that other manifests name as well, as found by the last comparison.
     contested: BTreeSet<String>,
 }
 
@@ -34,7 +34,7 @@ struct Remembered {
     version: String,
     /// Hashes of the paths, ascending.
     paths: Vec<u64>,
-    /// Owners that were asked for, by path.
+    /// Owners of paths that a search asked for.
     owners: BTreeMap<String, Owner>,
 }
 
@@ -45,9 +45,9 @@ pub(crate) struct Owner {
     pub(crate) inventory: Option<[String; 3]>,
     /// Directory of its manifest.
     pub(crate) books: String,
-    /// Hash of the file, if its write has ended.
+    /// Hash of the file; `None` if its write has not finished.
     pub(crate) hash: Option<Hash>,
-    /// The API group of the row that the file holds; `None` if it holds many.
+    /// The API group of the row in the file; `None` if the file holds many rows.
     pub(crate) group: Option<String>,
 }
 
@@ -62,17 +62,17 @@ impl Owner {
         }
     }
 
-    /// The least of several has the path. `file` is what is there.
+    /// The owner with the lowest rank has the path. `file` is the hash of the existing file.
     fn rank(&self, file: Option<&Hash>) -> impl Ord {
         let differs = file.is_none() || self.hash.as_ref() != file;
         (differs, self.inventory.is_none(), &self.inventory, &self.books)
     }
 }
 
-/// Paths that other manifests name, with those that name them.
+/// Paths that other manifests name, with all inventories that name them.
 pub(crate) type Owners = BTreeMap<String, Vec<Owner>>;
 
-/// A manifest in a list: the directory it is in, and its version if the store tells one.
+/// A manifest in a listing: its directory, and its version if the store has versions.
 pub(crate) type Listed = (String, Option<String>);
 
 impl PathOwners {
@@ -82,7 +82,7 @@ impl PathOwners {
         self.keep(books, version, paths, BTreeMap::new());
     }
 
-    /// Forgets a manifest: it is about to change.
+    /// Forgets a manifest that is about to change.
     pub(crate) fn forget(&mut self, books: &str) {
         if let Some(old) = self.manifests.remove(books) {
             self.count -= old.paths.len();
@@ -102,7 +102,7 @@ impl PathOwners {
         self.manifests.insert(books.to_owned(), Remembered { version, paths, owners });
     }
 
-    /// Notes whether an inventory has paths that other manifests name as well.
+    /// Records whether an inventory has paths that other manifests name as well.
     pub(crate) fn set_contested(&mut self, books: &str, contested: bool) {
         if contested {
             self.contested.insert(books.to_owned());
@@ -111,23 +111,23 @@ impl PathOwners {
         }
     }
 
-    /// Whether the last look at an inventory has found paths that other manifests name as well.
+    /// Whether the last comparison of an inventory has found paths that other manifests name as well.
     pub(crate) fn is_contested(&self, books: &str) -> bool {
         self.contested.contains(books)
     }
 }
 
-/// Looks for paths of one inventory in the manifests of all others.
+/// Searches the manifests of all other inventories for paths of one inventory.
 pub(crate) struct Search<'a> {
     /// Ascending.
     wanted: Vec<(u64, &'a str)>,
     found: Owners,
 }
 
-/// What was read in a manifest.
+/// The paths of a manifest that was read.
 pub(crate) struct Scanned {
     paths: Vec<u64>,
-    /// Of the wanted paths.
+    /// Owners of the wanted paths.
     owners: BTreeMap<String, Owner>,
 }
 
@@ -138,8 +138,8 @@ impl<'a> Search<'a> {
         Self { wanted, found: Owners::new() }
     }
 
-    /// Looks into what is remembered. `listed` are all manifests; `own` is the directory of the inventory that the
-    /// search is for. Answers the manifests that must be read.
+    /// Uses the remembered paths. `listed` are all manifests; `own` is the directory of the inventory that the search
+    /// is for. Returns the manifests that must be read.
     pub(crate) fn ask(&mut self, known: &mut PathOwners, own: &str, listed: Vec<Listed>) -> Vec<Listed> {
         let there: BTreeSet<&str> = listed.iter().map(|(books, _)| &**books).collect();
         known.manifests.retain(|books, _| there.contains(&**books));
@@ -157,7 +157,7 @@ impl<'a> Search<'a> {
         unread
     }
 
-    /// Whether what is remembered of a manifest is enough. Then its answer is taken.
+    /// Whether the remembered paths of a manifest answer the search. If so, adds the owners.
     fn answered(&mut self, manifest: &Remembered) -> bool {
         let named = common(&manifest.paths, &self.wanted);
         let owners: Option<Vec<(&str, &Owner)>> =
@@ -168,8 +168,8 @@ impl<'a> Search<'a> {
         owners.is_some()
     }
 
-    /// Reads a manifest: its header, and the lines of its rows. What cannot be read names nothing: damage to one
-    /// manifest stops no other inventory.
+    /// Parses a manifest: its header and the lines of its rows. Damaged parts name no path, so a damaged manifest
+    /// stops no other inventory.
     pub(crate) fn scan<'b>(
         &self,
         books: &str,
@@ -194,7 +194,7 @@ impl<'a> Search<'a> {
         let files = header.iter().flat_map(|header| &header.files).map(|(path, hash)| (path, Some(*hash)));
         for (path, hash) in claimed.chain(files) {
             scanned.paths.push(path_hash(path));
-            // A row that says more about a path that was only claimed is kept.
+            // A path that is only claimed has no hash: keep the owner from the line of a row, which has one.
             if self.wants(path) && (hash.is_some() || !scanned.owners.contains_key(path)) {
                 scanned.owners.insert(path.clone(), owner(hash, None));
             }
@@ -207,7 +207,7 @@ impl<'a> Search<'a> {
         self.wanted.binary_search(&(path_hash(path), path)).is_ok()
     }
 
-    /// Takes a manifest that was read.
+    /// Adds a manifest that was read.
     pub(crate) fn take(&mut self, known: &mut PathOwners, (books, version): Listed, scanned: Scanned) {
         for (path, owner) in &scanned.owners {
             self.found.entry(path.clone()).or_default().push(owner.clone());
@@ -222,7 +222,7 @@ impl<'a> Search<'a> {
         known.keep(&books, version, scanned.paths, owners);
     }
 
-    /// The wanted paths that other manifests name. Several owners of a path are in the order of their names.
+    /// The wanted paths that other manifests name. Several owners of a path are ordered by their names.
     pub(crate) fn found(mut self) -> Owners {
         for owners in self.found.values_mut() {
             owners.sort_by(|a, b| a.rank(None).cmp(&b.rank(None)));
@@ -231,21 +231,21 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Paths of an inventory that other manifests name as well, settled.
+/// The decision about paths of an inventory that other manifests name as well.
 #[derive(Default)]
 pub(crate) struct Settled {
-    /// Those of other inventories; of several owners the first has the path.
+    /// Paths that belong to other inventories; the first owner in the list has the path.
     pub(crate) lost: Owners,
-    /// Those that are its own all the same.
+    /// Paths that belong to this inventory although other manifests name them.
     pub(crate) shared: Owners,
 }
 
 impl Settled {
-    /// Decides whose each path is. It belongs to the inventory whose manifest has the hash of the file that is there;
-    /// among several of these, or if there is none, to the one with the smallest cluster, namespace and name.
+    /// Decides who owns each path: the inventory whose manifest has the hash of the existing file. If several have it
+    /// or none has, the one with the smallest cluster, namespace and name.
     ///
-    /// So all of them come to the same result, in any order. A file is repaired only by the one that has it: then the
-    /// hash is that of its manifest, and the result stays.
+    /// All inventories reach the same decision, in any order. Only the owner repairs the file; then the hash is that
+    /// of its manifest, and the decision stays the same.
     pub(crate) fn new(
         manifest: &Manifest,
         books: &str,
@@ -284,8 +284,8 @@ fn sorted(mut hashes: Vec<u64>) -> Vec<u64> {
     hashes
 }
 
-/// The wanted paths whose hash is in a list. Both are ascending; a short one is found in a long one without walking
-/// through the latter.
+/// The wanted paths whose hash is in a list. Both lists are ascending. The search skips ahead, so a short list is
+/// found in a long one without visiting every item.
 fn common<'a>(hashes: &[u64], wanted: &[(u64, &'a str)]) -> Vec<&'a str> {
     let (mut at, mut wants) = (0, 0);
     let mut found = Vec::new();
@@ -304,7 +304,7 @@ fn common<'a>(hashes: &[u64], wanted: &[(u64, &'a str)]) -> Vec<&'a str> {
     found
 }
 
-/// The first of ascending items for which something holds, in steps that double.
+/// The index of the first of ascending items for which `holds` is true. Searches in steps that double.
 fn first<T>(items: &[T], holds: impl Fn(&T) -> bool) -> usize {
     let mut end = 1;
     while items.get(end).is_some_and(|item| !holds(item)) {

@@ -1,19 +1,19 @@
-//! Paths of files, from templates. Whatever a name holds, a path stays below the root and outside of the
-//! own bookkeeping.
+//! Paths of files, from templates. For any names of objects a path stays below the root and outside of the
+//! directory `.kollect`.
 
 use kollect_model::{batch::InventoryId, row::RowKey};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::Settings;
 
-/// Directory of the bookkeeping, below the root.
+/// Directory of manifests, claims and journals, below the root.
 pub(crate) const BOOKS: &str = ".kollect";
 
 /// A path with placeholders.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Template(String);
 
-/// A path in two halves, so that something can be put in front of the extension.
+/// A path split before its extension, so that a suffix can be inserted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FilePath {
     pub(super) stem: String,
@@ -25,7 +25,7 @@ impl FilePath {
         format!("{}{}", self.stem, self.extension)
     }
 
-    /// The path of one of several parts.
+    /// The path of one part of a document, or of the whole document.
     pub(crate) fn part(&self, part: Option<(usize, usize)>) -> String {
         match part {
             None => self.whole(),
@@ -36,11 +36,11 @@ impl FilePath {
     }
 }
 
-/// Programs that read trees stop at a few thousand bytes.
+/// The limit for a whole path in bytes: programs that read trees fail at a few thousand.
 const LONGEST_PATH: usize = 800;
 
-/// Whether some file system takes a name for `.git`: in any case, with characters that HFS+ does not see,
-/// as the short name or the stream of NTFS, and with what Windows drops at the end.
+/// Whether some file system reads a name as `.git`: in any case, with characters that HFS+ ignores, as the short
+/// name or the stream of NTFS, and with characters that Windows drops at the end.
 fn is_git(segment: &str) -> bool {
     let unseen = |c: &char| !matches!(c, '\u{200c}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{206a}'..='\u{206f}' | '\u{feff}');
     let plain: String = segment.chars().filter(unseen).collect::<String>().to_ascii_lowercase();
@@ -71,7 +71,7 @@ impl Template {
         Self(text.to_owned())
     }
 
-    /// As it was written.
+    /// The text as written in the spec.
     pub(super) fn text(&self) -> &str {
         &self.0
     }
@@ -108,7 +108,7 @@ impl Template {
                 segments.push(cut.to_owned());
             }
         }
-        // Placeholders that are all empty leave no name.
+        // If all placeholders are empty there is no file name.
         if text.ends_with('/') || segments.is_empty() {
             segments.push("unnamed".into());
         }
@@ -121,7 +121,7 @@ impl Template {
     }
 }
 
-/// The path of documents or of an index. Different inventories have different ones, whatever their names hold.
+/// The path of documents or of an index. Different inventories have different paths, for any names.
 pub(crate) fn document(
     template: &Template,
     settings: &Settings,
@@ -147,10 +147,10 @@ pub(super) fn of_inventory(placeholder: &str, inventory: &InventoryId, generatio
     }
 }
 
-/// File systems take 255 bytes per name; extension, part numbers and suffixes come on top.
+/// File systems allow 255 bytes per name; extension, part numbers and suffixes are added to this length.
 const LONGEST: usize = 180;
 
-/// The value as part of a segment: no separators, no run of dots, nothing that hides a file.
+/// The value as part of a segment: no separators, no run of dots, no dot at the beginning.
 pub(super) fn clean(value: &str) -> String {
     let mut out = String::with_capacity(value.len());
     let mut chars = value.chars().peekable();
@@ -184,7 +184,7 @@ fn cut(text: &str, longest: usize) -> &str {
     text.get(..text.floor_char_boundary(longest)).unwrap_or(text)
 }
 
-/// Lengths keep different keys apart.
+/// A hash of the key. It includes the lengths of the parts, so that different keys never give the same bytes.
 pub(crate) fn key_hash(key: &RowKey) -> u128 {
     let target = key.target.namespace.as_deref();
     let parts =
@@ -197,7 +197,7 @@ pub(crate) fn key_hash(key: &RowKey) -> u128 {
     xxh3_128(&bytes)
 }
 
-/// Where the books of an inventory are.
+/// The directory of an inventory's manifest, claims and journal.
 pub(crate) fn books(inventory: &InventoryId) -> String {
     let InventoryId { cluster, namespace, name } = inventory;
     let identity =

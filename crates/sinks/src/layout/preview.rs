@@ -1,4 +1,4 @@
-//! The files of an export that nobody has made, for a status.
+//! Previews the files of an export for a status, without writing any.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::sample::{Sample, TIME};
 
-/// Longer lists help nobody.
+/// The maximum number of sample paths in a status.
 const PATHS: usize = 3;
 
 /// Adds the files of a sample to a preview.
@@ -29,7 +29,7 @@ pub(crate) fn preview(settings: &Settings, cluster: &str, base: Preview) -> Prev
     let drawn = change(settings);
     let shape = drawn.manifest.header.shape;
     let mut paths: Vec<String> = drawn.writes.into_iter().map(|(path, _)| path).collect();
-    // The index comes last; a document is alone.
+    // The index is the last file; a document is the only file.
     let object_path = if shape.document || shape.index { paths.last().cloned() } else { None };
     paths.truncate(PATHS);
     let readable = change(&Settings { gzip: false, ..settings.clone() }).writes;
@@ -55,7 +55,7 @@ pub(crate) fn preview(settings: &Settings, cluster: &str, base: Preview) -> Prev
     }
 }
 
-/// The word of a spec for a value.
+/// The spelling of a value in a spec.
 fn word(value: impl serde::Serialize) -> Option<String> {
     json!(value).as_str().map(ToOwned::to_owned)
 }
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
     use crate::{Backend as _, Files, Policy, filesystem};
 
-    /// Writes the sample for real, and answers the content of the first file of the preview.
+    /// Writes the sample to a directory, and returns the content of the first file of the preview.
     async fn written(preview: &Preview, config: filesystem::Config, whole: bool) -> String {
         let dir = tempfile::tempdir().unwrap();
         let policy = Policy { files: Files::Below(dir.path().to_owned()), ..Policy::default() };

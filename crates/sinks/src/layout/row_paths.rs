@@ -1,7 +1,7 @@
-//! The files of rows in a tree: what the template says, and something more for rows that would share a file.
+//! The paths of rows in a tree: from the template, with a suffix for rows that would share a file.
 //!
-//! A path depends on the rows of the inventory and on files of others that are in the way, never on the
-//! order in which rows came.
+//! A path depends on the rows of the inventory and on files of others at the same paths, never on the order in
+//! which rows arrived.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,8 +13,8 @@ use super::{
     paths::{FilePath, clean, key_hash, of_inventory},
 };
 
-/// The template of rows unless the spec has one. It holds no API group: rows of kinds that differ in nothing
-/// else get it, see [`Level::Grouped`].
+/// The template for rows if the spec has none. It has no API group: the group is added for rows whose paths would
+/// otherwise be equal, see [`Level::Grouped`].
 pub(super) const DEFAULT_TEMPLATE: &str = "{cluster}/{sourceNamespace}/{kind}/{sourceName}{extension}";
 
 /// The row that a path is for.
@@ -26,16 +26,16 @@ pub(crate) struct Source<'a> {
 /// The file of a row.
 pub(crate) struct Placed {
     pub(crate) path: String,
-    /// What the template says, where a suffix was needed.
+    /// The path of the template, if a suffix was added.
     pub(crate) shared: Option<String>,
 }
 
-/// What a path has beyond the template.
+/// What is added to the path of the template.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Level {
     /// Nothing.
     Plain,
-    /// The API group, behind the kind.
+    /// The API group, after the kind.
     Grouped,
     /// A hash of the key.
     Hashed,
@@ -62,7 +62,7 @@ impl Candidate<'_> {
         }
     }
 
-    /// Takes the next path. `by_group`: the API group is enough to tell this row from those in its way.
+    /// Takes the next level. `by_group`: the API group alone makes the path unique.
     fn move_on(&mut self, by_group: bool) {
         self.level = match self.level {
             Level::Plain if by_group && self.grouped.is_some() => Level::Grouped,
@@ -73,7 +73,7 @@ impl Candidate<'_> {
     }
 }
 
-/// The paths of rows, in their order. `taken` are paths of the inventory that no row can have.
+/// The paths of rows, in their order. `taken` are paths of the inventory that rows must not use.
 pub(crate) fn rows<'a>(
     sources: impl IntoIterator<Item = Source<'a>>,
     settings: &Settings,
@@ -98,7 +98,7 @@ pub(crate) fn rows<'a>(
             wanted.entry(path).or_default().push(candidate.group);
         }
         let taken: HashSet<&str> = taken.iter().map(|path| &**path).collect();
-        // A file cannot be where another one needs a directory.
+        // A file cannot have the path of a directory that another file needs.
         let directories: HashSet<&str> = paths
             .iter()
             .map(|path| &**path)
@@ -162,7 +162,7 @@ fn row(
             },
             "kind" => &kind,
             "uid" => &key.uid,
-            // What names the inventory.
+            // Placeholders of the inventory.
             name => return of_inventory(name, inventory, generation),
         };
         clean(value)

@@ -1,8 +1,8 @@
-//! One connection, which ends when it is lost.
+//! One connection. It is not restored after it is lost.
 //!
-//! The client library would connect again by itself, and then send what was waiting: changes that may have
-//! been compared and sent otherwise meanwhile. So it may not, everything that waits fails at once, and
-//! whoever uses the sink opens it again and reads back what has arrived.
+//! The client library would reconnect on its own and then send what was waiting: changes that may have been
+//! compared and sent in another way in the meantime. So reconnecting is disabled and everything that waits
+//! fails; the binding opens the sink again and reads back what has arrived.
 
 use std::{
     fmt,
@@ -31,18 +31,18 @@ use super::{
 };
 use crate::Network;
 
-/// From the first packet to a session that can be used, for all addresses together.
+/// Limit for all addresses together, from the first packet to a usable session.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// For one address: others may answer.
+/// Limit for one address: others may answer.
 const ADDRESS_LIMIT: Duration = Duration::from_secs(4);
-/// For an answer. A server that stores a message needs milliseconds.
+/// Limit for an answer. A server that stores a message needs milliseconds.
 pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// Messages under way at once; more make nothing faster.
+/// Maximum number of unacknowledged messages; more are not faster.
 pub(super) const UNDER_WAY: usize = 1024;
-/// A peer that vanished is noticed in about half a minute.
+/// Interval of pings: a peer that has disappeared is noticed in about half a minute.
 const PING: Duration = Duration::from_secs(15);
 
-/// A server, as a person names it.
+/// A server as the user names it.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Address {
     pub(super) host: String,
@@ -64,7 +64,7 @@ impl fmt::Display for Address {
 }
 
 impl Address {
-    /// Servers of one cluster, separated by commas. A problem is said without the text.
+    /// Servers of one cluster, separated by commas. An error does not repeat the text.
     pub(super) fn parse_list(text: &str) -> Result<Vec<Self>, String> {
         text.split(',').map(|one| Self::parse(one.trim())).collect()
     }
@@ -88,14 +88,14 @@ impl Address {
         Ok(Self { host: address.host().to_owned(), port: address.port(), tls: address.scheme() == "tls" })
     }
 
-    /// Where it is now. Everything that is connected to comes from here.
+    /// The current addresses of the server, all checked. The sink connects to no other addresses.
     async fn resolve(&self, network: &Network) -> Result<Vec<SocketAddr>, SinkError> {
         let addresses = network.resolve(&self.host, self.port).await;
         addresses.map_err(|error| error.into_sink_error(&self.host, None))
     }
 }
 
-/// Why a connection cannot be used any more.
+/// Why a connection is not usable any more.
 #[derive(Clone, Debug)]
 enum Trouble {
     Lost,
@@ -150,7 +150,7 @@ impl Connection {
         }))
     }
 
-    /// Connects to one address. Certificates are checked against the name of the server nevertheless.
+    /// Connects to one address. The certificate is still checked against the name of the server.
     async fn open_address(
         config: &Config,
         server: &Address,
@@ -166,14 +166,14 @@ impl Connection {
                     Event::ServerError(ServerError::AuthorizationViolation) => {
                         Trouble::Forbidden("the server has revoked the authorization")
                     }
-                    // Said once and to nobody in particular: whoever waits for an answer gets none.
+                    // The server does not answer a request that it does not permit: it only sends this event, once.
                     Event::ServerError(ServerError::Other(text)) => match not_permitted(&text) {
                         Some(why) => Trouble::Forbidden(why),
                         None => return,
                     },
                     _ => return,
                 };
-                // Why we may not is worth more than that the connection ended then.
+                // Keep the first one: a missing permission explains more than the lost connection that follows.
                 tell.send_if_modified(|known| {
                     let new = known.is_none();
                     if new {
@@ -195,12 +195,12 @@ impl Connection {
         Ok(Self { client, jetstream, trouble })
     }
 
-    /// Largest message that the server takes, with its headers.
+    /// Maximum size of a message with its headers.
     pub(super) fn max_payload(&self) -> usize {
         self.client.max_payload()
     }
 
-    /// Does something, and stops as soon as the connection is lost.
+    /// Runs `work`, and fails as soon as the connection is lost.
     pub(super) async fn attentive<T>(
         &self,
         work: impl Future<Output = Result<T, Failure>>,
@@ -211,7 +211,7 @@ impl Connection {
             found.ok().and_then(|found| found.clone()).unwrap_or(Trouble::Lost)
         };
         match select(std::pin::pin!(work), std::pin::pin!(noticed)).await {
-            // The library notices first, and calls it a closed channel.
+            // The library may notice the loss first and report a closed channel.
             Either::Left((Err(Failure::Other(_)), _))
                 if self.client.connection_state() != State::Connected =>
             {
@@ -223,7 +223,7 @@ impl Connection {
         }
     }
 
-    /// Asks JetStream. Configurations travel as they are, so that nothing that we do not know gets lost.
+    /// Sends a request to JetStream. Configurations are raw JSON, so that fields that we do not know are kept.
     pub(super) async fn ask(&self, subject: String, body: &Value) -> Result<Value, Failure> {
         let answer = self
             .attentive(async {
@@ -250,7 +250,7 @@ impl Connection {
     }
 }
 
-/// What the server does not permit, if that is what it says.
+/// The message for a permission error of the server; `None` for other errors.
 fn not_permitted(text: &str) -> Option<&'static str> {
     let text = text.to_ascii_lowercase();
     let (_, what) = text.split_once("permissions violation")?;
@@ -269,7 +269,7 @@ fn options(config: &Config, server: &Address, attempt: &str) -> Result<ConnectOp
     let credentials = &config.credentials;
     let (user, token) = (credentials.user.clone(), credentials.token.clone());
     let connected = Arc::new(AtomicBool::new(false));
-    // Asked for each connection, so this is where a second one is refused.
+    // The library calls this for each connection: the second call refuses to reconnect.
     let mut options = ConnectOptions::with_auth_callback(move |_| {
         let again = connected.swap(true, Ordering::Relaxed);
         let mut auth = Auth::new();
@@ -287,7 +287,7 @@ fn options(config: &Config, server: &Address, attempt: &str) -> Result<ConnectOp
         server.tls || trust.certificates.is_some() || trust.any_server || credentials.identity.is_some();
     match tls(config, server) {
         Ok(tls) => options = options.tls_client_config(tls),
-        // A machine without any root certificates can still talk to servers without TLS.
+        // A machine without root certificates can still connect to servers without TLS.
         Err(_) if !required => {}
         Err(problem) => {
             return Err(SinkError::new(SinkReason::Incompatible, format!("{attempt}: {problem}")));

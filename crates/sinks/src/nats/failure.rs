@@ -1,4 +1,4 @@
-//! What went wrong, from answers and silence of the server to the closed set of reasons.
+//! Maps answers and timeouts of the server to the closed set of reasons.
 
 use std::error::Error as _;
 
@@ -13,26 +13,26 @@ use kollect_model::sink::{SinkError, SinkReason};
 
 use crate::cause::{cause, tls_error};
 
-/// A failure in the middle of the work: of the server, or found by the sink itself.
+/// An error during an operation: from the server, or found by the sink itself.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The server refused, and said why by a status and a code.
+    /// The server refused with a status and a code.
     Said { status: usize, code: u64 },
-    /// Nobody listens: the stream is gone, or JetStream is.
+    /// No responder for the subject: the stream or JetStream is missing.
     NobodyListens,
     /// No answer in time.
     Late,
-    /// The connection is lost, and is not taken up again.
+    /// The connection is lost. It is not restored.
     Lost,
-    /// The server does not let us.
+    /// The server does not permit it.
     Forbidden(&'static str),
-    /// Somebody has written to the subject meanwhile.
+    /// Another writer has sent to the subject in the meantime.
     Overtaken,
-    /// Larger than the server takes.
+    /// The message exceeds the limit of the server.
     TooLarge,
-    /// Everything else, in our words.
+    /// Any other error, in our own words.
     Other(String),
-    /// Said already.
+    /// Already an error of a sink.
     Sink(SinkError),
 }
 
@@ -83,7 +83,7 @@ impl From<PublishError> for Failure {
 }
 
 impl Failure {
-    /// An error of the client library that has no case of its own. Its text may quote what the server sent.
+    /// An error of the client library without a case of its own. Its text may contain text that the server sent.
     pub(super) fn unexpected(error: &(dyn std::error::Error + 'static)) -> Self {
         let what = "the answer is not that of JetStream";
         Self::Other(
@@ -91,7 +91,7 @@ impl Failure {
         )
     }
 
-    /// The error of a sink.
+    /// Converts it to the error of a sink.
     pub(super) fn into_error(self, attempt: &str) -> SinkError {
         let error = |reason, why: &str| SinkError::new(reason, format!("{attempt}: {why}"));
         match self {
@@ -100,7 +100,7 @@ impl Failure {
                 let why = format!("{} (JetStream error {code}, status {status})", words(status, code));
                 error(reason(status, code), &why)
             }
-            // Somebody has removed the stream or the subject from it: the next open brings it back.
+            // The stream was removed, or the subject was removed from it: the next open creates it again.
             Self::NobodyListens => error(SinkReason::WriteFailed, "no stream of the server takes it"),
             Self::Late => error(SinkReason::Unreachable, "no answer in time"),
             Self::Lost => error(SinkReason::Unreachable, "the connection is lost"),
@@ -112,16 +112,16 @@ impl Failure {
     }
 }
 
-/// The reason behind an answer of JetStream.
+/// The reason for a JetStream error.
 fn reason(status: usize, code: u64) -> SinkReason {
     match code {
         STREAM_NOT_FOUND => SinkReason::Missing,
-        // JetStream is not enabled, for the server or for the account. Another stream has the subject; wrong
+        // JetStream is not enabled for the server or the account; the subject overlaps with another stream; wrong
         // expected stream; sealed; no time to live; bad configuration.
         10035 | 10039 | 10076 | 10052 | 10060 | 10065 | 10109 | 10166 => SinkReason::Incompatible,
         // No quorum, no leader, no peers.
         10005 | 10008 | 10009 => SinkReason::Unreachable,
-        // The store is full, for instance.
+        // For example, the store is full.
         10077 => SinkReason::WriteFailed,
         _ => match status {
             401 | 403 => SinkReason::Forbidden,
@@ -131,13 +131,13 @@ fn reason(status: usize, code: u64) -> SinkReason {
     }
 }
 
-/// Why no connection came about.
+/// The error of a connection that could not be opened.
 pub(super) fn of_connecting(attempt: &str, error: &ConnectError) -> SinkError {
     let reason = match (error.kind(), tls_error(error)) {
         (ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication, _) => {
             SinkReason::Forbidden
         }
-        // Alerts come from the server: it does not like our certificate, or misses one.
+        // Alerts come from the server: it refuses our certificate, or requires one.
         (_, Some(rustls::Error::AlertReceived(_))) => SinkReason::Forbidden,
         (_, Some(_)) | (ConnectErrorKind::Tls | ConnectErrorKind::ServerParse, _) => SinkReason::Incompatible,
         _ => SinkReason::Unreachable,
@@ -155,7 +155,7 @@ pub(super) fn of_connecting(attempt: &str, error: &ConnectError) -> SinkError {
     SinkError::new(reason, format!("{attempt}: {why}"))
 }
 
-/// What an answer of JetStream means.
+/// The message for a JetStream error.
 fn words(status: usize, code: u64) -> &'static str {
     match code {
         STREAM_NOT_FOUND => "the stream does not exist",

@@ -1,8 +1,8 @@
-//! Messages of rows: what is in their headers, so that nobody has to read their bodies to compare.
+//! Messages of rows. The headers contain all that a comparison needs, so bodies need not be read.
 //!
-//! `Kollect-Row-Key` names the row, `Kollect-Row-Digest` says what it is, `Kollect-Op` what happened. The
-//! server checks the others: which stream, which message is replaced, whether it came before, and when it
-//! expires.
+//! `Kollect-Row-Key` names the row, `Kollect-Row-Digest` is its digest, `Kollect-Op` is the operation. The
+//! server checks the other headers: the stream, the message that is replaced, the message id, and the time to
+//! live.
 
 use std::fmt::Write as _;
 
@@ -19,30 +19,30 @@ const OP: header::HeaderName = header::HeaderName::from_static("Kollect-Op");
 const TTL: header::HeaderName = header::HeaderName::from_static("Nats-TTL");
 const CONTENT_TYPE: header::HeaderName = header::HeaderName::from_static("Content-Type");
 
-/// Of a removal, in [`OP`].
+/// The value of [`OP`] for a removal.
 const REMOVED: &str = "removed";
-/// The segment of a key for a target without a namespace. No text is written like this.
+/// The segment of a key for a target without a namespace. No encoded text equals it.
 const NONE: &str = "~";
 
-/// What the last message of a subject stands for.
+/// The meaning of the last message of a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Held {
     /// A row.
     Row(RowDigest),
     /// A row that was removed.
     Marker,
-    /// Nothing that we can read: somebody else has sent it.
+    /// Not a valid message of a row: another client has sent it.
     Unknown,
 }
 
-/// What a message says about itself, and about its place in the stream.
+/// The values of the headers that the server checks.
 pub(super) struct Stamp<'a> {
     pub(super) stream: &'a str,
-    /// Sequence of the message that it replaces; 0: there is none.
+    /// Sequence of the message that it replaces; 0 if there is none.
     pub(super) replaces: u64,
-    /// Messages with one id are stored once. `None`: stored in any case.
+    /// Messages with the same id are stored once. `None`: always stored.
     pub(super) id: Option<&'a str>,
-    /// When it expires.
+    /// The time to live.
     pub(super) ttl: Option<&'a str>,
 }
 
@@ -61,7 +61,7 @@ impl Stamp<'_> {
         headers
     }
 
-    /// A message of a row; without a digest the row is removed.
+    /// The headers of a row's message; without a digest it is a removal.
     pub(super) fn row(&self, key: &RowKey, op: &str, digest: Option<RowDigest>) -> HeaderMap {
         let mut headers = self.headers();
         headers.insert(CONTENT_TYPE, event::CONTENT_TYPE);
@@ -74,19 +74,19 @@ impl Stamp<'_> {
     }
 }
 
-/// What is sent.
+/// A message with these headers and this body.
 pub(super) fn message(headers: HeaderMap, body: Bytes) -> PublishMessage {
     PublishMessage::build().headers(headers).payload(body)
 }
 
-/// Bytes of the headers on the wire.
+/// The size of the headers on the wire, in bytes.
 pub(super) fn size(headers: &HeaderMap) -> usize {
     let line = |name: &str, value: &str| name.len() + value.len() + 4;
     let lines = headers.iter().flat_map(|(name, values)| values.iter().map(move |value| (name, value)));
     14 + lines.map(|(name, value)| line(name.as_ref(), value.as_str())).sum::<usize>()
 }
 
-/// What the headers of a message say; `None` for the key of what is not a row.
+/// The key and the meaning of a message, from its headers; the key is `None` if the message is not a row's.
 pub(super) fn read(headers: Option<&HeaderMap>) -> (Option<RowKey>, Held) {
     let get = |name| headers.and_then(|headers| headers.get(name)).map(header::HeaderValue::as_str);
     let Some(key) = get(ROW_KEY).and_then(decode) else { return (None, Held::Unknown) };
@@ -99,7 +99,7 @@ pub(super) fn read(headers: Option<&HeaderMap>) -> (Option<RowKey>, Held) {
     (Some(key), held)
 }
 
-/// The key in one line of visible ASCII.
+/// The key as one line of visible ASCII.
 fn encode(key: &RowKey) -> String {
     let RowKey { target, group, kind, namespace, uid } = key;
     let mut text = String::with_capacity(128);

@@ -26,17 +26,17 @@ use super::{
     subjects::{Subjects, place},
 };
 
-/// Messages asked for at once: fewer than the client keeps for a slow reader.
+/// Messages per request: fewer than the client buffers for a slow reader.
 const FETCH: usize = 20_000;
-/// A consumer that nobody asks any more goes away.
+/// The server deletes a consumer that is not used for this long.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(30);
 
-/// What the stream holds of an inventory: where, and since which message. At most a hundred bytes a row.
+/// The positions of an inventory's messages in the stream. At most a hundred bytes per row.
 #[derive(Debug, Default)]
 pub(super) struct Known {
-    /// Sequence of the claim; 0: there is none.
+    /// Sequence of the claim; 0 if there is none.
     pub(super) claim: u64,
-    /// By [`place`] of the subject.
+    /// Positions by [`place`] of the subject.
     pub(super) rows: HashMap<u64, Position>,
 }
 
@@ -76,7 +76,7 @@ pub(super) async fn all(
         connection.attentive(fetch(&consumer, subjects)).await
     };
     let name = consumer.cached_info().name.clone();
-    // Else the server does it by itself.
+    // If this fails, the server deletes the consumer on its own.
     connection
         .attentive(async { Ok(connection.jetstream.delete_consumer_from_stream(name, stream).await) })
         .await
@@ -90,7 +90,7 @@ async fn fetch(
 ) -> Result<(Baseline, Known), Failure> {
     let claim = subjects.claim();
     let (mut baseline, mut known) = (Baseline::new(), Known::default());
-    // Thousands of rows share a few targets, groups, kinds and namespaces.
+    // Thousands of rows share a few targets, groups, kinds and namespaces: each text is allocated once.
     let mut shared = HashSet::new();
     let mut delivered = 0;
     loop {
@@ -113,13 +113,13 @@ async fn fetch(
                 continue;
             }
             let (key, held) = message::read(message.headers.as_ref());
-            // What somebody has copied to another subject is nobody's row.
+            // A message that a client has copied to another subject is not a row.
             let key = key.filter(|key| subjects.row(key) == subject);
             let held = if key.is_some() { held } else { Held::Unknown };
             known.rows.insert(place(subject), Position { sequence, held });
             match (key, held) {
                 (Some(key), Held::Row(digest)) => baseline.insert(thrifty(key, &mut shared), digest),
-                // A digest that somebody has spoilt equals none, so the row is sent again.
+                // A damaged digest becomes 0, which equals no row's digest, so the row is sent again.
                 (Some(key), Held::Unknown) => baseline.insert(key, RowDigest(0)),
                 _ => None,
             };
@@ -155,7 +155,7 @@ pub(super) struct Last {
     pub(super) body: Bytes,
 }
 
-/// The last message of a subject, from the server that decides.
+/// The last message of a subject, read from the leader of the stream.
 pub(super) async fn last(
     connection: &Connection,
     stream: &str,
@@ -179,7 +179,7 @@ pub(super) async fn last(
     connection.attentive(asked).await
 }
 
-/// A failure of the client library, with what the server said if it said anything.
+/// An error of the client library; with the JetStream error if the server sent one.
 fn said(error: &(dyn std::error::Error + 'static)) -> Failure {
     let mut cause = Some(error);
     while let Some(error) = cause {

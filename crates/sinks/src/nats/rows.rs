@@ -1,4 +1,4 @@
-//! `mode: rows`: a subject for each row, and one for the claim.
+//! `mode: rows`: one subject for each row, and one for the claim.
 
 use std::{
     collections::HashMap,
@@ -33,11 +33,11 @@ use super::{
 };
 use crate::sample::TIME;
 
-/// Bytes under way at once.
+/// Maximum bytes of unacknowledged messages.
 const BYTES_UNDER_WAY: usize = 32 << 20;
-/// After so many messages it is asked again whether we may still write.
+/// After this many messages the claim is checked again.
 const ADMITTED: usize = 4096;
-/// Others may claim at the same moment.
+/// Attempts to claim: other writers may claim at the same moment.
 const TRIES: usize = 8;
 
 /// Rows of inventories as messages.
@@ -46,10 +46,10 @@ pub(super) struct RowSink {
     stream: Stream,
     subject: String,
     marker_ttl: Option<String>,
-    /// Of inventories that no write is working on. What is taken out and not put back is read again.
+    /// Inventories that no write is using. A write removes its entry; if it fails, the entry is read again.
     known: Mutex<HashMap<InventoryId, Known>>,
-    /// The newest sequence that the stream has given to a message of ours. One that it has not reached was restored
-    /// from a backup.
+    /// The highest sequence that the stream has given to one of our messages. A stream with a lower last sequence was
+    /// restored from a backup.
     newest: AtomicU64,
 }
 
@@ -59,12 +59,12 @@ struct Work<'a> {
     subjects: Subjects,
     /// Sequence of our claim.
     claim: u64,
-    /// The newest sequence of a message of ours when it began.
+    /// `newest` of the sink when the write began.
     newest: u64,
     time: String,
 }
 
-/// A message on its way.
+/// A message that is being sent.
 struct Sent<'a> {
     change: Change<'a>,
     subject: String,
@@ -111,7 +111,7 @@ impl RowSink {
         Ok(Some((last.sequence, claim)))
     }
 
-    /// Makes sure that the writer may write. Answers the sequence of its claim.
+    /// Returns an error unless the granted claim is still the held one. Returns the sequence of its message.
     async fn admitted(
         &self,
         subjects: &Subjects,
@@ -133,7 +133,7 @@ impl RowSink {
             let message = message::message(stamp.headers(), Bytes::from(json!(granted).to_string()));
             match self.connection.publish(subjects.claim(), message).await {
                 Ok(stored) => {
-                    // No other writer was admitted since it was read: it still holds.
+                    // No other writer had a claim since the positions were read, so they are still valid.
                     if let Some(mut known) =
                         self.take_known(inventory).filter(|known| known.claim == replaces)
                     {
@@ -171,7 +171,7 @@ impl RowSink {
         Ok(Receipt { refused, ..Receipt::default() })
     }
 
-    /// Sends what differs. After a failure nothing more is sent, and nothing is under way when it returns.
+    /// Sends the changes. After a failure nothing more is sent, and no message is in flight when it returns.
     async fn send(
         &self,
         work: &Work<'_>,
@@ -223,7 +223,7 @@ impl RowSink {
         failed.map_or(Ok(()), Err)
     }
 
-    /// The message of a change; `None` if the stream holds it already.
+    /// The message of a change; `None` if the stream already holds it.
     fn prepare<'a>(
         &self,
         work: &Work<'_>,
@@ -242,8 +242,8 @@ impl RowSink {
         Ok(Some((Sent { change, subject, bytes }, message)))
     }
 
-    /// A message that the server takes, and its size. What the row was is left out if it has no room. `once`:
-    /// not stored if it has been stored before.
+    /// A message that fits the limits of the server, and its size. The former row is left out if the message would be
+    /// too large. `once`: the server does not store it again if it was stored before.
     fn fitting(
         &self,
         work: &Work<'_>,
@@ -273,7 +273,7 @@ impl RowSink {
         }
     }
 
-    /// The sequence of a message that is stored, by this attempt or an earlier one.
+    /// The sequence of a message that is stored, by this attempt or by an earlier one.
     async fn stored(
         &self,
         work: &Work<'_>,
@@ -283,14 +283,14 @@ impl RowSink {
         match outcome {
             Ok(stored) if !stored.duplicate => {
                 self.newest.fetch_max(stored.sequence, Ordering::Relaxed);
-                // Sequences grow, unless the stream was restored.
+                // Sequences only grow, unless the stream was restored from a backup.
                 return if stored.sequence > work.newest {
                     Ok(stored.sequence)
                 } else {
                     Err(self.went_back(work.batch.inventory).into())
                 };
             }
-            // It was there before, or something else is there now.
+            // The message was stored before, or another message is there now.
             Ok(_) | Err(Failure::Overtaken) => {}
             Err(failure) => return Err(failure),
         }
@@ -304,7 +304,7 @@ impl RowSink {
                 Ok(sequence)
             }
             (Some(read::Last { held: Held::Marker, sequence, .. }), None) => Ok(sequence),
-            // A removal that has expired, or somebody has removed it: there is nothing to replace.
+            // A removal has expired, or another client has deleted the message: there is nothing to replace.
             (None, _) => {
                 let Ok((message, _)) = self.fitting(work, sent.change, &sent.subject, 0, false) else {
                     return Err(Failure::TooLarge);
@@ -321,7 +321,7 @@ impl RowSink {
         SinkError::new(SinkReason::ClaimLost, format!("{}: {why}", self.attempt("write", inventory)))
     }
 
-    /// Makes sure that the stream has everything that it took from us.
+    /// Returns an error if the stream lacks messages that it had acknowledged to us.
     async fn check_position(&self, inventory: &InventoryId) -> Result<(), Failure> {
         let info = self.connection.ask(format!("STREAM.INFO.{}", self.stream.name), &json!({})).await?;
         let last = info.get("state").and_then(|state| state.get("last_seq")).and_then(Value::as_u64);
@@ -336,11 +336,11 @@ impl RowSink {
         self.keep_known(inventory, known);
         let removed = held.into_keys().map(|key| Removed { key, before: None }).collect();
         let delta = Delta { removed, ..Delta::default() };
-        // Whoever listens hears of it, before nothing is left to read.
+        // Send removals first, so that subscribers learn of them.
         self.write_all(&Batch::new(inventory, claim, &delta)).await?;
         self.take_known(inventory);
-        // Removals stay until they expire: a reader that was away for a while reads them too. Of the claims only
-        // ours goes, not that of a writer that comes meanwhile.
+        // Removals stay until they expire, so that a reader that was away for a while reads them too. Only our claim is
+        // removed, not that of a writer that has claimed in the meantime.
         let claim = self.admitted(&subjects, inventory, claim).await?;
         let purge = json!({ "filter": subjects.claim(), "seq": claim + 1 });
         self.connection.ask(format!("STREAM.PURGE.{}", self.stream.name), &purge).await?;
@@ -349,14 +349,14 @@ impl RowSink {
 }
 
 impl Work<'_> {
-    /// The same for the same change of what the subject holds, under the same claim.
+    /// The message id: equal for the same change of the same message of a subject, under the same claim.
     fn id(&self, subject: &str, change: Change<'_>, replaces: u64) -> String {
         let digest = change.after().map(|row| row.digest.to_string()).unwrap_or_default();
         let text = format!("{subject} {digest} {replaces} {}", self.claim);
         format!("{:032x}", xxh3_128(text.as_bytes()))
     }
 
-    /// What the message of a change says.
+    /// The body of a change's message.
     fn body(&self, change: Change<'_>, id: &str, with_before: bool) -> serde_json::Result<Vec<u8>> {
         let Batch { inventory, revision, .. } = *self.batch;
         serde_json::to_vec(&Event { inventory, change, id, time: &self.time, revision, with_before })
@@ -391,7 +391,7 @@ impl Sink for RowSink {
     }
 
     async fn baseline(&self, inventory: &InventoryId) -> Result<Baseline, SinkError> {
-        // Limits may have come since it was opened.
+        // Limits of the stream may have been set since it was opened.
         self.stream.check(&self.connection).await?;
         let read = read::all(&self.connection, &self.stream.name, &self.subjects(inventory)).await;
         let (baseline, known) =

@@ -1,7 +1,7 @@
 //! `mode: snapshot`: all rows of an inventory as one event, or one for each part of the document.
 //!
-//! Nothing can be read back, so what was sent last is known by its checksum only. There is no record of who
-//! may write either: a late writer is not kept from sending, and consumers go by the time of an event.
+//! Nothing can be read back: the sink knows only the checksum of what it sent last. There are no claims either:
+//! an outdated writer is not prevented from sending, and consumers must compare the times of events.
 
 use std::{collections::HashMap, sync::Mutex};
 
@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::{Config, connect::Connection, failure::Failure, message, stream::Stream};
 use crate::sample::TIME;
 
-/// Of an event, beside its document, the cluster and the namespace: headers and names of fields.
+/// Bytes of an event besides its document, cluster and namespace: headers and names of fields.
 const AROUND: usize = 1024;
 
 /// Snapshots of inventories as messages.
@@ -33,7 +33,7 @@ pub(super) struct SnapshotSink {
     last: Mutex<HashMap<InventoryId, Last>>,
 }
 
-/// What was sent last of an inventory.
+/// What was last sent for an inventory.
 #[derive(Clone, Debug)]
 struct Last {
     checksum: String,
@@ -41,7 +41,7 @@ struct Last {
     sequence: u64,
 }
 
-/// The event as its consumers know it.
+/// The event in the format that consumers read.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Snapshot<'a> {
@@ -100,7 +100,7 @@ impl SnapshotSink {
         Ok(Receipt { checksum: Some(checksum), refused, ..Receipt::default() })
     }
 
-    /// Sends one part and answers its sequence.
+    /// Sends one part and returns its sequence.
     async fn send(
         &self,
         batch: &Batch<'_>,
@@ -113,8 +113,8 @@ impl SnapshotSink {
         let inventory = batch.inventory;
         let unreadable = |error: &dyn std::fmt::Display| Failure::Other(format!("write the event: {error}"));
         let body = Bytes::from(body(inventory, document, now).map_err(|error| unreadable(&error))?);
-        // What was there before is part of the id: content that comes back is news. So is the subject: others
-        // in the stream have their own events.
+        // The id contains the former checksum, so that content that returns to a former state is sent again, and the
+        // subject, because the stream may have events of other subjects.
         let id = |salt: u64| {
             let InventoryId { cluster, name, .. } = inventory;
             let (part, namespace) = (document.part.map_or(0, |(part, _)| part), inventory.stored_namespace());
@@ -132,7 +132,7 @@ impl SnapshotSink {
         };
         let stored = self.connection.publish(self.subject.clone(), message(id(0))).await?;
         match last {
-            // The same change came up before, and what we sent since is newer than that.
+            // An earlier event has the same id, and a newer event was sent after it: send again with another id.
             Some(last) if stored.duplicate && stored.sequence <= last.sequence => {
                 let again = message(id(last.sequence));
                 Ok(self.connection.publish(self.subject.clone(), again).await?.sequence)
@@ -142,7 +142,7 @@ impl SnapshotSink {
     }
 }
 
-/// What the event of a document says.
+/// The body of a document's event.
 fn body(inventory: &InventoryId, document: &Document, now: &str) -> serde_json::Result<Vec<u8>> {
     let payload: &RawValue = serde_json::from_slice(&document.bytes)?;
     serde_json::to_vec(&Snapshot {
@@ -162,9 +162,9 @@ pub(super) fn sample(subject: &str, batch: &Batch<'_>) -> Option<(String, Vec<u8
     Some((subject.to_owned(), body(inventory, documents.first()?, TIME).ok()?))
 }
 
-/// Names a row that no event can hold.
+/// Refuses a row that is too large for any event.
 fn fits(row: &Row, most: usize) -> Result<(), Refusal> {
-    // Attributes alone are nearly all of an item, and escapes make them six times as long at most.
+    // Shortcut: attributes are nearly all of an item, and escapes make them at most six times as long.
     if row.attributes.get().len() < most / 12 {
         return Ok(());
     }
@@ -182,7 +182,7 @@ impl Sink for SnapshotSink {
         Delivery::Snapshots
     }
 
-    /// An event is a whole snapshot, as long as it has one part.
+    /// An event is a whole snapshot, if it has one part.
     fn atomicity(&self) -> Atomicity {
         Atomicity::WholeDelta
     }
@@ -191,17 +191,17 @@ impl Sink for SnapshotSink {
         self.stream.check(&self.connection).await
     }
 
-    /// Nothing: a stream of snapshots says what was sent, not what is there.
+    /// Always empty: a stream of snapshots records what was sent, not what exists.
     async fn baseline(&self, _: &InventoryId) -> Result<Baseline, SinkError> {
         Ok(Baseline::new())
     }
 
-    /// Best effort: there is no record, so every writer may send.
+    /// Always granted: there is no record of claims, so every writer may send.
     async fn claim(&self, _: &InventoryId, claimant: &Claimant) -> Result<Claim, SinkError> {
         Ok(Claim { owner: claimant.owner.clone(), writer: claimant.writer, epoch: 1, ..Claim::default() })
     }
 
-    /// None: a stream of snapshots has no record of its writers.
+    /// Always `None`: a stream of snapshots has no record of claims.
     async fn claims(&self, inventories: &[InventoryId]) -> Result<Vec<Option<Claim>>, SinkError> {
         Ok(vec![None; inventories.len()])
     }
@@ -213,7 +213,7 @@ impl Sink for SnapshotSink {
         })
     }
 
-    /// Sends that there is nothing.
+    /// Sends a snapshot without rows.
     async fn forget(&self, inventory: &InventoryId, claim: &Claim) -> Result<(), SinkError> {
         self.write(&Batch::new(inventory, claim, &Delta::default())).await.map(drop)
     }

@@ -1,4 +1,4 @@
-//! The stream: found, created, or given one more subject. Nothing else of it is ever changed.
+//! The stream: found, created, or extended by one subject. No other setting of an existing stream is changed.
 
 use std::time::Duration;
 
@@ -14,25 +14,25 @@ use super::{
     failure::{Failure, STREAM_EXISTS, STREAM_NOT_FOUND},
 };
 
-/// Others may add their subjects at the same moment.
+/// Attempts: other sinks may add their subjects at the same moment.
 const TRIES: usize = 8;
 
-/// What must be known about the stream to write to it.
+/// The properties of the stream that writing needs.
 #[derive(Clone, Debug)]
 pub(super) struct Stream {
     pub(super) name: String,
-    /// Whether messages may expire one by one.
+    /// Whether messages may have a time to live.
     pub(super) expires: bool,
-    /// Largest message that it takes; `None`: whatever the server takes.
+    /// Maximum size of a message; `None`: only the limit of the server applies.
     pub(super) max_message: Option<usize>,
-    /// Which limits may remove rows that are still wanted, and how to lift them. What was written before can be
-    /// removed from such a stream, and nothing else is read or written.
+    /// Which limits may remove rows that are still needed, and how to lift them. From such a stream rows can be
+    /// removed; nothing else is read or written.
     evicting: Option<String>,
     mode: EventMode,
     subjects: String,
 }
 
-/// Makes sure that a stream can have the name.
+/// Checks the name of a stream.
 pub(super) fn check_name(name: &str) -> Result<(), String> {
     let bad = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '*' | '>' | '/' | '\\');
     if name.is_empty() || name.contains(bad) {
@@ -42,7 +42,7 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
 }
 
 impl Stream {
-    /// Finds the stream as the sink needs it, and creates or completes it if the plan allows that.
+    /// Finds the stream and checks it; creates it or adds the subject if the plan allows that.
     pub(super) async fn prepare(connection: &Connection, config: &Config) -> Result<Self, SinkError> {
         let name = &config.stream;
         let attempt = format!("prepare stream {name}");
@@ -64,7 +64,7 @@ impl Stream {
                 Err(Failure::Said { code: STREAM_NOT_FOUND, .. }) if config.create => {
                     match connection.ask(format!("STREAM.CREATE.{name}"), &stream.wanted()).await {
                         Ok(info) => info.get("config").cloned().unwrap_or_default(),
-                        // Somebody was faster.
+                        // Another client has created it first.
                         Err(Failure::Said { code: STREAM_EXISTS, .. }) => continue,
                         Err(failure) => return Err(failure.into_error(&attempt)),
                     }
@@ -89,12 +89,12 @@ impl Stream {
             let completed = stream.with_subject(held);
             let answer = connection.ask(format!("STREAM.UPDATE.{name}"), &completed).await;
             answer.map_err(|failure| failure.into_error(&attempt))?;
-            // Read again: an update of somebody else may just have removed it.
+            // Read it again: an update of another client may have removed the subject.
         }
         Err(SinkError::new(SinkReason::Busy, format!("{attempt}: others keep changing it")))
     }
 
-    /// Whether the stream is still there and takes our messages.
+    /// Returns an error unless the stream exists and takes our messages.
     pub(super) async fn check(&self, connection: &Connection) -> Result<(), SinkError> {
         let attempt = format!("read stream {}", self.name);
         let info = connection.ask(format!("STREAM.INFO.{}", self.name), &json!({})).await;
@@ -105,14 +105,14 @@ impl Stream {
         if self.is_taken_by(&held) { Ok(()) } else { Err(self.lacks_subject(&attempt)) }
     }
 
-    /// Refuses a stream whose limits, when it was opened, could remove rows.
+    /// Returns an error if the limits of the stream, when it was opened, could remove rows.
     pub(super) fn keeps_rows(&self, attempt: &str) -> Result<(), SinkError> {
         refuse_evicting(self.evicting.as_deref(), attempt)
     }
 
-    /// Rows stay for as long as their objects: a limit that removes old messages would remove rows that no one
-    /// has changed for a while. A stream that is full and discards new messages keeps what it has: the write
-    /// fails. Snapshots are events, and may go.
+    /// A row must stay as long as its object exists: a limit that removes old messages would remove rows that have not
+    /// changed for a while. A full stream that discards new messages is fine: it keeps its rows and the write
+    /// fails. Snapshots are events and may expire.
     fn evicting_limits(&self, held: &Value) -> Option<String> {
         if self.mode != EventMode::Rows {
             return None;
@@ -141,7 +141,7 @@ impl Stream {
         })
     }
 
-    /// What a stream of our own looks like.
+    /// The configuration of a stream that the sink creates.
     fn wanted(&self) -> Value {
         let mut config = json!({
             "name": self.name,
@@ -159,13 +159,13 @@ impl Stream {
         });
         if self.mode == EventMode::Rows {
             config["max_msgs_per_subject"] = json!(1);
-            // Servers before 2.11 leave it out of what they answer; removals stay there then.
+            // Servers before 2.11 ignore it: there removals do not expire.
             config["allow_msg_ttl"] = json!(true);
         }
         config
     }
 
-    /// Refuses a stream in which our messages would not be what they must be.
+    /// Returns an error if the stream's configuration does not fit our messages.
     fn judge(&self, held: &Value, attempt: &str) -> Result<(), SinkError> {
         let name = &self.name;
         let refuse = |why: String| Err(SinkError::new(SinkReason::Incompatible, format!("{attempt}: {why}")));
@@ -214,7 +214,7 @@ impl Stream {
     fn with_subject(&self, mut held: Value) -> Value {
         match held.get_mut("subjects").and_then(Value::as_array_mut) {
             Some(all) => {
-                // What ours includes would overlap with it.
+                // Subjects that ours includes would overlap with it.
                 all.retain(|known| !known.as_str().is_some_and(|known| covers(&self.subjects, known)));
                 all.push(json!(self.subjects));
             }
@@ -273,7 +273,7 @@ fn covers(pattern: &str, subject: &str) -> bool {
     }
 }
 
-/// The header that makes a message expire: whole seconds.
+/// The value of the time-to-live header: whole seconds.
 pub(super) fn ttl(config: &Config) -> String {
     format!("{}s", config.marker_ttl.max(Duration::from_secs(1)).as_secs())
 }

@@ -1,4 +1,4 @@
-//! Subjects: a legal token for any text, and one subject for each row.
+//! Subjects: encodes any text as a valid token, and gives each row a subject.
 
 use std::fmt::Write as _;
 
@@ -6,16 +6,16 @@ use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use kollect_model::{batch::InventoryId, event::DEFAULT_CLUSTER, row::RowKey};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128};
 
-/// Longest token; what is longer ends with a hash.
+/// Maximum length of a token; longer ones end with a hash.
 const TOKEN: usize = 64;
-/// Of a long text, so many characters are kept for people.
+/// How many characters of a long text are kept, for people.
 const SHOWN: usize = 32;
-/// Stands for the namespace of objects that have none.
+/// The token for objects without a namespace.
 const NO_NAMESPACE: &str = "-";
-/// Behind an inventory: its claim. No token of a row has this character.
+/// The token of the claim, after the inventory. No token of a row has this character.
 const CLAIM: &str = "$holder";
 
-/// Makes sure that messages can be sent to a subject, and below it.
+/// Returns an error unless messages can be sent to a subject and below it.
 pub(super) fn check(subject: &str) -> Result<(), String> {
     if subject.split('.').any(str::is_empty) {
         return Err("has an empty token: no dot at its ends, no two in a row".into());
@@ -44,17 +44,17 @@ impl Subjects {
         Self { prefix: format!("{subject}.{}.{}.{}", token(cluster), token(namespace), token(name)) }
     }
 
-    /// All of them.
+    /// Matches all of them.
     pub(super) fn all(&self) -> String {
         format!("{}.>", self.prefix)
     }
 
-    /// The claim.
+    /// The subject of the claim.
     pub(super) fn claim(&self) -> String {
         format!("{}.{CLAIM}", self.prefix)
     }
 
-    /// `<prefix>.<kind>.<namespace>.<row>`, one for each key.
+    /// The subject of a row, unique for each key: `<prefix>.<kind>.<namespace>.<row>`.
     pub(super) fn row(&self, key: &RowKey) -> String {
         let namespace = if key.namespace.is_empty() { NO_NAMESPACE.into() } else { token(&key.namespace) };
         let hash = URL_SAFE_NO_PAD.encode(hash(key).to_be_bytes());
@@ -62,12 +62,12 @@ impl Subjects {
     }
 }
 
-/// Where a subject is remembered: eight bytes instead of a hundred.
+/// A hash of the subject, used as its key in memory: eight bytes instead of a hundred.
 pub(super) fn place(subject: &str) -> u64 {
     xxh3_64(subject.as_bytes())
 }
 
-/// Lengths go into the hash, so that no two keys feed it the same bytes.
+/// A hash of the key. It includes the lengths of the parts, so that different keys never give the same bytes.
 fn hash(key: &RowKey) -> u128 {
     let RowKey { target, group, kind, namespace, uid } = key;
     let mut hasher = Xxh3::new();
@@ -79,7 +79,7 @@ fn hash(key: &RowKey) -> u128 {
     hasher.digest128()
 }
 
-/// A token for any text: `=` and two digits for what may not be in one, a hash behind what is too long.
+/// A token for any text: invalid bytes become `=` and two digits, and a long text ends with a hash.
 fn token(text: &str) -> String {
     let mut token = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -91,11 +91,11 @@ fn token(text: &str) -> String {
     }
     match token.as_str() {
         "" => "=".into(),
-        // Elsewhere it means that there is none.
+        // A single `-` stands for "no namespace".
         NO_NAMESPACE => "=2D".into(),
         _ if token.len() > TOKEN => {
             token.truncate(SHOWN);
-            // No digit follows `=` here, so that it is no text's own token.
+            // No hexadecimal digit follows `=` here, so it cannot equal the token of a short text.
             format!("{token}=h{:032x}", xxh3_128(text.as_bytes()))
         }
         _ => token,

@@ -1,10 +1,10 @@
-//! Channel binding `tls-server-end-point` (RFC 5929): a password proof that is good for this server alone.
+//! Channel binding `tls-server-end-point` (RFC 5929): makes a password proof valid for this server only.
 //!
-//! It is a hash of the server's certificate, with the hash of the certificate's own signature.
+//! It is a hash of the server's certificate, with the hash function of the certificate's signature.
 
 use ring::digest::{Algorithm, SHA256, SHA384, SHA512, digest};
 
-/// Signature algorithms by the DER of their names. Weak hashes are replaced, says the RFC.
+/// Hash functions by the DER of the signature algorithm. The RFC replaces weak hashes with SHA-256.
 const HASHES: &[(&[u8], &Algorithm)] = &[
     // RSA with MD5, SHA-1, SHA-256, SHA-384, SHA-512.
     (&[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x04], &SHA256),
@@ -22,8 +22,8 @@ const HASHES: &[(&[u8], &Algorithm)] = &[
 const SEQUENCE: u8 = 0x30;
 const NAME: u8 = 0x06;
 
-/// What binds a password to the server with this certificate (DER). `None` for algorithms without one hash,
-/// such as Ed25519: nobody has defined what binds there.
+/// The channel binding of the server with this certificate (DER). `None` for signature algorithms without one
+/// hash function, such as Ed25519: the RFC does not define a binding for them.
 pub(super) fn end_point(certificate: &[u8]) -> Option<Vec<u8>> {
     let (outer, _) = element(certificate, SEQUENCE)?;
     let (_, rest) = element(outer, SEQUENCE)?;
@@ -40,7 +40,7 @@ fn element(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     let mut length = usize::from(first);
     if first >= 0x80 {
         let (digits, after) = rest.split_at_checked(usize::from(first & 0x7f))?;
-        // Four bytes are more than any certificate.
+        // A length of four bytes is enough for any certificate.
         length = (1..=4)
             .contains(&digits.len())
             .then(|| digits.iter().fold(0, |sum, digit| sum << 8 | usize::from(*digit)))?;

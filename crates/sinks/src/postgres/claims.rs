@@ -31,7 +31,7 @@ pub(super) async fn claim(
     let columns = statements.claims.columns();
     let set: Vec<String> =
         columns.iter().zip(5..).map(|(name, number)| format!("{name} = ${number}")).collect();
-    // Counted here, so that rows that others have added or removed count as well.
+    // Counted in the database, so that rows that other clients have added or removed are included.
     let take = format!(
         "UPDATE {bindings} SET {}, row_count = (
              SELECT count(*) FROM {tables}
@@ -50,7 +50,7 @@ pub(super) async fn claim(
     Ok(granted)
 }
 
-/// The claim in columns that begin at `first`.
+/// The claim in the columns of a result, from column `first` on.
 fn claim_of(row: &tokio_postgres::Row, first: usize, table: ClaimTable) -> Claim {
     let old = Claim {
         owner: row.get(first),
@@ -71,7 +71,7 @@ fn claim_of(row: &tokio_postgres::Row, first: usize, table: ClaimTable) -> Claim
     }
 }
 
-/// The claim of an inventory, locked until the transaction ends, and whether nothing was ever written.
+/// The claim of an inventory, locked until the transaction ends, and whether nothing was ever exported.
 async fn locked(
     transaction: &Transaction<'_>,
     tables: &Tables,
@@ -114,7 +114,7 @@ pub(super) async fn held(
     Ok(claims)
 }
 
-/// Makes sure that the writer may write. Answers whether nothing was ever written.
+/// Returns an error unless the granted claim is still the held one. Returns whether nothing was ever exported.
 pub(super) async fn check(
     transaction: &Transaction<'_>,
     tables: &Tables,

@@ -1,4 +1,4 @@
-//! From a spec, a Secret or a command line to which table, on which server, as whom.
+//! The configuration of a sink, from a spec, a Secret or a command line: table, server and credentials.
 
 use std::fmt;
 
@@ -23,17 +23,17 @@ const DATABASE_KEYS: &[&str] = &["dsn", "url", "connectionString", "DATABASE_URL
 const CERTIFICATE_KEY: &str = "tls.crt";
 const PRIVATE_KEY: &str = "tls.key";
 
-/// Table of a destination on a command line that names none.
+/// The table if a destination on a command line names none.
 const TABLE: &str = "inventory";
 
-/// Which table, on which server, and whether it may be created.
+/// Which table on which server, and whether it may be created.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Config {
     pub(super) tables: Tables,
     pub(super) create: bool,
-    /// Without certificates: what the connection string names, or the roots of the machine.
+    /// Without certificates: those that the connection string names, or the roots of the machine.
     pub(super) trust: Trust,
-    /// `None`: what the connection string names, or nothing.
+    /// `None`: the one that the connection string names, or none.
     pub(super) identity: Option<Identity>,
     /// `None` until the Secret has been read.
     pub(super) server: Option<Box<Dsn>>,
@@ -46,7 +46,7 @@ pub(super) struct Identity {
     pub(super) key: Vec<u8>,
 }
 
-/// Without the server: its address is a secret.
+/// Prints no server: its address is secret.
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config")
@@ -68,7 +68,7 @@ impl Backend for Config {
         Pools::new(settings.idle_limit)
     }
 
-    /// It opens after `with_secrets`.
+    /// The plan can be opened only after `with_secrets`.
     fn plan(spec: &KollectDatabaseSinkSpec) -> Result<Self, Vec<SpecError>> {
         let Some(postgres) = &spec.postgres else {
             return Err(vec![SpecError::absent("spec.postgres", "is required for type postgres")]);
@@ -124,13 +124,13 @@ impl Backend for Config {
         Ok(self)
     }
 
-    /// The tables.
+    /// Previews the tables.
     fn preview(&self, _cluster: &str) -> Preview {
         let postgres = Some(TablePreview { expected_ddl: Some(tables::in_empty_database(&self.tables)) });
         Preview { postgres, ..provisioned(self.create, "whoever owns the database runs these statements") }
     }
 
-    /// A URL with the table and the schema as options of their own.
+    /// A URL with options for the table and the schema.
     fn plan_out(url: &str) -> Result<Self, String> {
         let mut server = Dsn::parse(url, &["table", "schema"])?;
         if server.driver.get_password().is_some() {
@@ -168,7 +168,7 @@ impl Backend for Config {
     }
 
     async fn open(&self, policy: &Policy, pools: &Pools) -> Result<Box<dyn Sink>, SinkError> {
-        // Every sink is checked, also one that finds an open session.
+        // The policy is checked for every sink, also if a session is already open.
         self.check(policy).map_err(|errors| {
             let problems: Vec<&str> = errors.iter().map(|error| error.problem.as_str()).collect();
             let attempt = format!("connect to PostgreSQL for table {}", self.tables);
@@ -198,7 +198,7 @@ impl Dsn {
     fn check(&self, network: &Network) -> Result<(), String> {
         let check = |host: &str, index| {
             let checked = network.check_server(host, port(&self.driver, index));
-            // The address is part of a secret.
+            // The address is secret, so the error does not contain it.
             checked.map_err(|refusal| refusal.without_address())
         };
         for (index, host) in self.driver.get_hosts().iter().enumerate() {
@@ -212,7 +212,7 @@ impl Dsn {
         addresses.try_for_each(|(index, address)| check(&address.to_string(), index))
     }
 
-    /// Servers and database, with what the driver would fill in.
+    /// Servers and database, with the defaults of the driver.
     fn place(&self) -> String {
         let driver = &self.driver;
         let count = driver.get_hosts().len().max(driver.get_hostaddrs().len());
@@ -226,7 +226,7 @@ impl Dsn {
                 format!("{host}:{}", port(driver, index))
             })
             .collect();
-        // Members of one cluster, in whatever order.
+        // The order of a cluster's members does not matter.
         servers.sort_unstable();
         let database = driver.get_dbname().or(driver.get_user()).unwrap_or_default();
         format!("{}/{database}", servers.join(","))
@@ -235,7 +235,7 @@ impl Dsn {
 
 pub(super) const NO_SOCKETS: &str = "sinks of the operator may not use Unix sockets; name a host";
 
-/// The port of a host, by its place in the list.
+/// The port of a host, by the host's index in the list.
 pub(super) fn port(driver: &tokio_postgres::Config, index: usize) -> u16 {
     driver.get_ports().get(index).or_else(|| driver.get_ports().first()).copied().unwrap_or(5432)
 }

@@ -1,13 +1,13 @@
 //! Connection strings: URLs and `key=value` lists, as libpq reads them.
 //!
-//! The driver knows neither all values of sslmode nor files of certificates, so they are taken out here. What
-//! is wrong with a string is said without a piece of it: any piece may be part of the password.
+//! The driver does not know all values of sslmode, nor files of certificates, so these are parsed here. An error
+//! never quotes the string: any piece of it may be part of the password.
 
 use std::path::PathBuf;
 
 use percent_encoding::percent_decode_str;
 
-/// Options of libpq and of Go's driver that change nothing here: pools and caches that we do not have.
+/// Options of libpq and of Go's driver that are ignored: they configure pools and caches that we do not have.
 const IGNORED: &[&str] = &[
     "pool_max_conns",
     "pool_min_conns",
@@ -24,7 +24,7 @@ const IGNORED: &[&str] = &[
     "gssencmode",
 ];
 
-/// Options that people rely on and that we do not have. Their names are safe to print.
+/// Options that are refused, because users rely on them and we do not support them. Their names are safe to print.
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("sslpassword", "sslpassword is not supported: name a key without a password in sslkey"),
     ("sslcrl", "sslcrl is not supported: revocation lists are not available"),
@@ -35,7 +35,7 @@ const UNSUPPORTED: &[(&str, &str)] = &[
 const MALFORMED: &str =
     "is not a connection string; write postgres://USER@HOST/DATABASE and percent-encode special characters";
 
-/// How far the server must prove who it is.
+/// Whether to encrypt, and what of the server's certificate to check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum SslMode {
     Disable,
@@ -45,24 +45,24 @@ pub(super) enum SslMode {
     VerifyFull,
 }
 
-/// A connection string, taken apart. Never printed.
+/// A parsed connection string. Never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Dsn {
     pub(super) driver: tokio_postgres::Config,
-    /// `None`: the string says nothing.
+    /// `None`: not in the string.
     pub(super) sslmode: Option<SslMode>,
-    /// File with certificates; `system` for those of the machine.
+    /// File with trusted certificates; `system` for those of the machine.
     pub(super) root_cert: Option<PathBuf>,
-    /// File with the client's certificate; there is a key as well.
+    /// File with the client's certificate; if set, `client_key` is set too.
     pub(super) client_cert: Option<PathBuf>,
     /// File with its key.
     pub(super) client_key: Option<PathBuf>,
-    /// Options of our own, such as the table on a command line.
+    /// Kollect's own options, such as the table on a command line.
     pub(super) own: Vec<(String, String)>,
 }
 
 impl Dsn {
-    /// Reads a connection string; options named in `own` are set aside.
+    /// Parses a connection string; options named in `own` are kept separately.
     pub(super) fn parse(text: &str, own: &[&str]) -> Result<Self, String> {
         let text = text.trim();
         let is_url = text.starts_with("postgres://") || text.starts_with("postgresql://");
@@ -105,7 +105,7 @@ impl Dsn {
 fn sslmode(value: &str) -> Result<SslMode, String> {
     match value {
         "disable" => Ok(SslMode::Disable),
-        // libpq tries without TLS first; nobody loses if we try with it first.
+        // For `allow`, libpq tries without TLS first; trying with TLS first accepts the same servers.
         "allow" | "prefer" => Ok(SslMode::Prefer),
         "require" => Ok(SslMode::Require),
         "verify-ca" => Ok(SslMode::VerifyCa),
@@ -137,8 +137,7 @@ fn url(base: &str, options: &Options) -> String {
     if pairs.is_empty() { base.to_owned() } else { format!("{base}?{}", pairs.join("&")) }
 }
 
-/// `key = value` pairs; a value is quoted or ends at white space, a backslash takes the next character
-/// as it is.
+/// Parses `key = value` pairs. A value is quoted or ends at white space; a backslash escapes the next character.
 fn list_options(text: &str) -> Result<Options, String> {
     let mut options = Vec::new();
     let mut rest = text.chars().peekable();

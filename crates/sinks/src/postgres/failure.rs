@@ -1,4 +1,4 @@
-//! What went wrong, from SQLSTATEs and broken connections to the closed set of reasons.
+//! Maps SQLSTATEs and connection errors to the closed set of reasons.
 
 use std::error::Error as _;
 
@@ -8,7 +8,7 @@ use tokio_postgres::error::DbError;
 use super::tls::TlsError;
 use crate::cause::cause;
 
-/// A failure in the middle of the work: of the database, or found by the sink itself.
+/// An error during an operation: from the database, or found by the sink itself.
 pub(super) enum Failure {
     Database(tokio_postgres::Error),
     Sink(SinkError),
@@ -26,8 +26,8 @@ impl From<SinkError> for Failure {
     }
 }
 
-/// What the server said, in our words: its own may be those of any server that a sink is pointed at, and its
-/// details quote whole rows.
+/// An error of the server in our own words. The server's text is not shown: a sink may be pointed at any server,
+/// and details contain whole rows.
 #[derive(Debug, thiserror::Error)]
 #[error("{} (SQLSTATE {code})", words(code))]
 struct Said {
@@ -36,7 +36,7 @@ struct Said {
 }
 
 impl Failure {
-    /// The error of a sink. With `may_create`, tables that are gone come back at the next open.
+    /// Converts it to the error of a sink. With `may_create`, missing tables are created at the next open.
     pub(super) fn into_error(self, attempt: String, may_create: bool) -> SinkError {
         let error = match self {
             Self::Sink(error) => return error,
@@ -55,7 +55,7 @@ impl Failure {
             None if refuses_tls(&error) => SinkReason::Incompatible,
             Some(TlsError::Handshake(_)) | None => SinkReason::Unreachable,
         };
-        // Wrong or missing passwords are found by the driver before the server can say so.
+        // The driver finds a missing or wrong password before the server can report it.
         let reason = if error.to_string().starts_with("invalid configuration")
             || error.to_string().starts_with("authentication error")
         {
@@ -66,8 +66,8 @@ impl Failure {
         SinkError::because(reason, attempt, in_our_words(&error))
     }
 
-    /// Whether the session is as good as before. What a session remembers, such as rights and plans, may be
-    /// why others fail.
+    /// Whether the session can be used again. Other errors may be caused by state of the session, such as cached
+    /// rights and plans.
     pub(super) fn spares_session(&self) -> bool {
         match self {
             Self::Database(error) => error
@@ -77,7 +77,7 @@ impl Failure {
         }
     }
 
-    /// Whether this user may not change a table, or other objects of the database keep it as it is.
+    /// Whether the user may not change a table, or other objects of the database depend on it.
     pub(super) fn forbids_change(&self) -> bool {
         match self {
             Self::Database(error) => {
@@ -87,7 +87,7 @@ impl Failure {
         }
     }
 
-    /// Whether the server refused a value, as opposed to the whole write.
+    /// Whether the server refused a value and not the whole write.
     pub(super) fn is_about_values(&self) -> bool {
         match self {
             Self::Database(error) => {
@@ -106,7 +106,7 @@ impl Said {
     }
 }
 
-/// What an error of the driver means. Its causes may quote what the server sent.
+/// Describes an error of the driver. Its causes may contain text that the server sent.
 fn in_our_words(error: &tokio_postgres::Error) -> String {
     let cause = cause(error);
     let what = match error.to_string().as_str() {
@@ -129,7 +129,7 @@ fn in_our_words(error: &tokio_postgres::Error) -> String {
     cause.map_or_else(|| what.to_owned(), |cause| format!("{what}: {cause}"))
 }
 
-/// The driver has no other way to say so.
+/// Compares the text, because the driver has no type for this error.
 fn refuses_tls(error: &tokio_postgres::Error) -> bool {
     error.source().is_some_and(|why| why.to_string() == "server does not support TLS")
 }
@@ -138,8 +138,8 @@ fn tls(error: &tokio_postgres::Error) -> Option<&TlsError> {
     error.source()?.downcast_ref()
 }
 
-/// Whether the server does not accept our certificate, or misses one. It says so in an alert, and with
-/// TLS 1.3 only after the handshake.
+/// Whether the server refuses our certificate, or requires one. It sends an alert, with TLS 1.3 only after the
+/// handshake.
 fn is_refused_identity(error: &tokio_postgres::Error) -> bool {
     use rustls::AlertDescription as Alert;
     let mut cause = error.source();
@@ -156,7 +156,7 @@ fn is_refused_identity(error: &tokio_postgres::Error) -> bool {
                     | Alert::UnknownCA
                     | Alert::CertificateRequired
                     | Alert::AccessDenied
-                    // A signature that does not fit: of an authority with the same name, for instance.
+                    // An invalid signature, for example of a CA with the same name.
                     | Alert::DecryptError
             );
         }
@@ -165,7 +165,7 @@ fn is_refused_identity(error: &tokio_postgres::Error) -> bool {
     false
 }
 
-/// What a SQLSTATE means.
+/// The message for a SQLSTATE.
 fn words(code: &str) -> &'static str {
     match code {
         "28P01" => "the server does not accept the password",
@@ -209,7 +209,7 @@ fn words(code: &str) -> &'static str {
     }
 }
 
-/// The reason behind a SQLSTATE.
+/// The reason for a SQLSTATE.
 fn reason(code: &str) -> SinkReason {
     match code {
         // Too many connections, shutting down, starting up.
@@ -219,15 +219,15 @@ fn reason(code: &str) -> SinkReason {
         "42501" => SinkReason::Forbidden,
         // No such database, schema, table.
         "3D000" | "3F000" | "42P01" => SinkReason::Missing,
-        // Another writer was faster: the next try sees the row, or the new key of the table.
+        // Another writer was first: the next attempt sees the row, or the new key of the table.
         "23505" | "42P10" => SinkReason::WriteFailed,
-        // Objects depend on what a migration would drop; not supported by this server.
+        // Objects depend on something that a migration would drop; or the server does not support it.
         "2BP01" | "0A000" => SinkReason::Incompatible,
         _ => match code.get(..2) {
             Some("08") => SinkReason::Unreachable,
             Some("28") => SinkReason::Forbidden,
             Some("42") => SinkReason::Incompatible,
-            // Data exceptions, constraints of the table's owner, limits of a value.
+            // Data exceptions, constraints that the owner has added to the table, limits of a value.
             Some("22" | "23" | "54") => SinkReason::Refused,
             _ => SinkReason::WriteFailed,
         },

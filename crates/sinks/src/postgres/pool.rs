@@ -1,8 +1,8 @@
 //! Sessions that sinks share.
 //!
-//! Sinks with equal servers, credentials and bounds use the same few sessions, each for one operation at
-//! a time. Whoever finds all of them taken waits in line. What is shared is found by comparing all of
-//! it, so a changed password is another server.
+//! Sinks with equal servers, credentials and policies share a few sessions, each used for one operation at a
+//! time. If all sessions are in use, an operation waits in a queue. The whole configuration is compared, so a
+//! changed password gets a pool of its own.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -22,22 +22,22 @@ use super::{
 };
 use crate::{Network, connection_task};
 
-/// Sessions of one server. Few writers keep a server as busy as many.
+/// Maximum sessions per server. A few writers use the capacity of a server as well as many.
 const SESSIONS: usize = 4;
-/// Until a session that nobody uses is closed.
+/// How long an unused session stays open.
 const IDLE_LIMIT: Duration = Duration::from_mins(1);
 
-/// Between two looks at idle sessions.
+/// Minimum time between two checks for idle sessions.
 const SHORTEST_WAIT: Duration = Duration::from_millis(10);
 
-/// All pools; one lives as long as a sink uses it.
+/// All pools; a pool lives as long as a sink uses it.
 pub struct Pools {
     idle_limit: Duration,
     known: Mutex<Vec<Weak<Pool>>>,
 }
 
 impl Pools {
-    /// Pools that close sessions that are not used for this long; `None`: a minute.
+    /// Pools that close sessions after this idle time; `None`: a minute.
     pub(super) fn new(idle_limit: Option<Duration>) -> Self {
         Self { idle_limit: idle_limit.unwrap_or(IDLE_LIMIT), known: Mutex::default() }
     }
@@ -58,9 +58,9 @@ impl Pools {
 /// The sessions of one server.
 pub(super) struct Pool {
     server: Server,
-    /// Who may have a session. First come, first served.
+    /// One permit per session, first come, first served.
     seats: Arc<Semaphore>,
-    /// With the time of their last use; the latest is last.
+    /// Idle sessions with the time of their last use; the most recently used is last.
     idle: Mutex<Vec<(Instant, Session)>>,
     idle_limit: Duration,
     _closer: AbortOnDropHandle<()>,
@@ -77,8 +77,8 @@ impl Pool {
         })
     }
 
-    /// A session for one operation: one that is open, else a new one, else the first that comes free. `network`
-    /// equals that of the server, and names the namespace of this sink in refusals.
+    /// A session for one operation: an idle one, else a new one; waits while all are in use. `network` equals that of
+    /// the server; it has the namespace of this sink for refusals.
     pub(super) async fn lease(
         self: &Arc<Self>,
         network: &Network,
@@ -102,7 +102,7 @@ impl Pool {
         Ok(Lease { session: session.taken(seat), pool: self.clone() })
     }
 
-    /// Closes what nobody has used for long. Answers how long nothing more is to be done.
+    /// Closes sessions that were idle for too long. Returns the time until the next check.
     fn close_idle(&self) -> Duration {
         let mut idle = locked(&self.idle);
         idle.retain(|(since, session)| since.elapsed() < self.idle_limit && !session.is_closed());
@@ -120,22 +120,22 @@ async fn close_idle(pool: Weak<Pool>, idle_limit: Duration) {
     }
 }
 
-/// A session in use. Dropped in the middle of something, it ends that and closes.
+/// A session in use. If it is dropped during an operation, the operation is cancelled and the session closed.
 pub(super) struct Lease {
     pub(super) session: Session,
     pool: Arc<Pool>,
 }
 
 impl Lease {
-    /// For the next one.
+    /// Returns the session to the pool.
     pub(super) fn give_back(mut self) {
         let seat = self.session.free();
-        // Before the seat is free: whoever takes it finds the session and opens no other.
+        // Before the permit is free: the next lease must find this session and not open another one.
         locked(&self.pool.idle).push((Instant::now(), self.session));
         drop(seat);
     }
 
-    /// Closes the session, which has nothing left to do.
+    /// Closes the session, which has no operation running.
     pub(super) fn close(mut self) {
         drop(self.session.free());
     }

@@ -1,4 +1,4 @@
-//! Rows that the server cannot hold: each is named, and holds up no other row.
+//! Rows that the server cannot store: each is named, and the other rows are written.
 
 use std::{
     collections::HashSet,
@@ -18,13 +18,13 @@ use super::{
 };
 use crate::old_key::{self, HeldKinds, Key};
 
-/// Rows that PostgreSQL cannot hold: its texts have no NUL character.
+/// Rows that PostgreSQL cannot store: its texts must not contain NUL characters.
 pub(super) fn unfit(batch: &Batch<'_>) -> Vec<Refusal> {
     let why = "a NUL character (\\u0000), which PostgreSQL cannot store; leave it out of the attributes";
     batch.delta.rows().filter(|row| has_nul(row)).map(|row| refusal(batch.inventory, row, why)).collect()
 }
 
-/// A delta without the rows that were refused.
+/// A delta without the refused rows.
 pub(super) fn without(delta: &Delta, refused: &[Refusal]) -> Delta {
     let mut delta = delta.clone();
     if !refused.is_empty() {
@@ -35,17 +35,17 @@ pub(super) fn without(delta: &Delta, refused: &[Refusal]) -> Delta {
     delta
 }
 
-/// For finding the rows that are refused. It is far more than thousands of them need; where a rule of the table
-/// refuses almost every row of a large inventory, the write fails as a whole.
+/// Time limit for finding refused rows. It is enough for thousands of them; if a constraint of the table refuses
+/// almost every row of a large inventory, the write fails as a whole.
 const NAMING_LIMIT: Duration = Duration::from_mins(2);
 
 const SAVEPOINT: &str = "SAVEPOINT kollect_trial";
 const KEEP: &str = "RELEASE SAVEPOINT kollect_trial; SAVEPOINT kollect_trial";
 const UNDO: &str = "ROLLBACK TO SAVEPOINT kollect_trial";
 
-/// The rows that the server refuses, in their order: parts of the delta are written in a transaction that is never
-/// committed, and a part that is refused is halved. None if it would take all of them, or there was not enough
-/// time.
+/// The rows that the server refuses, in their order: writes parts of the delta in a transaction that is never
+/// committed, and halves a part that is refused. Empty if the server accepts all rows, or if the time limit is
+/// exceeded.
 pub(super) async fn name_refused(
     client: &mut Client,
     statements: &Statements,
@@ -53,7 +53,7 @@ pub(super) async fn name_refused(
 ) -> Result<Vec<Refusal>, Failure> {
     let mut rows = last_of_each(batch.delta);
     if statements.key == Key::Old {
-        // One statement cannot write two rows of one place.
+        // One statement cannot write two rows with the same key.
         rows = old_key::fit(batch.inventory, &rows, &HeldKinds::new()).0;
     }
     let began = Instant::now();
@@ -85,7 +85,7 @@ pub(super) async fn name_refused(
     Ok(refused)
 }
 
-/// What is said about a row that is refused.
+/// The refusal of a row.
 fn refusal(inventory: &InventoryId, row: &Row, why: &str) -> Refusal {
     Refusal {
         key: row.key.clone(),
@@ -101,7 +101,7 @@ fn has_nul(row: &Row) -> bool {
             .any(|text| text.contains('\0'))
 }
 
-/// Whether JSON holds `\u0000`, and not the text `\\u0000`.
+/// Whether JSON contains the escape `\u0000`, and not an escaped backslash followed by `u0000`.
 fn has_escaped_nul(json: &str) -> bool {
     json.match_indices("\\u0000").any(|(at, _)| {
         let before = json.as_bytes().get(..at).unwrap_or_default();

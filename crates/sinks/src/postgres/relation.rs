@@ -1,8 +1,8 @@
-//! A table as it is in the database, and what turns it into the table of rows.
+//! An existing table, and the statements that turn it into the table of rows.
 //!
-//! The key of a table in use is widened in two steps of one transaction. A unique index is built first: that
-//! takes a SHARE lock, so readers go on and writers wait. Then the constraints are exchanged, under an ACCESS
-//! EXCLUSIVE lock that is held until the commit right after it: readers wait for that moment.
+//! The key of a table in use is widened in two steps of one transaction. First a unique index is built under a
+//! SHARE lock: readers continue and writers wait. Then the constraints are exchanged under an ACCESS EXCLUSIVE
+//! lock, which is held until the commit that follows immediately: readers wait only for that time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use crate::columns::{COLUMNS, Column, KEY, OLD_KEY, Value};
 
 const TEXT: &str = "text";
 
-/// The type of a column, as the server writes it.
+/// The type of a column, as PostgreSQL spells it.
 pub(super) fn type_name(column: &Column) -> &'static str {
     match column.value {
         Value::Inventory(_) | Value::Row(_) | Value::Digest => TEXT,
@@ -26,16 +26,16 @@ pub(super) fn type_name(column: &Column) -> &'static str {
     }
 }
 
-/// A table, or something else in its place.
+/// A table, or another relation with its name.
 pub(super) struct Relation {
     pub(super) is_table: bool,
     is_partitioned: bool,
-    /// Types by name.
+    /// Types by the name of the column.
     pub(super) columns: BTreeMap<String, String>,
     uniques: Vec<Unique>,
 }
 
-/// A unique index, of a constraint or without one.
+/// A unique index, with or without a constraint.
 struct Unique {
     index: String,
     constraint: Option<String>,
@@ -48,23 +48,23 @@ impl Unique {
         self.columns.len() == key.len() && key.iter().all(|name| self.columns.contains(*name))
     }
 
-    /// Whether it forbids rows that the key allows.
+    /// Whether it forbids rows that [`KEY`] allows.
     fn is_narrower_than_key(&self) -> bool {
         self.columns.len() < KEY.len() && self.columns.iter().all(|name| KEY.contains(&name.as_str()))
     }
 }
 
-/// What is to be done to a table.
+/// The statements that a table needs.
 #[derive(Default)]
 pub(super) struct Todo {
-    /// The table cannot be used without these statements.
+    /// Without these statements the table cannot be used.
     pub(super) needed: Vec<String>,
-    /// The tables can be used without these, with a key or claims of older versions.
+    /// Without these statements the tables can be used, with a key or claims of older versions.
     pub(super) wanted: Vec<String>,
 }
 
 impl Relation {
-    /// Reads the catalogue of the database. `None` if nothing has the name.
+    /// Reads the catalog of the database. `None` if no relation has the name.
     pub(super) async fn read(
         client: &impl GenericClient,
         schema: &str,
@@ -88,7 +88,7 @@ impl Relation {
                 &[&oid],
             )
             .await?;
-        // Indexes on a part of the rows, or on expressions, do not prevent a second row.
+        // Partial indexes and indexes on expressions are ignored: they do not forbid a second row with the same key.
         let uniques = client
             .query(
                 "SELECT x.relname::text, k.conname::text, i.indisprimary,
@@ -117,7 +117,7 @@ impl Relation {
         }))
     }
 
-    /// What is missing from a table that may be of the Go implementation.
+    /// The statements that a table needs, which may be one of the Go implementation.
     pub(super) fn migrate(&self, tables: &Tables) -> Result<Todo, SinkError> {
         let foreign = |why: String| {
             let attempt = format!("{tables} is not a table of inventories: {why}; use another table");
@@ -134,7 +134,7 @@ impl Relation {
                 }
                 None => missing.push(column),
                 Some(found) if found == type_name(column) => {}
-                // As good as text.
+                // Equivalent to text.
                 Some("character varying") if type_name(column) == TEXT => {}
                 Some(_) => {
                     return foreign(format!("column {} is not of type {}", column.name, type_name(column)));
@@ -153,14 +153,14 @@ impl Relation {
         Ok(Todo { needed, ..Todo::default() })
     }
 
-    /// Whether the key is that of older versions of Kollect, and nothing else forbids rows.
+    /// Whether the table has the key of older versions of Kollect, and no other index forbids rows.
     pub(super) fn is_usable_with_old_key(&self) -> bool {
         let mut narrower = self.uniques.iter().filter(|unique| unique.is_narrower_than_key()).peekable();
         narrower.peek().is_some() && narrower.all(|unique| unique.is_on(&OLD_KEY))
     }
 
-    /// The statements that make the key that of this version. A key without the cluster would make two clusters
-    /// overwrite each other; one without group and kind two rows of one object.
+    /// The statements that give the table the key of this version. With a key without the cluster two clusters would
+    /// overwrite each other's rows; without group and kind, two rows of one object.
     fn change_key(&self, tables: &Tables) -> Vec<String> {
         let (narrower, others): (Vec<_>, Vec<_>) =
             self.uniques.iter().partition(|unique| unique.is_narrower_than_key());
@@ -176,10 +176,10 @@ impl Relation {
             }
         }
         if !others.iter().any(|unique| unique.is_on(&KEY)) {
-            // A primary key of another sort belongs to the owner of the table, and stays.
+            // A primary key on other columns belongs to the owner of the table and stays.
             let word = if others.iter().any(|unique| unique.primary) { "UNIQUE" } else { "PRIMARY KEY" };
             if self.is_partitioned {
-                // It cannot take an index that was built before.
+                // A partitioned table cannot use an existing index for a constraint.
                 changes.push(format!("ADD {word} ({})", KEY.join(", ")));
             } else {
                 let (index, key) = (index_name(&tables.table), KEY.join(", "));
@@ -197,7 +197,7 @@ impl Relation {
     }
 }
 
-/// The name of the index of the key while it has no constraint, quoted.
+/// The name of the key's index before it has a constraint, quoted.
 fn index_name(table: &str) -> String {
     const SUFFIX: &str = "_kollect_key";
     let mut name = table.to_owned();

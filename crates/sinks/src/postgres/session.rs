@@ -1,4 +1,4 @@
-//! A session: connected to a checked address, as somebody, with its statements prepared.
+//! A session: connected to a checked address, authenticated, with prepared statements.
 
 use std::{collections::HashMap, fs, sync::Arc, time::Duration};
 
@@ -23,15 +23,15 @@ use crate::{
     tls::Trust,
 };
 
-/// For the request that ends a statement nobody waits for.
+/// Limit for the request that cancels an abandoned statement.
 const CANCEL_LIMIT: Duration = Duration::from_secs(5);
-/// Tables whose statements a session keeps.
+/// How many tables' statements a session keeps.
 const MANY_TABLES: usize = 256;
-/// Of the session. A lock is held by another writer, and by nobody for long.
+/// Settings of the session. Writers hold locks only for a short time, so the lock timeout is short.
 const SETTINGS: &str = "SET statement_timeout = '5min'; SET lock_timeout = '10s'; \
                         SET idle_in_transaction_session_timeout = '5min'";
 
-/// Where sessions go, as whom, and what is checked on the way. Sessions of equal servers are alike.
+/// Server, credentials, TLS settings and network policy. Sinks with equal values may share sessions.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Server {
     pub(super) dsn: Box<Dsn>,
@@ -46,11 +46,11 @@ pub(super) struct Session {
     statements: HashMap<Tables, Arc<Statements>>,
     connector: tls::Connector,
     driver: AbortOnDropHandle<()>,
-    /// While somebody uses it.
+    /// The permit of the pool, while the session is in use.
     seat: Option<OwnedSemaphorePermit>,
 }
 
-/// Prepared once for each session and table.
+/// Statements that are prepared once per session and table.
 pub(super) struct Statements {
     pub(super) baseline: Statement,
     pub(super) upsert: Statement,
@@ -61,21 +61,21 @@ pub(super) struct Statements {
     pub(super) key: Key,
     /// The columns of claims.
     pub(super) claims: ClaimTable,
-    /// What is said about tables of older versions.
+    /// Warnings about tables of older versions.
     pub(super) warnings: Vec<String>,
     /// Whether this user may create temporary tables.
     pub(super) may_stage: bool,
 }
 
-/// Ends what is going on: locks must not outlive the interest in them, and a session that nobody needs must
-/// not wait for a server that has stopped answering.
+/// Cancels a running statement, so that its locks are released, and aborts the connection, so that an unused
+/// session does not wait for a server that has stopped answering.
 impl Drop for Session {
     fn drop(&mut self) {
         let seat = self.seat.take().filter(|_| !self.is_closed());
         self.driver.abort();
         let Some(seat) = seat else { return };
         let (token, connector) = (self.client.cancel_token(), self.connector.clone());
-        // The seat stays taken until the server has let go: sessions are counted there.
+        // The permit is kept until the server has answered: sessions still count there.
         if Handle::try_current().is_ok() {
             let cancel = async move {
                 timeout(CANCEL_LIMIT, token.cancel_query(connector)).await.ok();
@@ -87,7 +87,7 @@ impl Drop for Session {
 }
 
 impl Session {
-    /// Connects, within a time that a person would wait.
+    /// Connects, within [`CONNECT_LIMIT`].
     pub(super) async fn open(server: &Server, network: &Network, attempt: &str) -> Result<Self, SinkError> {
         timeout(CONNECT_LIMIT, connect(server, network, attempt)).await.unwrap_or_else(|_| {
             Err(SinkError::new(SinkReason::Unreachable, format!("{attempt}: no answer within 10 s")))
@@ -112,13 +112,13 @@ impl Session {
         Ok(prepared)
     }
 
-    /// The session while it is in use.
+    /// Marks the session as in use.
     pub(super) fn taken(mut self, seat: OwnedSemaphorePermit) -> Self {
         self.seat = Some(seat);
         self
     }
 
-    /// Says that nothing is going on. Answers the seat, for the next one.
+    /// Marks the session as idle. Returns the permit of the pool.
     pub(super) fn free(&mut self) -> Option<OwnedSemaphorePermit> {
         self.seat.take()
     }
@@ -139,7 +139,7 @@ impl Statements {
                 .await?,
             upsert: client.prepare(&write::upsert_arrays(tables, key)).await?,
             delete: client.prepare(&write::delete(tables)).await?,
-            // Locked until the transaction ends: no other writer claims between check and commit.
+            // FOR UPDATE locks the claim until the transaction ends: no other writer claims between check and commit.
             claim: client
                 .prepare(&format!(
                     "SELECT last_export IS NULL, {} FROM {bindings}
@@ -175,7 +175,7 @@ async fn connect(server: &Server, network: &Network, attempt: &str) -> Result<Se
     if driver.get_application_name().is_none() {
         driver.application_name("kollect");
     }
-    // A peer that vanished is noticed in about a minute, not in hours.
+    // A peer that has disappeared is noticed in about a minute, not in hours.
     driver
         .keepalives_idle(Duration::from_secs(30))
         .keepalives_interval(Duration::from_secs(10))
@@ -183,7 +183,7 @@ async fn connect(server: &Server, network: &Network, attempt: &str) -> Result<Se
         .tcp_user_timeout(Duration::from_mins(1));
     let failed = |error: tokio_postgres::Error| Failure::from(error).into_error(attempt.to_owned(), false);
     let (client, connection) = driver.connect(connector.clone()).await.map_err(failed)?;
-    // Why a session ended is told to whoever uses it next.
+    // The next use of the session reports why it ended.
     let driver = connection_task::spawn("drive a session", async move {
         connection.await.ok();
     });
@@ -192,8 +192,8 @@ async fn connect(server: &Server, network: &Network, attempt: &str) -> Result<Se
     Ok(session)
 }
 
-/// The driver's settings with addresses that were checked beside each name: the driver connects to the
-/// address, and uses the name for TLS only.
+/// The driver's settings with a checked address for each name: the driver connects to the address and uses the
+/// name for TLS only.
 async fn checked(given: &Driver, network: &Network, attempt: &str) -> Result<Driver, SinkError> {
     let forbidden = |why: &str| SinkError::new(SinkReason::Forbidden, format!("{attempt}: {why}"));
     let mut driver = Driver::new();
@@ -246,19 +246,19 @@ async fn checked(given: &Driver, network: &Network, attempt: &str) -> Result<Dri
                     }
                 }
             }
-            // Members of a cluster come and go; one that answers will do.
+            // A member of a cluster may be down; one that resolves is enough.
             Err(ResolveError::Lookup(_) | ResolveError::NoAddress | ResolveError::ApiServer(_)) => {}
             Err(ResolveError::Refused(refusal)) => return Err(forbidden(&refusal.without_address())),
         }
     }
     if driver.get_hostaddrs().is_empty() {
-        // The name is part of a secret.
+        // The name is secret, so the error does not contain it.
         return Err(SinkError::because(SinkReason::Unreachable, attempt, "the host cannot be resolved"));
     }
     Ok(driver)
 }
 
-/// What the connection string and the spec say about TLS, taken together.
+/// The TLS settings of the connection string and the spec, combined.
 fn security(server: &Server) -> Result<(tokio_postgres::config::SslMode, tls::Connector), String> {
     let Server { dsn, trust, identity, .. } = server;
     let read = |option: &str, file| fs::read(file).map_err(|error| format!("read {option}: {error}"));
@@ -280,11 +280,11 @@ fn security(server: &Server) -> Result<(tokio_postgres::config::SslMode, tls::Co
         }
         (None, _, _) => None,
     };
-    // Whoever says whom to trust wants that checked, and not given up by the first who says "no TLS".
+    // If trusted certificates are given without an sslmode, require TLS and check them: no fallback to plain text.
     let unsaid =
         if trusted.is_some() || dsn.root_cert.is_some() { SslMode::VerifyFull } else { SslMode::Prefer };
     let sslmode = dsn.sslmode.unwrap_or(unsaid);
-    // Unix sockets have no TLS, whatever the mode: as in libpq.
+    // As in libpq, Unix sockets do not use TLS in any mode.
     let local = dsn.driver.get_hosts().iter().all(|host| matches!(host, Host::Unix(_)))
         && dsn.driver.get_hostaddrs().is_empty();
     let mode = match sslmode {

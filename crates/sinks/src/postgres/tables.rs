@@ -1,8 +1,8 @@
-//! The two tables: what they must look like, what they look like, and the statements in between.
+//! The two tables: their definition, their state in a database, and the statements that migrate them.
 //!
-//! `ensure` runs the statements, `existing` prints them: both come from [`Found::todo`]. A table
-//! of the Go implementation is one that lacks some columns and has a key without the cluster; one of an older
-//! version has a key without group and kind.
+//! `ensure` runs the statements, `existing` prints them: both come from [`Found::todo`]. A table of the Go
+//! implementation lacks some columns and has a key without the cluster; a table of an older version has a key
+//! without group and kind.
 
 use std::fmt;
 
@@ -40,7 +40,7 @@ const BINDING_COLUMNS: &str = "
     writes bigint,
     PRIMARY KEY (inventory_table, cluster, inventory_namespace, inventory_name)";
 
-/// Names of the tables. Printed quoted, the way SQL takes them.
+/// Names of the tables. `Display` quotes them for SQL.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Tables {
     pub(super) schema: String,
@@ -65,10 +65,10 @@ impl fmt::Display for Tables {
     }
 }
 
-/// Longer names are cut by the server, and two tables would become one.
+/// The server truncates longer names, so two tables could become one.
 pub(super) const NAME_BYTES: usize = 63;
 
-/// Checks the name of a table or schema. It is quoted wherever it is used, so this is for people.
+/// Checks the name of a table or schema. Names are quoted in SQL, so this check is only there to find mistakes.
 pub(super) fn check_name(name: &str) -> Result<(), String> {
     let first = name.chars().next().is_some_and(|c| c.is_alphabetic() || c == '_');
     let rest = name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '$'));
@@ -90,11 +90,11 @@ pub(super) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// Readers of the table wait behind a migration that waits for a lock. It gives up soon, and is tried again.
+/// While a migration waits for a lock, readers wait behind it. So it gives up soon and is retried later.
 const MIGRATION_LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '3s'";
 
-/// Makes the tables what they must be, or says what is to be done. A key and claims of older versions are left where
-/// this user may not change them, or other objects of the database depend on them.
+/// Creates or migrates the tables, or returns the needed statements as an error. A key and claims of older versions
+/// stay if the user may not change them, or if other objects of the database depend on them.
 pub(super) async fn prepare(client: &mut Client, tables: &Tables, create: bool) -> Result<(), Failure> {
     let found = Found::read(client, tables).await?;
     let todo = found.todo(tables)?;
@@ -110,11 +110,11 @@ pub(super) async fn prepare(client: &mut Client, tables: &Tables, create: bool) 
     }
 }
 
-/// Runs what is to be done, in one transaction.
+/// Runs the needed statements in one transaction.
 async fn migrate(client: &mut Client, tables: &Tables) -> Result<(), Failure> {
     let transaction = client.transaction().await?;
-    // Replicas and other inventories start at the same time; the second finds nothing left to do. All tables of
-    // a schema share one of owners, so they wait for each other.
+    // Replicas and other inventories start at the same time; the second finds nothing left to do. All tables of a
+    // schema share one table of claims, so they use one lock.
     let lock = format!("kollect {}", tables.bindings());
     transaction.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", &[&lock]).await?;
     transaction.batch_execute(MIGRATION_LOCK_TIMEOUT).await?;
@@ -125,16 +125,16 @@ async fn migrate(client: &mut Client, tables: &Tables) -> Result<(), Failure> {
     Ok(transaction.commit().await?)
 }
 
-/// What of the tables is of older versions.
+/// Which parts of the tables are of older versions.
 pub(super) struct OldParts {
     pub(super) key: Key,
     pub(super) claims: ClaimTable,
-    /// What is said about it.
+    /// Warnings about these parts.
     pub(super) warnings: Vec<String>,
 }
 
 impl OldParts {
-    /// Looks at tables that can be used.
+    /// Reads the state of tables that can be used.
     pub(super) async fn read(client: &impl GenericClient, tables: &Tables) -> Result<Self, Failure> {
         let found = Found::read(client, tables).await?;
         let (mut old, bindings) = (
@@ -154,7 +154,7 @@ impl OldParts {
     }
 }
 
-/// What adds the columns that claims of older versions lack.
+/// The statement that adds the columns that claims of older versions lack.
 fn longer_claims(bindings: &Relation, tables: &Tables) -> Option<String> {
     let newer = CLAIM_COLUMNS.iter().skip(OLD_CLAIM_COLUMNS);
     let missing = newer.filter(|name| !bindings.columns.contains_key(**name));
@@ -166,13 +166,13 @@ fn longer_claims(bindings: &Relation, tables: &Tables) -> Option<String> {
     (!added.is_empty()).then(|| format!("ALTER TABLE {} {}", tables.bindings(), added.join(", ")))
 }
 
-/// What `ensure` would run in a database that has nothing.
+/// The statements that `ensure` would run in an empty database.
 pub(super) fn in_empty_database(tables: &Tables) -> String {
     let nothing = Found { schema: tables.schema == "public", rows: None, bindings: None };
     format!("{};", nothing.todo(tables).unwrap_or_default().needed.join(";\n"))
 }
 
-/// What the database has.
+/// The state of the database.
 struct Found {
     schema: bool,
     rows: Option<Relation>,
@@ -192,7 +192,7 @@ impl Found {
         })
     }
 
-    /// What turns the tables into ours; nothing if they are.
+    /// The statements that the tables need; none if they are current.
     fn todo(&self, tables: &Tables) -> Result<Todo, SinkError> {
         let mut todo = match &self.rows {
             None => Todo { needed: create(tables).into(), ..Todo::default() },
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(quoted("a\"b"), "\"a\"\"b\"");
     }
 
-    /// Statuses show it.
+    /// Statuses show this text.
     #[test]
     fn the_definition_of_the_table_does_not_change() {
         let tables = Tables { schema: "public".into(), table: "inventory".into() };

@@ -1,7 +1,7 @@
-//! TLS as libpq means it: whether to encrypt, whom to trust, and whether the name must match.
+//! TLS with the modes of libpq: whether to encrypt, which certificates to trust, and whether the name must match.
 //!
-//! A connector of our own, because the modes between "encrypt" and "trust nobody without a name" need
-//! a verifier of their own in any case.
+//! A custom connector, because the modes between "encrypt only" and "check chain and name" need a custom
+//! verifier.
 
 use std::{
     io,
@@ -22,16 +22,16 @@ use super::{binding, dsn::SslMode};
 use crate::tls::{Check, client_config};
 pub(super) use crate::tls::{certificates, identity};
 
-/// Why no trusted connection came about.
+/// Why a trusted connection could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TlsError {
-    /// The server proved to be somebody else, or nobody.
+    /// The server's certificate is not trusted, is for another host, or is missing.
     #[error("the server's certificate is not accepted")]
     Certificate(#[source] rustls::Error),
-    /// A host that no certificate can name.
+    /// The host cannot be the name in a certificate.
     #[error("the host is not a name that a certificate can have")]
     Name,
-    /// Everything else, a lost connection for instance.
+    /// Any other error, for example a lost connection.
     #[error("the handshake failed")]
     Handshake(#[source] io::Error),
 }
@@ -59,21 +59,21 @@ pub(super) fn client(
         _ if trust_any_server => Check::Nothing,
         SslMode::VerifyFull => Check::ChainAndName,
         SslMode::VerifyCa => Check::Chain,
-        // As in libpq: certificates that are given are used, even by modes that could do without.
+        // As in libpq: given certificates are checked even in modes that do not require it.
         _ if trusted.is_some() => Check::Chain,
         _ => Check::Nothing,
     };
     Ok(Connector(Arc::new(client_config(check, trusted, None, identity)?)))
 }
 
-/// What the driver asks for TLS.
+/// The TLS implementation for the driver.
 #[derive(Clone)]
 pub(super) struct Connector(Arc<ClientConfig>);
 
 /// A handshake with one host.
 pub(super) struct Handshake {
     config: Arc<ClientConfig>,
-    /// `None`: no certificate can name this host, a Unix socket for instance.
+    /// `None` if the host cannot be the name in a certificate, for example a Unix socket.
     name: Option<ServerName<'static>>,
 }
 

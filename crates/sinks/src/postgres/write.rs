@@ -1,7 +1,7 @@
-//! One delta, one transaction.
+//! Writes one delta in one transaction.
 //!
-//! Few rows go as arrays in one statement. Many go by COPY: straight into the table if it holds nothing
-//! of the inventory yet, else into a staging table first, because COPY cannot update.
+//! A few rows are sent as arrays in one statement. Many are sent with COPY: into the table itself if it holds no
+//! rows of the inventory, else into a staging table first, because COPY cannot update.
 
 use std::{collections::HashSet, pin::pin, time::SystemTime};
 
@@ -22,11 +22,11 @@ use crate::{
     old_key::{self, HeldKinds, Key},
 };
 
-/// Up to here one statement with arrays is faster than a COPY.
+/// Up to this number of rows one statement with arrays is faster than COPY.
 pub(super) const FEW_ROWS: usize = 500;
 const FEW_BYTES: usize = 8 << 20;
 
-/// The type of a column, as it is copied.
+/// The type of a column in a COPY.
 fn copied_type(column: &Column) -> Type {
     match column.value {
         Value::Inventory(_) | Value::Row(_) | Value::Digest => Type::TEXT,
@@ -35,7 +35,7 @@ fn copied_type(column: &Column) -> Type {
     }
 }
 
-/// A value of one row, as it is copied.
+/// A value of one row in a COPY.
 enum Cell<'a> {
     Text(&'a str),
     Digest(String),
@@ -64,9 +64,9 @@ impl<'a> Cell<'a> {
     }
 }
 
-/// What many rows have in a column, as a parameter of a statement.
+/// The values of many rows in a column, as a parameter of a statement.
 enum Parameter<'a> {
-    /// The same for all.
+    /// One value for all rows.
     Text(&'a str),
     Texts(Vec<&'a str>),
     Digests(Vec<String>),
@@ -74,7 +74,7 @@ enum Parameter<'a> {
 }
 
 impl<'a> Parameter<'a> {
-    /// None for columns that the server fills.
+    /// `None` for columns that the server fills.
     fn of(column: &Column, inventory: &'a InventoryId, rows: &[&'a Row]) -> Option<Self> {
         match column.value {
             Value::Inventory(text) => Some(Self::Text(text(inventory))),
@@ -95,12 +95,12 @@ impl<'a> Parameter<'a> {
     }
 }
 
-/// Rows with the digest that the table has are left alone, times included. Answers how many are new.
+/// Rows whose digest is in the table already are not changed, also not their times. Returns how many rows are new.
 fn upsert(tables: &Tables, key: Key, source: &str) -> String {
     let (columns, replacements) = (names(), replacements());
     let (key, same_row) = match key {
         Key::Current => (KEY.join(", "), ""),
-        // No row replaces one of another group or kind.
+        // A row never replaces a row of another group or kind.
         Key::Old => {
             (OLD_KEY.join(", "), " AND held.api_group = excluded.api_group AND held.kind = excluded.kind")
         }
@@ -142,7 +142,7 @@ pub(super) fn upsert_arrays(tables: &Tables, key: Key) -> String {
     upsert(tables, key, &format!("SELECT {selected} FROM unnest({arrays}) AS row ({named})"))
 }
 
-/// By the whole key of one row.
+/// Deletes one row by its whole key.
 pub(super) fn delete(tables: &Tables) -> String {
     let terms: Vec<String> =
         KEY.iter().zip(1..).map(|(name, number)| format!("{name} = ${number}")).collect();
@@ -160,11 +160,11 @@ fn delete_arrays(tables: &Tables) -> String {
     )
 }
 
-/// What came of a delta.
+/// The result of applying a delta.
 pub(super) struct Applied {
     /// By how many rows the table has grown.
     pub(super) grown: i64,
-    /// Rows for which the key of the table has no room.
+    /// Rows that do not fit the key of the table.
     pub(super) refused: Vec<Refusal>,
 }
 
@@ -176,7 +176,7 @@ pub(super) async fn apply(
     inventory: &InventoryId,
     delta: &Delta,
 ) -> Result<Applied, Failure> {
-    // Removals first: under the old key a row that moved to another API group takes the place of itself.
+    // Removals first: with the old key, a row that moved to another API group uses its own former place.
     let removed = remove(transaction, tables, &statements.delete, inventory, &delta.removed).await?;
     let rows = last_of_each(delta);
     let (rows, refused) = match statements.key {
@@ -204,7 +204,7 @@ pub(super) async fn apply(
     Ok(Applied { grown: added - removed, refused })
 }
 
-/// The groups and kinds that a table with the old key holds for the objects of these rows.
+/// The groups and kinds of the rows that a table with the old key holds for these objects.
 async fn held_kinds(
     transaction: &Transaction<'_>,
     tables: &Tables,
@@ -229,7 +229,7 @@ fn count(rows: usize) -> i64 {
     i64::try_from(rows).unwrap_or(i64::MAX)
 }
 
-/// One statement cannot write a row twice; the last of equal keys wins, as it would one by one.
+/// The rows to write, each key once: one statement cannot write a row twice. The last of equal keys wins.
 pub(super) fn last_of_each(delta: &Delta) -> Vec<&Row> {
     let mut seen = HashSet::with_capacity(delta.added.len() + delta.changed.len());
     let all = delta.rows().map(AsRef::as_ref);
@@ -238,8 +238,8 @@ pub(super) fn last_of_each(delta: &Delta) -> Vec<&Row> {
     rows
 }
 
-/// Few rows go one by one, all sent before the first answer: without fresh statistics the planner
-/// would compare every key with every row of the inventory. Many are worth a hash of all.
+/// Deletes a few rows one by one, all sent before the first answer: without fresh statistics the planner would
+/// compare every key with every row of the inventory. For many rows, one statement with a hash join is faster.
 async fn remove(
     transaction: &Transaction<'_>,
     tables: &Tables,

@@ -1,8 +1,8 @@
 //! Opens a file and brings its tables to the version of this build.
 //!
-//! Tables, `application_id` and `user_version` are made or migrated in one transaction that holds the write
-//! lock, so that of several connections one does it and the others find it done. Readers are not held up: until
-//! the commit they see the tables as they were.
+//! Tables, `application_id` and `user_version` are created or migrated in one transaction that holds the write
+//! lock: if several connections open the file, one migrates it and the others find it migrated. Readers are not
+//! blocked: until the commit they see the old tables.
 
 use std::{
     path::Path,
@@ -22,10 +22,10 @@ use crate::{
 /// Version of the tables, kept in the file's `user_version`.
 const SCHEMA_VERSION: i64 = 5;
 
-/// The last version whose claims lack columns. Such a file can be used as it is.
+/// The last version whose claims lack columns. Such a file can be used without a migration.
 const OLD_CLAIMS_VERSION: i64 = 4;
 
-/// The last version whose rows have the old key. Such a file can be used as it is.
+/// The last version whose rows have the old key. Such a file can be used without a migration.
 const OLD_KEY_VERSION: i64 = 3;
 
 /// The statements that make the tables of this version.
@@ -66,7 +66,7 @@ PRAGMA application_id = 1263488108;
 PRAGMA user_version = 5;
 ";
 
-/// Files of the first version know owners, and no epochs.
+/// Files of version 1 have owners without epochs.
 const FROM_VERSION_1: &str = "
 INSERT INTO kollect_bindings (cluster, inventory_namespace, inventory_name, owner, epoch)
     SELECT cluster, inventory_namespace, inventory_name, owner, 0 FROM kollect_owners;
@@ -74,7 +74,7 @@ DROP TABLE kollect_owners;
 PRAGMA user_version = 3;
 ";
 
-/// Those up to the fourth version have no ids of claims.
+/// Files up to version 4 have no ids of claims.
 const LONGER_CLAIMS: &str = "
 ALTER TABLE kollect_bindings ADD COLUMN writer_id TEXT;
 ALTER TABLE kollect_bindings ADD COLUMN destination_id TEXT;
@@ -83,7 +83,7 @@ ALTER TABLE kollect_bindings ADD COLUMN taken_from TEXT;
 ALTER TABLE kollect_bindings ADD COLUMN writes INTEGER;
 ";
 
-/// Those of the second version say nothing about the writer and what it saw.
+/// Files of version 2 do not store the writer, the revision and the coverage.
 const FROM_VERSION_2: &str = "
 ALTER TABLE kollect_bindings ADD COLUMN writer TEXT NOT NULL DEFAULT 'cli';
 ALTER TABLE kollect_bindings ADD COLUMN revision INTEGER;
@@ -91,23 +91,23 @@ ALTER TABLE kollect_bindings ADD COLUMN coverage TEXT;
 PRAGMA user_version = 3;
 ";
 
-/// "Koll": tells our files from those of other programs.
+/// "Koll": distinguishes our files from those of other programs.
 const APPLICATION_ID: i64 = 1_263_488_108;
 
 /// How long to wait for another writer.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long to wait before the journal mode is asked for again: SQLite does not wait for it by itself.
+/// The pause before the journal mode is set again: the busy timeout of SQLite does not apply to it.
 const JOURNAL_MODE_PAUSE: Duration = Duration::from_millis(5);
 
-/// What a file is, as far as its header and its tables tell.
+/// What a file is, according to its header and its tables.
 enum Found {
     /// It has the tables of this build.
     Current,
     /// It has our tables, whose claims lack columns.
     OldClaims,
-    /// It has our tables with the old key, and claims of this build; `rebuildable` if nothing would be lost with a
-    /// new table of rows.
+    /// It has our tables with the old key, and claims of this build. `rebuildable`: a new table of rows would lose
+    /// nothing.
     OldKey { rebuildable: bool },
     /// It has our tables with the old key, whose claims lack columns.
     OldKeyAndClaims,
@@ -121,7 +121,7 @@ enum Found {
     Foreign,
 }
 
-/// Opens a file. If `create` says so, tables that are missing are created, and older ones migrated.
+/// Opens a file. With `create`, missing tables are created and older ones migrated.
 pub(super) fn connect(file: &Path, create: bool) -> Result<Connection, SinkError> {
     let path = file.display();
     let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -163,7 +163,7 @@ pub(super) fn connect(file: &Path, create: bool) -> Result<Connection, SinkError
     Err(SinkError::new(reason, why))
 }
 
-/// Creates or migrates the tables if that is needed and allowed. Answers what the file is afterwards.
+/// Creates or migrates the tables if that is needed and allowed. Returns what the file is afterwards.
 fn provision(connection: &mut Connection, create: bool) -> rusqlite::Result<Found> {
     let is_done = |found: &Found| match found {
         Found::Empty
@@ -179,7 +179,7 @@ fn provision(connection: &mut Connection, create: bool) -> rusqlite::Result<Foun
         return Ok(found);
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    // Another connection may have written it before this one got the lock.
+    // Another connection may have migrated it before this one got the lock.
     found = inspect(&transaction)?;
     while !is_done(&found) {
         match found {
@@ -198,7 +198,7 @@ fn provision(connection: &mut Connection, create: bool) -> rusqlite::Result<Foun
 }
 
 /// Gives the table of rows the key of this version. SQLite cannot change a key: the rows move to a new table,
-/// which takes the name, the indexes and the triggers of the old one. Views go by the name.
+/// which takes over the name, the indexes and the triggers of the old one. Views refer to the table by name.
 fn widen_key(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     let attached: Vec<String> = transaction
         .prepare(
@@ -208,7 +208,7 @@ fn widen_key(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
         .query_map([], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
     let (table, columns) = (table_of_rows("kollect_widened"), names());
-    // Otherwise the last step fails for views of a table that is not there at that moment.
+    // Otherwise RENAME fails if a view refers to `inventory`, which does not exist at that moment.
     transaction.execute_batch("PRAGMA legacy_alter_table = ON")?;
     let moved = transaction.execute_batch(&format!(
         "{table}
@@ -222,8 +222,7 @@ fn widen_key(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     attached.iter().try_for_each(|statement| transaction.execute_batch(statement))
 }
 
-/// Whether a new table of rows would lose nothing: the table has no columns that others have added, and no
-/// table refers to it.
+/// Whether a new table of rows would lose nothing: users have added no columns, and no table refers to it.
 fn is_rebuildable(transaction: &Transaction<'_>) -> rusqlite::Result<bool> {
     let columns: Vec<String> = transaction
         .prepare("SELECT name FROM pragma_table_xinfo('inventory')")?
@@ -254,7 +253,7 @@ pub(super) fn claim_table(connection: &Connection) -> rusqlite::Result<ClaimTabl
     Ok(ClaimTable::with(|name| columns.iter().any(|column| column == name)))
 }
 
-/// Reads header and tables. In a transaction, so that they are of one moment.
+/// Reads header and tables in one transaction, so that both are of the same state.
 fn inspect(transaction: &Transaction<'_>) -> rusqlite::Result<Found> {
     let number = |query: &str| transaction.query_row(query, [], |row| row.get::<_, i64>(0));
     let application = number("PRAGMA application_id")?;
@@ -274,8 +273,8 @@ fn inspect(transaction: &Transaction<'_>) -> rusqlite::Result<Found> {
     })
 }
 
-/// Turns the write-ahead log on. SQLite fails at once, whatever the timeout, while another connection does
-/// the same: so this waits.
+/// Turns the write-ahead log on. While another connection does the same, SQLite fails immediately and ignores the
+/// busy timeout, so this function retries.
 fn use_write_ahead_log(connection: &Connection) -> rusqlite::Result<()> {
     let deadline = Instant::now() + BUSY_TIMEOUT;
     loop {
@@ -295,7 +294,7 @@ fn use_write_ahead_log(connection: &Connection) -> rusqlite::Result<()> {
 mod tests {
     use super::*;
 
-    /// Statuses show it.
+    /// Statuses show this text.
     #[test]
     fn the_definition_of_the_table_does_not_change() {
         let expected = "

@@ -1,4 +1,4 @@
-//! What `spec.tls` and its Secret say, and which problems are told.
+//! How `spec.tls` and its Secret are read, and which problems are reported.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use kollect_model::crd::sinks::Tls;
 
 use super::*;
 
-/// PEM of something that is different for each text.
+/// PEM with different content for each text.
 fn pem(text: &str) -> String {
     format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", STANDARD.encode(text))
 }

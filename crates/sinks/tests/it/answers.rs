@@ -1,4 +1,4 @@
-//! What a server answers is in no error: who may write a sink could point it at any server and read the answer.
+//! No error contains the answer of a server: a user who may write a sink could point it at any server and read it.
 
 use kollect_model::sink::{SinkError, SinkSpec};
 use kollect_sinks::{Plan, Policy, SinkSettings, Sinks, plan};
@@ -12,7 +12,7 @@ use crate::postgres::{planned, told};
 
 const MARKER: &str = "what-the-server-said";
 
-/// A server that greets, and answers whatever it is sent with the same bytes, once per connection.
+/// A server that sends a greeting, and answers every request with the same bytes, once per connection.
 async fn server(greeting: Vec<u8>, answer: Vec<u8>) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -22,13 +22,13 @@ async fn server(greeting: Vec<u8>, answer: Vec<u8>) -> u16 {
             tokio::spawn(async move {
                 stream.write_all(&greeting).await.ok();
                 let mut request = [0; 4096];
-                // An answer that comes before the request is not an answer.
+                // Wait for the request before answering.
                 if !stream.read(&mut request).await.is_ok_and(|read| read > 0) {
                     return;
                 }
                 stream.write_all(&answer).await.ok();
                 stream.shutdown().await.ok();
-                // Until the client has gone: a closed connection could overtake the answer.
+                // Keep it open until the client has closed it: an early close could discard the answer.
                 while stream.read(&mut request).await.is_ok_and(|read| read > 0) {}
             });
         }
@@ -36,7 +36,7 @@ async fn server(greeting: Vec<u8>, answer: Vec<u8>) -> u16 {
     port
 }
 
-/// The error of a sink at a server, which must not quote it.
+/// The error of a sink at a server. It must not contain the server's text.
 async fn refusal(plan: &Plan) -> SinkError {
     let mirrors = tempfile::tempdir().unwrap();
     let settings = SinkSettings { mirrors: Some(mirrors.path().to_owned()), ..SinkSettings::default() };

@@ -1,4 +1,4 @@
-//! What is not in the build is refused by name.
+//! A type that is not in the build is refused by name.
 
 use kollect_model::sink::SinkSpec;
 use kollect_sinks::plan;

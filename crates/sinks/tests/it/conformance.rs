@@ -1,4 +1,4 @@
-//! What every sink that can be read back must do, told once. The tests of each sink run it against the real thing.
+//! Behavior that every readable sink must have. The tests of each sink run it against a real destination.
 
 use std::{
     collections::BTreeSet,
@@ -56,7 +56,7 @@ pub(crate) fn changed(after: &Arc<Row>) -> Changed {
     Changed { before: None, after: after.clone() }
 }
 
-/// A run of the command line in a cluster.
+/// A claimant of the command line in a cluster.
 pub(crate) fn claimant(owner: Option<&str>) -> Claimant {
     static NUMBER: AtomicU64 = AtomicU64::new(1);
     Claimant {
@@ -98,12 +98,12 @@ pub(crate) async fn compare(
     write(sink, inventory, None, &delta).await
 }
 
-/// What a sink must hold if it holds these rows.
+/// The baseline of a sink that holds these rows.
 pub(crate) fn holding<'a>(rows: impl IntoIterator<Item = &'a Arc<Row>>) -> Baseline {
     rows.into_iter().map(|row| (row.key.clone(), row.digest)).collect()
 }
 
-/// Compares many rows, and prints few if they differ.
+/// Asserts that a sink holds these rows. Prints only a few differences.
 pub(crate) async fn assert_holds<'a>(
     sink: &dyn Sink,
     place: &InventoryId,
@@ -115,38 +115,37 @@ pub(crate) async fn assert_holds<'a>(
     assert_eq!((held.len(), wrong), (expected.len(), Vec::new()));
 }
 
-/// Where a sink writes, as others see it. It is empty at first.
+/// The destination of a sink, as other clients see it. It is empty at first.
 pub(crate) trait Place {
-    /// Opens it, again and again.
+    /// Opens it; may be called many times.
     async fn open(&self) -> Box<dyn Sink>;
 
-    /// Everything that a reader can see of the inventory team/all, with all times that are kept.
+    /// Everything that a reader can see of the inventory team/all, with all stored times.
     async fn seen(&self) -> String;
 
-    /// Somebody removes row u1 of inventory team/all, spoils row u2, and may add others.
+    /// Another client removes row u1 of inventory team/all, damages row u2, and may add others.
     async fn meddle(&self);
 
     /// The attributes of a row of inventory team/awkward, as JSON.
     async fn attributes(&self, uid: &str) -> String;
 
-    /// All that a reader gets of the inventory team/torn when it looks once.
+    /// What one read of the inventory team/torn returns.
     async fn look(&self) -> String;
 
-    /// Everything that the destination holds, claims too.
+    /// A copy of everything that the destination holds, including claims.
     type Backup;
     async fn back_up(&self) -> Self::Backup;
 
     /// Brings the destination back to an earlier state.
     async fn restore(&self, backup: &Self::Backup);
 
-    /// How many rows are many. A destination with one file per row is slow without being wrong.
+    /// The number of rows for the test of many rows. Smaller for destinations with one file per row, which are slow.
     fn many(&self) -> usize {
         50_000
     }
 }
 
-/// A database: `open` opens it, `sql` runs a statement there as somebody else would, on a table
-/// `inventory`.
+/// A database: `open` opens it, `sql` runs a statement there as another client, on a table `inventory`.
 pub(crate) struct Sql<O, S> {
     pub(crate) open: O,
     pub(crate) sql: S,
@@ -201,7 +200,7 @@ impl<O: AsyncFn() -> Box<dyn Sink>, S: AsyncFn(&str) -> String> Place for Sql<O,
     }
 }
 
-/// Runs all of it.
+/// Runs all tests.
 pub(crate) async fn conformance(place: &impl Place) {
     let sink = place.open().await;
     sink.check().await.unwrap();
@@ -230,7 +229,7 @@ async fn w45_w56_only_changed_rows_are_touched(sink: &dyn Sink, place: &impl Pla
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&one, &two, &three]));
     let seen = place.seen().await;
 
-    // The same again, as after an answer that never arrived.
+    // The same write again, as after a lost answer.
     write(sink, &all, Some("c1"), &first).await.unwrap();
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&one, &two, &three]));
     assert_eq!(place.seen().await, seen, "what has not changed is not touched");
@@ -264,8 +263,8 @@ async fn w64_others_are_noticed(sink: &dyn Sink, place: &impl Place) {
     let (one, two) = (row("u1", r#"{"n":1}"#), row("u2", r#"{"n":2}"#));
     place.meddle().await;
     let held = sink.baseline(&all).await.unwrap();
-    assert_ne!(held.get(&one.key), Some(&one.digest), "removed by somebody");
-    assert_ne!(held.get(&two.key), Some(&two.digest), "spoilt by somebody");
+    assert_ne!(held.get(&one.key), Some(&one.digest), "removed by another client");
+    assert_ne!(held.get(&two.key), Some(&two.digest), "damaged by another client");
 
     let mut repair = Delta::default();
     let foreign = held.keys().filter(|key| **key != one.key && **key != two.key);
@@ -330,7 +329,7 @@ async fn one_uid_in_two_groups_is_two_rows(sink: &dyn Sink) {
     write(sink, &place, None, &added(std::slice::from_ref(&first))).await.unwrap();
     assert_eq!(sink.baseline(&place).await.unwrap(), holding([&first, &second]));
 
-    // So many that sinks with a second way for many rows take it: for new, changed and removed ones.
+    // Enough rows that sinks use their bulk path, for new, changed and removed rows.
     let many = |group: &str, attributes: &str| -> Vec<_> {
         (0..600).map(|i| ingress(group, &format!("u{i}"), attributes)).collect()
     };
@@ -364,7 +363,7 @@ async fn late_writers_are_fenced(early: &dyn Sink, late: &dyn Sink) {
 async fn owners_are_respected(sink: &dyn Sink) {
     let place = inventory("", "owned");
     let one = row("u1", "{}");
-    // Whoever has no cluster owns nothing, so the first cluster may take it.
+    // A writer without a cluster owns nothing, so the first cluster may take it.
     write(sink, &place, None, &Delta::default()).await.unwrap();
     write(sink, &place, Some("c1"), &added(std::slice::from_ref(&one))).await.unwrap();
     let held = sink.claim(&place, &claimant(Some("c1"))).await.unwrap();
@@ -374,7 +373,7 @@ async fn owners_are_respected(sink: &dyn Sink) {
         assert!(refused.to_string().contains("c1"), "{refused}");
     }
     assert_eq!(sink.baseline(&place).await.unwrap(), holding([&one]));
-    // A refused claim has not fenced the owner either.
+    // The refused claim must not fence the owner.
     sink.write(&Batch::new(&place, &held, &Delta::default())).await.unwrap();
 
     let operator = Claimant { writer: Writer::Operator, ..claimant(Some("c1")) };
@@ -388,7 +387,7 @@ async fn owners_are_respected(sink: &dyn Sink) {
     sink.write(&Batch::new(&place, &adopted, &Delta::default())).await.unwrap();
     let refused = sink.claim(&place, &operator).await.unwrap_err();
     assert!(refused.to_string().contains("c2"), "{refused}");
-    // The other one takes it back, and then the same take-over is not done again.
+    // The other cluster takes it back: then the same take-over is not repeated.
     let back = Claimant { take_over: TakeOver::Always, ..claimant(Some("c1")) };
     sink.claim(&place, &back).await.unwrap();
     let done: Vec<String> = adopted.destination_id.into_iter().collect();
@@ -427,7 +426,7 @@ async fn a_restored_destination_is_noticed(place: &impl Place) {
         claim.count_write();
         written.map(drop).map_err(|error| error.reason)
     };
-    // Back to a time before its claim, and to one under the same claim.
+    // Restore a state before the claim, and a state under the same claim.
     let mut older = sink.claim(&restored, &claimant(Some("c1"))).await.unwrap();
     put(&mut older, &one).await.unwrap();
     let before_claim = place.back_up().await;
@@ -447,7 +446,7 @@ async fn a_restored_destination_is_noticed(place: &impl Place) {
             Atomicity::SingleRows => assert!(after.contains_key(&one.key), "no row is missing"),
         }
         assert!(!after.contains_key(&three.key), "{after:?}");
-        // It is claimed again with a higher epoch than ever, and compared.
+        // It is claimed again with a higher epoch than before, and compared.
         let last_epoch = claim.epoch;
         let again = Claimant { last_epoch, ..claimant(Some("c1")) };
         claim = sink.claim(&restored, &again).await.unwrap();
@@ -464,7 +463,7 @@ async fn a_restored_destination_is_noticed(place: &impl Place) {
     }
 }
 
-/// Two sets of rows that replace each other, but for some rows that are in both.
+/// Two sets of rows replace each other; some rows are in both sets.
 async fn readers_see_no_torn_state(place: &impl Place) {
     let torn = inventory("", "torn");
     let set = |name: &str, count: usize| -> Vec<Arc<Row>> {
@@ -507,7 +506,7 @@ async fn readers_see_no_torn_state(place: &impl Place) {
             let removed = old.iter().map(|row| gone(row)).collect();
             let delta = Delta { added: new.clone(), changed, removed };
             write(&*sink, &torn, None, &delta).await.unwrap();
-            // The reader gets to see each state.
+            // Give the reader time to see each state.
             tokio::time::sleep(std::time::Duration::from_millis(30)).await;
         }
         done.store(true, Ordering::Relaxed);
@@ -531,7 +530,7 @@ async fn w9_w61_nothing_is_left_of_a_forgotten_inventory(sink: &dyn Sink) {
     assert_eq!(sink.baseline(&sibling).await.unwrap(), holding([&one]));
     let refused = sink.write(&Batch::new(&place, &claim, &delta)).await.unwrap_err();
     assert_eq!(refused.reason, SinkReason::ClaimLost);
-    // Another cluster finds an unowned place.
+    // Another cluster finds no owner.
     write(sink, &place, Some("c2"), &delta).await.unwrap();
 }
 
@@ -558,7 +557,7 @@ async fn w33_awkward_values(sink: &dyn Sink, place: &impl Place) {
         assert_eq!(parse(&place.attributes(uid).await), parse(expected), "{uid}");
     }
 
-    // A NUL character is kept, or its row is named and all others are written.
+    // A NUL character is stored, or its row is refused by name and all others are written.
     let nul = row("nul", r#"{"s":"a\u0000b"}"#);
     let beside = row("beside", "{}");
     let delta =
@@ -570,7 +569,7 @@ async fn w33_awkward_values(sink: &dyn Sink, place: &impl Place) {
         assert_eq!(refused.key, nul.key);
         assert!(refused.why.contains("Deployment shop/cart") && refused.why.contains("uid nul"));
     }
-    // Longer than any path segment or subject token may be.
+    // Longer than the limit of a path segment or subject token.
     let odd = InventoryId { namespace: None, ..inventory("it's \"odd\"/.. 🦀", &"n".repeat(253)) };
     write(sink, &odd, None, &added(&rows[..1])).await.unwrap();
     assert_eq!(sink.baseline(&odd).await.unwrap().len(), 1);

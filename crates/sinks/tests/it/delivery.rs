@@ -1,5 +1,5 @@
-//! What is written on the way from the store to real sinks: the quick form of the benchmark. Times are for
-//! `make bench-delivery`.
+//! What is written from the store to real sinks: a short version of the benchmark. `make bench-delivery` measures
+//! times.
 
 #[path = "../../benches/delivery/downtime.rs"]
 mod downtime;
@@ -21,7 +21,7 @@ use kollect_testbed::{Nats, Postgres};
 use places::{Place, Schema, SqliteFile, Stream, Tree};
 use writes::Writes;
 
-/// Changes of as many rows.
+/// The number of changes and of rows.
 const CHANGES: usize = 200;
 
 async fn writes_only_what_has_changed(place: &impl Place) {

@@ -1,4 +1,4 @@
-//! Destinations: how each backend spells them, and which of them a sink still reaches after it has moved.
+//! Destinations: how each backend spells them, and which former destinations a sink can still reach.
 
 use kollect_model::{destination::Destination, sink::SinkSpec};
 use kollect_sinks::{Files, Plan, Policy, Secrets, plan, plan_out};
@@ -24,8 +24,8 @@ fn below(root: &str) -> Policy {
     Policy { files: Files::Below(root.into()), ..Policy::default() }
 }
 
-/// Statuses keep these texts. A changed one looks like a moved destination, whose rows are removed: never
-/// change a line of this list.
+/// Statuses store these texts. The operator would treat a changed text as a moved destination and remove its rows:
+/// never change a line of this list.
 #[test]
 fn stored_texts_never_change() {
     let policy = below("/data/team-a");
@@ -90,7 +90,7 @@ fn stored_texts_never_change() {
     }
 }
 
-/// These texts are stored in statuses: another digest would look like another place.
+/// Statuses store these texts: a changed digest would look like another destination.
 #[test]
 fn servers_that_only_a_secret_names_are_shown_as_digests() {
     let cluster_id = "7f0b7bd2-7a4a-4b6f-9a05-0d3c6c1c9f0e";
@@ -130,7 +130,7 @@ fn a_plan_leads_to_destinations_that_its_access_reaches_and_to_no_others() {
         let found = plan(now).at(&destination, &policy).map(|plan| plan.destination(&policy));
         assert_eq!(found, reached.then_some(destination), "from {now} to {before}");
     }
-    // Below a root, nothing leads out of it.
+    // Below a root, no destination leads out of it.
     let below = below("/data/team-a");
     let inside = plan("sqlite:old.db").destination(&below);
     let now = plan("sqlite:new.db");

@@ -1,4 +1,4 @@
-//! Directories, as people and other programs see them.
+//! Directories, as users and other programs see them.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,7 @@ mod broken_off;
 pub(crate) mod path_owners;
 mod trees;
 
-/// A spec of a directory with more fields.
+/// A spec of a directory with additional fields.
 fn spec(path: &Path, more: &Value) -> SinkSpec {
     let mut spec = json!({ "type": "filesystem", "filesystem": { "path": path } });
     for (name, value) in more.as_object().unwrap() {
@@ -36,7 +36,7 @@ async fn open_dir(path: &Path, more: &Value) -> Box<dyn Sink> {
     open(&plan(&spec(path, more)).unwrap(), &Policy::default()).await.unwrap()
 }
 
-/// Every file below a directory with its bytes. A file that is removed meanwhile is not there.
+/// Every file below a directory with its bytes. Files that are removed in the meantime are left out.
 fn bytes_below(root: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut open = vec![root.to_owned()];
@@ -54,8 +54,8 @@ fn bytes_below(root: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-/// Every file below a directory with its text, but for the books, and for files that are being written: their names
-/// end with # and a number until they are complete.
+/// Every file below a directory with its text, except the books and files that are being written: their names end
+/// with # and a number until they are complete.
 pub(crate) fn tree(root: &Path) -> BTreeMap<String, String> {
     let mut found = bytes_below(root);
     let is_shown = |name: &str| !name.starts_with(".kollect/") && !name.starts_with(".git/");
@@ -117,7 +117,7 @@ pub(crate) fn object(
     Arc::new(Row::new(key, "v1".into(), name.into(), attributes.into()))
 }
 
-/// A layout whose paths hold the inventory, so that many can be side by side.
+/// A layout whose paths contain the inventory, so that inventories do not collide.
 pub(crate) fn side_by_side(layout: &str, format: &str) -> Value {
     json!({
         "serialization": { "format": format },
@@ -130,7 +130,7 @@ pub(crate) fn side_by_side(layout: &str, format: &str) -> Value {
     })
 }
 
-/// The files of an inventory of the namespace team, in such a layout.
+/// The files of an inventory of the namespace team, in the layout [`side_by_side`].
 pub(crate) fn files_of(root: &Path, name: &str) -> BTreeMap<String, String> {
     let below = [format!("default/team/{name}."), format!("default/team/{name}/")];
     let mut files = tree(root);
@@ -155,7 +155,7 @@ impl Files {
     }
 }
 
-/// A deep and large text, as a reader without limits sees it.
+/// Parses deep and large YAML without limits.
 fn from_yaml(text: &str) -> Value {
     let parse = || {
         let options = serde_saphyr::options! {
@@ -173,7 +173,7 @@ fn from_yaml(text: &str) -> Value {
     })
 }
 
-/// What a path says about the format.
+/// The format of a file, by its extension.
 fn format(path: &str) -> &str {
     path.rsplit_once('.').unwrap().1
 }
@@ -237,20 +237,20 @@ impl Place for Files {
         }
     }
 
-    /// Nine operations on every file: with 50,000 of them a minute in a debug build.
+    /// Nine operations per file: 50,000 files would take a minute in a debug build.
     fn many(&self) -> usize {
         if self.more["layout"]["mode"] == "document" { 50_000 } else { 5_000 }
     }
 }
 
-/// Others change the files of an inventory, in any layout.
+/// Changes the files of an inventory as another program would, in any layout.
 pub(crate) fn meddle(root: &Path, files: BTreeMap<String, String>) {
     for (path, text) in files {
         let file = root.join(&path);
         let items = items(&path, &text);
         let has = |uid: &str| items.iter().any(|item| item["uid"] == uid);
         match (has("u1"), has("u2")) {
-            // A document: without the one, with the other changed.
+            // A document: remove one row and change the other.
             (true, true) if format(&path) == "json" => {
                 let mut value: Value = serde_json::from_str(&text).unwrap();
                 let items = value["items"].as_array_mut().unwrap();
@@ -386,7 +386,7 @@ async fn refused_access_is_told_from_failure() {
     let dir = tempfile::tempdir().unwrap();
     let sink = open_dir(dir.path(), &json!({})).await;
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o555)).unwrap();
-    // Root may write everywhere: then there is nothing to see here.
+    // Root may write everywhere: then there is nothing to test.
     if fs::write(dir.path().join("probe"), "").is_err() {
         let error = sink.check().await.unwrap_err();
         assert_eq!((error.reason, error.class()), (SinkReason::Forbidden, ErrorClass::Forbidden), "{error}");
@@ -394,7 +394,7 @@ async fn refused_access_is_told_from_failure() {
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Two claims at the same moment never get the same number.
+/// Concurrent claims never get the same epoch.
 #[tokio::test(flavor = "multi_thread")]
 async fn claims_at_once_are_told_apart() {
     let dir = tempfile::tempdir().unwrap();
@@ -417,7 +417,7 @@ async fn claims_at_once_are_told_apart() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left, no directory either");
 }
 
-/// Two inventories that want the same files at the same moment: each file belongs to one of them.
+/// Two inventories write the same paths at the same time: each file belongs to one of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn inventories_written_at_once_share_no_file() {
     let more = json!({ "layout": { "mode": "perResource", "pathTemplate": "{sourceName}.json" } });
@@ -431,7 +431,7 @@ async fn inventories_written_at_once_share_no_file() {
                 let rows: Vec<_> = (0..8)
                     .map(|i| object(&format!("{name}{i}"), "", "Pod", "shop", &format!("p{i}"), &attributes))
                     .collect();
-                // Whether it is refused and how is not the question here.
+                // The write may be refused: only the files matter here.
                 drop(write(&*sink, &inventory("", name), None, &added(&rows)).await);
             })
         });

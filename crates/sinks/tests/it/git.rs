@@ -1,4 +1,4 @@
-//! Git repositories behind real servers, as auditors and others who push see them.
+//! Git repositories behind real servers, as auditors and other pushers see them.
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +31,7 @@ enum Way {
     Ssh,
 }
 
-/// A repository of one test, with mirrors of its own.
+/// A repository of one test, with its own mirrors.
 struct Remote {
     way: Way,
     repository: Repository,
@@ -58,7 +58,7 @@ impl Remote {
         Self { way, repository, url, more, mirrors: tempfile::tempdir().unwrap(), _directory: directory }
     }
 
-    /// A document of YAML below `inventory/`, as without any settings.
+    /// The default settings: a YAML document below `inventory/`.
     fn plain() -> Self {
         Self::new(Way::File, json!({}))
     }
@@ -94,7 +94,7 @@ impl Remote {
         plan(&spec).unwrap().with_secrets(&secrets).unwrap()
     }
 
-    /// Sinks with a writer of their own, as another process has.
+    /// Sinks with a separate writer, as in another process.
     fn sinks(&self) -> Sinks {
         sinks_with_mirrors(self.mirrors.path().join("git"))
     }
@@ -116,7 +116,7 @@ impl Remote {
         self.git(&["rev-list", "--count", "main"]).parse().unwrap()
     }
 
-    /// A work tree, as somebody else has one.
+    /// A work tree of another user.
     fn checkout(&self) -> Checkout {
         let directory = tempfile::tempdir().unwrap();
         let checkout = Checkout { path: directory.path().join("work"), _directory: directory };
@@ -128,7 +128,7 @@ impl Remote {
         checkout
     }
 
-    /// The one mirror.
+    /// The only mirror.
     fn mirror(&self) -> PathBuf {
         let entries = std::fs::read_dir(self.mirrors.path().join("git")).unwrap();
         let mut mirrors = entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
@@ -138,7 +138,7 @@ impl Remote {
     }
 }
 
-/// Whatever a test did, what it left is sound.
+/// After each test the repository must pass fsck.
 impl Drop for Remote {
     fn drop(&mut self) {
         if !std::thread::panicking() && self.repository.path().exists() {
@@ -164,7 +164,7 @@ impl Checkout {
     }
 }
 
-/// The real program.
+/// Runs the Git program.
 fn git(directory: &Path, arguments: &[&str]) -> String {
     let output = Command::new("git")
         .current_dir(directory)
@@ -182,7 +182,7 @@ impl Place for Remote {
         self.open().await
     }
 
-    /// With its history: a commit is a change.
+    /// Includes the history: a commit counts as a change.
     async fn seen(&self) -> String {
         let log = self.git(&["log", "--format=%H %cI %s", "main"]);
         let files = files_of(&self.checkout().path, "all");
@@ -202,11 +202,11 @@ impl Place for Remote {
     async fn look(&self) -> String {
         let found =
             self.repository.git(&["grep", "-h", "-o", "-E", "torn-[a-z]+-[0-9]+-", "main", "--", "default"]);
-        // Nothing found is an error.
+        // `git grep` fails if it finds nothing.
         found.unwrap_or_default()
     }
 
-    /// All refs, those of claims too.
+    /// All refs, including those of claims.
     type Backup = String;
 
     async fn back_up(&self) -> String {

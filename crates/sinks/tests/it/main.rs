@@ -1,4 +1,4 @@
-//! Sinks against the real thing: one binary for all of them.
+//! Sinks against real destinations: one binary for all tests.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![expect(clippy::disallowed_methods, reason = "tests start tasks and threads and dial servers as they like")]
 

@@ -19,7 +19,7 @@ async fn open(plan: &Plan) -> Result<Box<dyn Sink>, SinkError> {
     kollect_sinks::open(plan, &Policy::default()).await
 }
 
-/// A sink of the shared server; subject and stream have one name.
+/// The spec of a sink; subject and stream have the same name.
 fn spec(url: &str, name: &str, mode: &str, besides: Value) -> SinkSpec {
     let mut spec = json!({
         "type": "nats",
@@ -54,7 +54,7 @@ async fn refused(plan: &Plan) -> SinkError {
     error
 }
 
-/// Everything that a person or a log could get to see of an error.
+/// Everything of an error that a user or a log could show.
 fn told(error: &SinkError) -> String {
     let mut text = format!("{error} {error:?}");
     let mut cause = error.source();
@@ -65,13 +65,13 @@ fn told(error: &SinkError) -> String {
     text
 }
 
-/// Somebody else at the same server.
+/// Another client of the same server.
 struct Other {
     client: async_nats::Client,
     jetstream: jetstream::Context,
 }
 
-/// A message as anybody can read it.
+/// A message as any client can read it.
 #[derive(Debug)]
 struct Message {
     sequence: u64,
@@ -127,12 +127,12 @@ impl Other {
         }
     }
 
-    /// Messages of rows, without the records of who may write.
+    /// Messages of rows, without claims.
     async fn rows(&self, name: &str, inventory: &str) -> Vec<Message> {
         self.messages(name, &format!("{name}.default.team.{inventory}.*.*.*")).await
     }
 
-    /// What the server says about a stream.
+    /// The server's information about a stream.
     async fn stream(&self, name: &str) -> Value {
         self.jetstream.request(format!("STREAM.INFO.{name}"), &json!({})).await.unwrap()
     }
@@ -150,7 +150,7 @@ impl Other {
     }
 }
 
-/// Asks again until the answer is yes.
+/// Polls until `ready` returns true.
 async fn eventually(what: &str, mut ready: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_mins(1);
     while !ready().await {
@@ -159,7 +159,7 @@ async fn eventually(what: &str, mut ready: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// The settings of a stream but for its subjects.
+/// The settings of a stream except its subjects.
 fn settings(info: &Value) -> BTreeMap<String, Value> {
     let all: BTreeMap<String, Value> = serde_json::from_value(info["config"].clone()).unwrap();
     all.into_iter().filter(|(key, _)| key != "subjects").collect()

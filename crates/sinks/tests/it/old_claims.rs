@@ -1,4 +1,4 @@
-//! Claims as older versions wrote them: read, respected and brought up to date.
+//! Claims of older versions: read, respected and upgraded.
 
 use std::path::Path;
 
@@ -25,13 +25,13 @@ fn operator(owner: &str) -> Claimant {
     Claimant { writer: Writer::Operator, ..claimant(Some(owner)) }
 }
 
-/// What an older version wrote about an inventory that an operator of cluster `c1` keeps.
+/// The claim that an older version wrote for an operator of cluster `c1`.
 fn old_claim(epoch: i64) -> Claim {
     Claim { owner: Some("c1".into()), writer: Writer::Operator, epoch, ..Claim::default() }
 }
 
-/// The claim of inventory `all` is one of an older version, with this epoch. Another cluster is refused, the own one
-/// brings it up to date, and the writer of the older version is fenced.
+/// The claim of inventory `all` is one of an older version, with this epoch. Another cluster is refused, the same
+/// cluster upgrades it, and the writer of the older version is fenced.
 async fn check_upgrade(sink: &dyn Sink, epoch: i64) {
     let all = inventory("", "all");
     let held = sink.claims(std::slice::from_ref(&all)).await.unwrap().remove(0).unwrap();
@@ -48,7 +48,7 @@ async fn check_upgrade(sink: &dyn Sink, epoch: i64) {
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&row("u1", "{}"), &row("u2", "{}")]));
 }
 
-/// Writes a row as an operator, and answers the epoch of its claim.
+/// Writes a row as an operator, and returns the epoch of its claim.
 async fn filled(sink: &dyn Sink) -> i64 {
     let all = inventory("", "all");
     let claim = sink.claim(&all, &operator("c1")).await.unwrap();
@@ -91,7 +91,7 @@ async fn claims_in_postgresql_get_their_columns() {
     check_upgrade(&*open(&at("ensure")).await, epoch + 2).await;
 }
 
-/// A table without the newer columns, which may not be changed, is used as it is, and a warning says what helps.
+/// A table without the newer columns that may not be altered is used as it is, and a warning says what to do.
 async fn check_existing(sink: &dyn Sink, advice: &str) {
     let all = inventory("", "all");
     let claim = sink.claim(&all, &operator("c1")).await.unwrap();

@@ -33,8 +33,8 @@ fn twice() -> [Arc<Row>; 2] {
     [ingress("extensions", "u1", "{}"), ingress("networking.k8s.io", "u1", "{}")]
 }
 
-/// What a sink does under the old key: one of two rows with one UID is refused by name, and all others are written.
-/// The warning is given once.
+/// Behavior with the old key: one of two rows with one UID is refused by name, and all others are written. The
+/// warning is given once.
 async fn check_collisions(sink: &dyn Sink, advice: &str) {
     let all = inventory("", "all");
     let ([first, second], beside) = (twice(), row("beside", "{}"));
@@ -45,7 +45,7 @@ async fn check_collisions(sink: &dyn Sink, advice: &str) {
             assert!(refusal.why.contains(part), "{part}: {}", refusal.why);
         }
     };
-    // The order of rows in a delta decides nothing.
+    // The order of rows in a delta has no effect.
     let receipt =
         write(sink, &all, None, &added(&[second.clone(), beside.clone(), first.clone()])).await.unwrap();
     refused_one(&receipt);
@@ -56,7 +56,7 @@ async fn check_collisions(sink: &dyn Sink, advice: &str) {
     );
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&first, &beside]));
 
-    // The row that is there can change, and the other one does not replace it.
+    // The stored row can change, and the other one does not replace it.
     let later = ingress("extensions", "u1", r#"{"n":1}"#);
     let delta = Delta { added: vec![second.clone()], changed: vec![changed(&later)], ..Delta::default() };
     let receipt = write(sink, &all, None, &delta).await.unwrap();
@@ -68,12 +68,12 @@ async fn check_collisions(sink: &dyn Sink, advice: &str) {
     write(sink, &all, None, &removal).await.unwrap();
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&later, &beside]));
 
-    // It has room when the row that was there goes.
+    // The other row is written once the stored one is removed.
     let moved = Delta { added: vec![second.clone()], removed: vec![gone(&later)], ..Delta::default() };
     assert!(write(sink, &all, None, &moved).await.unwrap().refused.is_empty());
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&second, &beside]));
 
-    // So many that a sink with a second way for many rows takes it, for a part that is there and a new one.
+    // Enough rows that a sink uses its bulk path, for stored rows and for new ones.
     let many = |group: &str, attributes: &str| -> Vec<_> {
         (0..600).map(|i| ingress(group, &format!("u{i}"), attributes)).collect()
     };
@@ -127,7 +127,7 @@ fn go_table(server: &Postgres, schema: &str) {
         .unwrap();
 }
 
-/// The columns of the primary key in their order, and the number of the constraint, which DDL would change.
+/// The columns of the primary key in their order, and the OID of the constraint, which DDL would change.
 fn primary_key(server: &Postgres, schema: &str) -> String {
     server
         .psql(&format!(
@@ -137,8 +137,7 @@ fn primary_key(server: &Postgres, schema: &str) -> String {
         .unwrap()
 }
 
-/// Several operators open an old table at once, beside a reader in a transaction and one that looks again and
-/// again.
+/// Several operators open an old table at the same time, beside a reader in a transaction and a reader that polls.
 async fn migrate_beside_readers(name: &'static str, make: fn(&Postgres, &str)) {
     let server = schema(name);
     let plan = planned(&server.dsn(), name, "ensure");
@@ -174,7 +173,7 @@ async fn migrate_beside_readers(name: &'static str, make: fn(&Postgres, &str)) {
     while inside.query_one(&waiting, &[]).await.unwrap().get::<_, i64>(0) == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    // The migration waits for the reader, which reads on.
+    // The migration waits for the reader, which continues to read.
     assert_eq!(inside.query_one(&count, &[]).await.unwrap().get::<_, i64>(0), 5_000);
     inside.batch_execute("COMMIT").await.unwrap();
     let sinks = futures::future::join_all(opening).await;
@@ -187,7 +186,7 @@ async fn migrate_beside_readers(name: &'static str, make: fn(&Postgres, &str)) {
     check_both_fit(&**sinks[0].as_ref().unwrap()).await;
     let held = sinks[1].as_ref().unwrap().baseline(&inventory("", "old")).await.unwrap();
     assert_eq!(held.len(), 5_000);
-    // Once is enough.
+    // A second open changes nothing.
     drop(open(&plan).await);
     assert_eq!(primary_key(server, name), key);
 }
@@ -215,7 +214,7 @@ async fn postgres_keeps_the_old_key_of_existing_tables() {
         server.psql("SELECT row_count FROM narrow.kollect_bindings WHERE inventory_name = 'all'").unwrap();
     assert_eq!(counted, "2\n");
 
-    // What the warning says helps, also a sink that is open.
+    // The statements of the warning help, also a sink that is already open.
     let sink = open(&planned(&server.dsn(), "narrow", "existing")).await;
     let receipt = write(&*sink, &inventory("", "all"), None, &Delta::default()).await.unwrap();
     let (_, statements) = receipt.warnings[0].split_once("run: ").unwrap();
@@ -232,7 +231,7 @@ async fn postgres_keeps_a_key_that_it_may_not_change() {
     drop(open(&planned(&server.dsn(), "kept", "ensure")).await);
     old_table(server, "kept");
     let key = primary_key(server, "kept");
-    // Someone who may write and not alter.
+    // A user who may write and not alter.
     server
         .psql(
             "CREATE ROLE kept_writer LOGIN; GRANT USAGE, CREATE ON SCHEMA kept TO kept_writer;
@@ -324,7 +323,7 @@ async fn sqlite_widens_the_key_of_a_file_in_use() {
         })
         .collect();
     let sinks = futures::future::join_all(opening).await;
-    // A reader that began before sees what it saw; no one waited for it.
+    // A reader that began before still sees the old state; the migration did not wait for it.
     assert_eq!(number(&inside, "SELECT count(*) FROM names"), 5_000);
     assert_eq!(number(&inside, "PRAGMA user_version"), 3);
     inside.execute_batch("COMMIT").unwrap();
@@ -371,7 +370,7 @@ async fn sqlite_keeps_the_old_key_of_existing_files() {
         }
         assert_eq!((definitions(), number(&connection, "PRAGMA user_version")), (before, 3), "{name}");
     }
-    // Older ones cannot be used without a change.
+    // Files of earlier versions cannot be used without a migration.
     let file = dir.path().join("second.db");
     old_file(&file).await.execute_batch("PRAGMA user_version = 2").unwrap();
     let refused = kollect_sinks::open(&file_plan(&file, "existing"), &Policy::default()).await;

@@ -15,7 +15,7 @@ use crate::conformance::{
     Sql, added, assert_holds, changed, claimant, conformance, gone, holding, inventory, row, write,
 };
 
-/// A place of its own on the shared server.
+/// A schema of its own on the shared server.
 pub(crate) fn schema(name: &str) -> &'static Postgres {
     let server = Postgres::shared();
     server.psql(&format!("CREATE SCHEMA {name}")).unwrap();
@@ -55,7 +55,7 @@ async fn refused(plan: &Plan) -> SinkError {
     error
 }
 
-/// A session that has run `statements` in a transaction that it never ends: its locks hold others up.
+/// A session that has run `statements` in an open transaction: its locks block others.
 pub(crate) async fn holding_up(server: &Postgres, statements: &str) -> tokio_postgres::Client {
     let (client, connection) = tokio_postgres::connect(&server.dsn(), tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);
@@ -63,7 +63,7 @@ pub(crate) async fn holding_up(server: &Postgres, statements: &str) -> tokio_pos
     client
 }
 
-/// Everything that a person or a log could get to see of an error.
+/// Everything of an error that a user or a log could show.
 pub(crate) fn told(error: &SinkError) -> String {
     let mut text = format!("{error} {error:?}");
     let mut cause = error.source();
@@ -91,7 +91,7 @@ async fn existing_never_creates() {
     assert_eq!((error.reason, error.class()), (SinkReason::Missing, ErrorClass::Terminal));
     assert_eq!(server.psql(tables).unwrap(), "0\n");
 
-    // What it says is what helps.
+    // The statements in the error message help.
     let text = error.to_string();
     let (_, statements) = text.split_once("run: ").unwrap();
     server.psql(statements).unwrap();
@@ -108,7 +108,7 @@ async fn existing_never_creates() {
     }
 }
 
-/// As the Go implementation creates it.
+/// The table as the Go implementation creates it.
 const REFERENCE: &str = "
 CREATE TABLE legacy.inventory (
     inventory_namespace TEXT NOT NULL, inventory_name TEXT NOT NULL, target_name TEXT NOT NULL,
@@ -134,7 +134,7 @@ async fn tables_of_the_go_implementation_are_migrated() {
     let columns = "SELECT count(*) FROM information_schema.columns WHERE table_schema = 'legacy'";
     assert_eq!(server.psql(columns).unwrap(), "8\n", "existing alters nothing");
 
-    // Several at once: one migrates, the others find it done.
+    // Several sinks open it at the same time: one migrates, the others find it migrated.
     let sinks = futures::future::join_all((0..4).map(|_| opened(server, "legacy"))).await;
     let sink = &*sinks[0];
     let filled = server
@@ -160,7 +160,7 @@ async fn tables_of_the_go_implementation_are_migrated() {
         state, "all|u1|t\nall|u2|f\nall.part-time|u3|f\n",
         "parts are gone, other inventories are not"
     );
-    // The key has the cluster now.
+    // The key now includes the cluster.
     write(sink, &inventory("prod", "all"), Some("c2"), &added(std::slice::from_ref(&one))).await.unwrap();
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&one, &two]));
     let counts = server.psql("SELECT cluster, row_count FROM legacy.kollect_bindings ORDER BY 1").unwrap();
@@ -236,7 +236,7 @@ async fn who_may_not_enter_is_told_so_and_nothing_leaks() {
     let sink = open(&planned(&dsn(":hunter2", "postgres"), "guarded", "existing")).await.unwrap();
     sink.check().await.unwrap();
 
-    // Who may not create temporary tables writes many rows all the same.
+    // A user who may not create temporary tables can still write many rows.
     server.psql("REVOKE TEMPORARY ON DATABASE postgres FROM PUBLIC").unwrap();
     let staged = open(&planned(&dsn(":hunter2", "postgres"), "guarded", "existing")).await.unwrap();
     for version in 1..=2 {
@@ -445,7 +445,7 @@ async fn servers_prove_who_they_are() {
             assert_eq!(encrypted, if mode.ends_with("disable") { "f\n" } else { "t\n" }, "{host} {mode}");
         }
         drop(outcome);
-        // The next case counts sessions.
+        // The next case counts sessions, so wait until these are closed.
         while server.psql("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'kollect'").unwrap()
             != "0\n"
         {

@@ -1,4 +1,4 @@
-//! PostgreSQL: where the operator's sinks may connect to, and how clients prove who they are.
+//! PostgreSQL: where the operator's sinks may connect to, and how clients authenticate.
 
 use std::fs;
 
@@ -57,12 +57,12 @@ async fn the_operator_connects_to_checked_addresses_only() {
     let error = refused(&sockets, &guarded(&[])).await;
     assert!(error.reason == SinkReason::Forbidden && error.to_string().contains("Unix sockets"), "{error}");
     let unknown = at("no.such.host.invalid");
-    assert_eq!(unknown.check(&guarded(&[])), Ok(()), "nobody is asked at admission");
+    assert_eq!(unknown.check(&guarded(&[])), Ok(()), "no server is contacted at admission");
     let error = refused(&unknown, &guarded(&[])).await;
     assert_eq!(error.reason, SinkReason::Unreachable);
     assert!(!told(&error).contains("no.such.host"), "the address is a secret: {}", told(&error));
 
-    // What the flag opens can be written, also as the second of two hosts.
+    // Servers that the flag allows can be written, also as the second of two hosts.
     let open_here = guarded(&["127.0.0.0/8", "::1/128"]);
     for host in [
         format!("127.0.0.1:{port}"),
@@ -77,7 +77,7 @@ async fn the_operator_connects_to_checked_addresses_only() {
         write(&*sink, &inventory("", "all"), None, &added(&rows)).await.unwrap();
         assert_holds(&*sink, &inventory("", "all"), &rows).await;
     }
-    // User, database and options reach the server as they would without a guard.
+    // User, database and options are sent as without a guard.
     let elsewhere = format!("postgres://postgres@127.0.0.1:{port}/absent");
     assert_eq!(
         refused(&planned(&elsewhere, "checked", "ensure"), &open_here).await.reason,
@@ -141,7 +141,7 @@ async fn clients_prove_who_they_are() {
         assert!(!told.contains("PRIVATE KEY"), "{told}");
     }
 
-    // What cannot work is refused before anybody connects.
+    // An invalid certificate or key is refused before a connection is opened.
     for (identity, part) in [
         ((ada.0.clone(), bob.1.clone()), "key of another certificate"),
         ((ada.0.clone(), "hunter2".into()), "holds no private key"),
@@ -154,7 +154,7 @@ async fn clients_prove_who_they_are() {
         assert!(text.contains(part) && !text.contains("hunter2"), "{text}");
     }
 
-    // Files on a command line; not in a Secret, whose reader has other files.
+    // Files are allowed on a command line, but not in a Secret: the operator has other files.
     let dir = tempfile::tempdir().unwrap();
     let (certificate, key) = (dir.path().join("ada.crt"), dir.path().join("ada.key"));
     fs::write(&certificate, &ada.0).unwrap();
@@ -180,9 +180,9 @@ async fn passwords_are_bound_to_the_connection() {
         ("eve:hunter2", "sslmode=require&channel_binding=prefer", None),
         ("eve:hunter2", "sslmode=require&channel_binding=disable", None),
         ("eve:wrong", "sslmode=require&channel_binding=require", Some(SinkReason::Forbidden)),
-        // Nothing to bind to.
+        // Without TLS there is no channel to bind to.
         ("eve:hunter2", "sslmode=disable&channel_binding=require", Some(SinkReason::Forbidden)),
-        // A server that wants no password proves nothing.
+        // A server that asks for no password proves nothing.
         ("postgres", "sslmode=require&channel_binding=require", Some(SinkReason::Forbidden)),
     ] {
         let dsn = format!("postgres://{user}@localhost:{}/postgres?{options}", server.port());

@@ -30,7 +30,7 @@ async fn a_value_that_the_server_refuses_is_named() {
     assert_eq!(receipt.refused.iter().map(|refusal| &*refusal.key.uid).collect::<Vec<_>>(), ["no1", "no2"]);
     assert!(sink.baseline(&all).await.unwrap().contains_key(&rows[2].key));
 
-    // Not one row is taken: each is named, none is quoted, and what goes, goes.
+    // Every row is refused: each is named, none is quoted, and removals are still applied.
     server
         .psql("DELETE FROM refusing.inventory; ALTER TABLE refusing.inventory ADD CHECK (name <> 'cart') NOT VALID")
         .unwrap();
@@ -48,7 +48,7 @@ async fn many_refused_rows_hold_up_no_other_row() {
     let all = inventory("", "all");
     let gone_later = row("gone later", "{}");
     write(&*sink, &all, None, &added(std::slice::from_ref(&gone_later))).await.unwrap();
-    // Every fourth row, and a block of them.
+    // Every fourth row, and one block of rows.
     for (name, is_bad) in [("scattered", (|i| i % 4 == 0) as fn(usize) -> bool), ("block", |i| i < 250)] {
         let uid = |i: usize| if is_bad(i) { format!("no {name} {i}") } else { format!("{name} {i}") };
         let rows: Vec<_> = (0..1_000).map(|i| row(&uid(i), "{}")).collect();

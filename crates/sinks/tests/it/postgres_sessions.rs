@@ -15,7 +15,7 @@ use crate::{
     postgres::{holding_up, planned, schema},
 };
 
-/// A plan whose sessions can be told from those of other tests.
+/// A plan whose sessions have the name of the test.
 fn named(server: &Postgres, name: &str) -> Plan {
     let dsn = format!("{}?application_name={name}", server.dsn());
     planned(&dsn, name, "ensure")
@@ -25,7 +25,7 @@ async fn open(sinks: &Sinks, plan: &Plan) -> Box<dyn Sink> {
     sinks.open(plan, &Policy::default()).await.unwrap()
 }
 
-/// How many sessions the server has of a test.
+/// How many sessions of a test the server has.
 fn sessions(server: &Postgres, name: &str) -> usize {
     let count = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE application_name = '{name}' AND pid <> pg_backend_pid()"
@@ -72,7 +72,7 @@ async fn fifty_inventories_need_four_sessions() {
     let most = most.await.unwrap();
     assert!((2..=4).contains(&most), "{most} sessions at once");
     assert!(sessions(server, "crowd") <= 4);
-    // The last one that goes closes the sessions.
+    // Dropping the last sink closes the sessions.
     drop(bindings);
     until("all sessions are closed", || sessions(server, "crowd") == 0).await;
 }
@@ -188,7 +188,7 @@ async fn a_changed_password_is_another_server() {
     after.check().await.unwrap();
 }
 
-/// Namespaces share sessions where they may reach the same servers. An open session opens no address.
+/// Namespaces share sessions if they may reach the same servers. An open session does not bypass the policy.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_open_session_is_for_those_who_may_connect_themselves() {
     let server = schema("reach");
@@ -236,7 +236,7 @@ async fn sessions_that_were_killed_are_replaced() {
         server
             .psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'killed'")
             .unwrap();
-        // The news may still be on its way: then one call fails, and says that another may help.
+        // The client may not have noticed the lost session yet: then one call fails with a reason that is retried.
         let deadline = Instant::now() + Duration::from_secs(30);
         while let Err(error) = write(&*sink, &all, None, &added(&rows)).await {
             assert_eq!(error.reason, SinkReason::Unreachable, "{error}");
@@ -264,7 +264,7 @@ async fn a_cancelled_write_frees_its_locks_and_its_session() {
         tokio::time::timeout(Duration::from_millis(100), write).await.unwrap_err();
         until("no more than four sessions are open", || sessions(server, "abandoned") <= 4).await;
     }
-    // Well before lock_timeout would have done it.
+    // Much earlier than lock_timeout would end it.
     let begin = Instant::now();
     until("nobody waits for the lock", || {
         let waiting =
@@ -290,7 +290,7 @@ async fn tables_that_come_back_are_seen_by_all_who_share_sessions() {
     server.psql("DROP TABLE dropped.inventory, dropped.kollect_bindings").unwrap();
     let error = two.claim(&all, &claimant(None)).await.unwrap_err();
     assert_eq!(error.reason, SinkReason::WriteFailed, "{error}");
-    // Opening again brings the tables back, for all who share the sessions.
+    // Opening again creates the tables, for all sinks that share the sessions.
     let three = open(&sinks, &plan).await;
     for sink in [&three, &two, &one] {
         write(&**sink, &all, None, &added(&rows)).await.unwrap();

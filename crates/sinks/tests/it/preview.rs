@@ -1,4 +1,4 @@
-//! Previews against the real thing: what they show is what works.
+//! Previews against a real server: the statements that they show work.
 
 use kollect_model::{crd::sinks::Preview, sink::SinkSpec};
 use kollect_sinks::{Policy, open, plan};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::postgres;
 
-/// The preview of a sink, which names no server that answers.
+/// The preview of a sink. No server is needed for it.
 fn preview(spec: SinkSpec) -> Preview {
     plan(&spec).unwrap().preview("east")
 }
@@ -18,7 +18,7 @@ async fn the_statements_of_a_preview_make_a_table_that_is_good_enough() {
         preview(postgres::spec(schema, "existing", json!({}))).postgres.unwrap().expected_ddl.unwrap()
     };
     server.psql(&ddl("previewed")).unwrap();
-    // `existing` opens only what is complete.
+    // `existing` opens only a complete table.
     let plan = postgres::planned(&server.dsn(), "previewed", "existing");
     open(&plan, &Policy::default()).await.unwrap();
     assert!(!ddl("public").contains("CREATE SCHEMA"), "it is always there");

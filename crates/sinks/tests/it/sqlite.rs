@@ -32,7 +32,7 @@ async fn it_conforms() {
     conformance(&Sql { open: async || open_file(&file).await, sql }).await;
 }
 
-/// Runs a statement as another program; answers its rows as text.
+/// Runs a statement as another program; returns its rows as text.
 fn run_sql(file: &Path, statement: &str) -> String {
     let connection = rusqlite::Connection::open(file).unwrap();
     let mut statement = connection.prepare(statement).unwrap();
@@ -208,7 +208,7 @@ fn one_file_is_one_destination_whatever_its_name() {
     for same in [Path::new("link.db"), Path::new("./x.db"), &Path::new("..").join(own).join("x.db")] {
         assert_eq!(at(&dir.path().join(same), &anywhere), name, "{}", same.display());
     }
-    // The operator looks at no file to tell; it refuses links when it opens one.
+    // The operator accesses no file for a destination; it refuses links when it opens the file.
     let below = Policy { files: Files::Below(dir.path().to_owned()), ..Policy::default() };
     for path in ["x.db", "./x.db"] {
         assert_eq!(at(Path::new(path), &below), name, "{path}");

@@ -1,8 +1,8 @@
-//! Keys, tokens and kubeconfigs: everything that a client needs to be let in.
+//! Keys, tokens and kubeconfigs: everything that a client needs to authenticate.
 //!
 //! Called by the control plane at start and once per user. One fresh key serves the API server's
 //! TLS and signs service account tokens; its certificate is self-signed and so its own authority.
-//! Nothing here is a secret beyond the life of the scratch directory.
+//! Keys and tokens are valid only as long as the scratch directory exists.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -16,7 +16,7 @@ use crate::{Error, Scratch};
 
 const CONTEXT: &str = "kollect-testbed";
 
-/// What the API server was told about itself and its administrator.
+/// Port, keys and tokens that the API server is started with.
 #[derive(Debug)]
 pub(super) struct Access {
     pub(super) port: u16,

@@ -1,8 +1,8 @@
-//! etcd: how it is started, and how its history is thrown away.
+//! etcd: its start, and the compaction of its history.
 //!
-//! Called by the control plane at start, and by tests of clients that come back too late. Requests go
-//! to etcd's JSON gateway, which is on the same socket as everything else. They are HTTP/1.0, so
-//! that the response is as long as the connection and never in chunks.
+//! Called by the control plane at start, and by tests of clients whose resource version has expired.
+//! Requests go to etcd's JSON gateway, which is on the same socket as everything else. They are HTTP/1.0,
+//! so that the response ends with the connection and is never chunked.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -15,10 +15,10 @@ use serde_json::{Value, json};
 use super::{ControlPlane, flag};
 use crate::{Error, Programs, Scratch};
 
-/// For a compaction of very much history; it usually takes milliseconds.
+/// Enough to compact a very long history; it usually takes milliseconds.
 const ANSWER_LIMIT: Duration = Duration::from_mins(1);
 
-/// `kollect-testbed` in base64: beside the objects, which are all below `/registry`.
+/// `kollect-testbed` in base64. It is no key of an object: those are all below `/registry`.
 const OWN_KEY: &str = "a29sbGVjdC10ZXN0YmVk";
 
 impl ControlPlane {
@@ -41,7 +41,7 @@ pub(super) fn command(programs: &Programs, scratch: &Scratch) -> Command {
     command.arg("--unsafe-no-fsync").args([
         flag("data-dir", scratch.path().join("etcd").display()),
         flag("listen-client-urls", format_args!("unix://{}", socket(scratch).display())),
-        // Neither is ever used, and sockets are refused here.
+        // Neither address is used. etcd accepts no sockets here.
         flag("advertise-client-urls", "http://127.0.0.1:0"),
         flag("listen-peer-urls", "http://127.0.0.1:0"),
         flag("log-level", "warn"),

@@ -1,8 +1,7 @@
 //! The control plane through kubectl, as its administrator.
 //!
-//! Called by tests and the demo. kubectl runs with an empty environment but for a home inside the
-//! scratch directory: neither the configuration nor the caches of the person at the keyboard are
-//! read or written.
+//! Called by tests and the demo. kubectl runs with an empty environment except for a home inside the
+//! scratch directory: it neither reads nor writes the configuration and the caches of the user.
 
 use std::io::{Seek as _, Write as _};
 use std::process::{Command, Stdio};
@@ -12,16 +11,16 @@ use super::ControlPlane;
 use crate::Error;
 
 impl ControlPlane {
-    /// Runs kubectl and returns what it wrote to standard output. Pass `--kubeconfig` to be somebody
-    /// else than the administrator.
+    /// Runs kubectl and returns what it wrote to standard output. Pass `--kubeconfig` to act as a
+    /// user other than the administrator.
     pub fn kubectl(&self, args: &[&str]) -> Result<String, Error> {
         self.run_kubectl(args, Stdio::null())
     }
 
     /// Runs kubectl with `input` as its standard input.
     pub fn kubectl_with_input(&self, args: &[&str], input: &str) -> Result<String, Error> {
-        // A file and not a pipe: kubectl answers while it still reads, so a large input could block
-        // both sides.
+        // A file and not a pipe: kubectl writes while it still reads, so with a large input both sides
+        // could block.
         let file = tempfile::tempfile().and_then(|mut file| {
             file.write_all(input.as_bytes())?;
             file.rewind()?;

@@ -1,8 +1,7 @@
 //! Users with real service accounts, real tokens and real RBAC.
 //!
-//! Called by tests that must see what happens without some right. [`ControlPlane::user`] returns
-//! only when the API server's authorizer has seen every rule; until then a permitted request would
-//! be refused.
+//! Called by tests that need a user with limited rights. [`ControlPlane::user`] returns only when the API
+//! server's authorizer has seen every rule; until then it would refuse a permitted request.
 
 use std::path::PathBuf;
 use std::thread::sleep;
@@ -41,7 +40,7 @@ impl Rule {
 
     fn role_and_binding(&self, name: &str, account: &Value) -> [Value; 2] {
         let prefix = if self.namespace.is_some() { "" } else { "Cluster" };
-        // A null namespace is the same as none.
+        // A null namespace is the same as an absent one.
         let metadata = json!({ "name": name, "namespace": self.namespace });
         let role = json!({
             "apiVersion": RBAC_VERSION,
@@ -67,8 +66,8 @@ impl Rule {
         [role, binding]
     }
 
-    /// A question to the authorizer which is answered with yes once this rule is in force; the
-    /// rule's parts arrive together, so one resource and verb stand for all.
+    /// A SubjectAccessReview that is allowed once this rule is in force. All parts of a rule take effect
+    /// together, so it asks for one resource and one verb only.
     fn review(&self, user: &str) -> Option<Value> {
         let resource = self.resources.first()?;
         let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));

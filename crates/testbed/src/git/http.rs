@@ -18,7 +18,7 @@ use crate::{Error, Scratch, Server, Stop, free_port};
 
 const START_LIMIT: Duration = Duration::from_mins(1);
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
-/// Programs that serve at once.
+/// Number of processes of fcgiwrap.
 const PROGRAMS: &str = "4";
 
 /// A running server; dropping it stops it.
@@ -36,9 +36,9 @@ pub struct GitHttp {
 }
 
 impl GitHttp {
-    /// Whom the server lets in.
+    /// User that the server accepts.
     pub const USER: &str = "kollect";
-    /// With which password.
+    /// Password of that user.
     pub const PASSWORD: &str = "hunter2";
 
     /// Starts a server of its own for one test, with a certificate for `localhost`, and returns when it
@@ -74,12 +74,12 @@ impl GitHttp {
         format!("https://localhost:{}/{name}.git", self.port)
     }
 
-    /// The address of the same repository for everybody.
+    /// The address of the same repository without authentication.
     pub fn open_url(&self, name: &str) -> String {
         format!("https://localhost:{}/open/{name}.git", self.port)
     }
 
-    /// The address of the same repository for those with a certificate; see [`Self::certificates`].
+    /// The address of the same repository for clients with a certificate; see [`Self::certificates`].
     pub fn certified_url(&self, name: &str) -> String {
         format!("https://localhost:{}/certified/{name}.git", self.port)
     }
@@ -89,7 +89,7 @@ impl GitHttp {
         format!("http://localhost:{}/{name}.git", self.plain_port)
     }
 
-    /// What a client needs: the authority that signed the certificate of the server, and one for itself.
+    /// The authority that signed the certificate of the server, and a certificate for a client.
     pub fn certificates(&self) -> &Certificates {
         &self.certificates
     }
@@ -99,7 +99,7 @@ impl GitHttp {
         self.port
     }
 
-    /// Ends the server in the middle of whatever it does: clients lose their connections.
+    /// Kills the server at once: clients lose their connections.
     pub fn kill(&mut self) {
         self.server = None;
     }
@@ -149,10 +149,10 @@ impl GitHttp {
         let file = |name: &str| self.scratch.path().join(name);
         let mut command = Command::new(&self.nginx);
         command.arg("-p").arg(self.scratch.path()).arg("-c").arg(file("nginx.conf"));
-        // Before it reads its settings it would write elsewhere.
+        // Without it nginx writes to another log until it has read its configuration.
         command.arg("-e").arg("stderr");
         let mut server = Server::start(&self.scratch, "nginx", Stop::Kill, &command)?;
-        // Asks who answers: it may be the server of another process that was faster to this port.
+        // Checks the name: another process may have started its own server on this port first.
         let name = name(&self.scratch);
         server.wait_until(START_LIMIT, || {
             greeting(self.plain_port).is_some_and(|said| said.ends_with(&name))
@@ -161,12 +161,12 @@ impl GitHttp {
     }
 }
 
-/// A name that no other server has.
+/// A unique name for the server.
 fn name(scratch: &Scratch) -> String {
     scratch.path().file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Whom the server says it is.
+/// The response to `/who`, which ends with the name of the server.
 fn greeting(port: u16) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(ANSWER_LIMIT)).ok()?;
@@ -179,7 +179,7 @@ fn greeting(port: u16) -> Option<String> {
 fn config(scratch: &Scratch, ports: (u16, u16), repositories: &Path, backend: &Path) -> String {
     let directory = scratch.path().display();
     let mut text = String::new();
-    // Ignored with a warning where we are not root; the directory is for root alone where we are.
+    // As root, workers must stay root to read the scratch directory; otherwise nginx ignores it with a warning.
     text.push_str("user root;\ndaemon off;\nworker_processes 2;\n");
     writeln!(text, "pid {directory}/nginx.pid;\nevents {{ worker_connections 256; }}\nhttp {{").ok();
     for kind in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {

@@ -1,6 +1,6 @@
 //! Bare repositories behind the SSH server of the machine.
 //!
-//! It lets in the user that runs the tests, with one of a few keys, and has a host key of each kind.
+//! It accepts the user that runs the tests, with one of several keys, and has a host key of each kind.
 
 use std::fs;
 use std::net::TcpStream;
@@ -14,9 +14,9 @@ use crate::ports::on_free_port;
 use crate::{Error, Scratch, Server, Stop};
 
 const START_LIMIT: Duration = Duration::from_mins(1);
-/// Kinds of keys, of hosts and of clients, with the size that is made fastest.
+/// Kinds of keys, for the server and for clients, with the size that is generated fastest.
 const KINDS: &[(&str, &str)] = &[("ed25519", "256"), ("ecdsa", "256"), ("rsa", "2048")];
-/// Where sshd as root looks for an empty directory, wherever its settings are.
+/// Empty directory that sshd requires when it runs as root. No setting changes its path.
 const SEPARATION: &str = "/run/sshd";
 
 /// A running server; dropping it stops it.
@@ -39,7 +39,7 @@ pub struct ClientKey {
     pub kind: &'static str,
     /// As `ssh-keygen` writes it.
     pub private: String,
-    /// What opens it.
+    /// Passphrase of the private key; `None` if it has none.
     pub passphrase: Option<&'static str>,
 }
 
@@ -82,12 +82,12 @@ impl GitSsh {
         self.port
     }
 
-    /// Keys that open the door: one of each kind, and one with a passphrase.
+    /// Keys that the server accepts: one of each kind, and one with a passphrase.
     pub fn keys(&self) -> &[ClientKey] {
         &self.keys
     }
 
-    /// A key that does not.
+    /// A key that the server refuses.
     pub fn stranger(&self) -> &ClientKey {
         &self.stranger
     }
@@ -97,7 +97,7 @@ impl GitSsh {
         &self.host_keys
     }
 
-    /// What a file `known_hosts` says about the server.
+    /// The lines for the server in a file `known_hosts`.
     pub fn known_hosts(&self) -> String {
         let line = |key: &String| format!("[localhost]:{} {key}\n", self.port);
         self.host_keys.iter().map(line).collect()
@@ -153,19 +153,19 @@ impl GitSsh {
         }
         let mut command = Command::new(sshd);
         command.args(["-D", "-e", "-f"]).arg(&file);
-        // Newer servers lock out who knocks with wrong keys, as tests do; older ones do not know the word.
+        // Newer servers block clients that use wrong keys, as tests do; older ones do not know the option.
         let word = "PerSourcePenalties=no";
         if run(Command::new(sshd).arg("-t").arg("-f").arg(&file).args(["-o", word])).is_ok() {
             command.args(["-o", word]);
         }
         let mut server = Server::start(&scratch, "sshd", Stop::Kill, &command)?;
-        // Whoever else has this port has other host keys, and clients say so.
+        // If another server has this port, clients notice it: its host keys differ.
         server.wait_until(START_LIMIT, || TcpStream::connect(("127.0.0.1", port)).is_ok())?;
         Ok(Self { port, user, repositories, keys, stranger, host_keys, scratch, _server: server })
     }
 }
 
-/// Makes a key. Answers its file, and the public one without its comment.
+/// Makes a key. Returns the file of the private key, and the public key without its comment.
 fn new_key(
     keygen: &Path,
     scratch: &Scratch,

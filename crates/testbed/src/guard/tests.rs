@@ -1,8 +1,8 @@
-//! What the guards promise: nothing stays, however the owner ends, and a dead server is noticed.
+//! Tests of the guards: nothing is left behind, however the owner ends, and the end of a server is noticed.
 
 use super::*;
 
-/// Set in the environment of the copy of this test binary that is there to be killed.
+/// Set in the environment of the copy of this test binary that the test kills.
 const VICTIM: &str = "KOLLECT_TESTBED_VICTIM";
 const LIMIT: Duration = Duration::from_secs(5);
 
@@ -33,7 +33,7 @@ fn drop_ends_the_server_then_removes_the_directory() {
     assert!(runs(&pid));
 
     drop(scratch);
-    assert!(directory.exists(), "a server still lives there");
+    assert!(directory.exists(), "a server still uses it");
     drop(server);
     assert!(!runs(&pid));
     assert!(!directory.exists());
@@ -72,7 +72,7 @@ fn victim() {
     }
     let scratch = Scratch::new().unwrap();
     let _server = sleeper(&scratch);
-    // The line break ends what libtest has written before without one.
+    // The line break ends a line that libtest has begun.
     println!("\ndirectory={}", scratch.path().display());
     sleep(Duration::from_mins(1));
 }

@@ -3,8 +3,8 @@
 //! Called by [`super::Programs`] when a test asks for a server. Each bundle is built by one process, under
 //! its lock file in the cache; other processes wait and find the result. Bundles are built side by side if
 //! there is memory for it, else one after the other. A build runs under a guard, so it ends with this process,
-//! and its temporary files are in a directory that is removed then. Progress goes straight to standard error,
-//! past the capture of the test harness: a test that seems to hang for minutes would be stopped.
+//! and its temporary files are in a directory that is removed then. Progress goes directly to standard error,
+//! which the test harness does not capture: a test that prints nothing for minutes would look stuck.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, TryLockError};
@@ -67,7 +67,7 @@ fn build_all(
     thread::scope(|scope| {
         let builds: Vec<_> = bundles.iter().map(|bundle| scope.spawn(|| build_one(*bundle))).collect();
         let ended = builds.into_iter().map(|build| build.join().expect("a build does not panic"));
-        // All of them are waited for, and the first error is told.
+        // Waits for all of them, and returns the first error.
         ended.fold(Ok(()), Result::and)
     })
 }
@@ -82,7 +82,7 @@ fn parse_available(meminfo: &str) -> Option<u64> {
     Some(value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
-/// Waits for the lock; it is given back when the file is dropped, or when this process ends.
+/// Waits for the lock. It is released when the file is dropped or this process ends.
 fn lock(path: &Path, what: &str) -> Result<File, Error> {
     let action = || format!("lock {}", path.display());
     let file = File::create(path).map_err(Error::io(action()))?;
@@ -101,7 +101,7 @@ fn lock(path: &Path, what: &str) -> Result<File, Error> {
 fn check_go(go: &OsStr, pins: Pins) -> Result<(), Error> {
     let needed = pins.value("go").expect("go.mod has a go line");
     let missing = |found: String| Error::GoMissing { needed: needed.to_owned(), found };
-    // Asked inside the module, so that a Go which fetches newer toolchains by itself counts as new.
+    // Runs inside the module: there a Go that downloads toolchains by itself reports the newer version.
     let output = Command::new(go)
         .args(["env", "GOVERSION"])
         .current_dir(pins.directory)
@@ -116,7 +116,7 @@ fn check_go(go: &OsStr, pins: Pins) -> Result<(), Error> {
     Ok(())
 }
 
-/// Compares major and minor; a version that cannot be read is left for `go build` to judge.
+/// Compares major and minor. A version that cannot be parsed is not older: `go build` then reports a problem.
 fn is_older(found: &str, needed: &str) -> bool {
     let parse = |version: &str| {
         let mut parts = version.trim_start_matches("go").split('.').map(str::parse::<u32>);
@@ -135,7 +135,7 @@ fn build(bundle: Bundle, cache: &Path) -> Result<(), Error> {
     ));
     let target = bundle.directory(cache);
     let staging = cache.join(format!("{}-{version}.building", bundle.name));
-    // What an earlier build left when it was killed.
+    // Left behind by an earlier build that was killed.
     if staging.exists() {
         fs::remove_dir_all(&staging).map_err(Error::io(format!("remove {}", staging.display())))?;
     }
@@ -158,9 +158,9 @@ fn go_build(bundle: Bundle, staging: &Path) -> Command {
         .arg(format!("-ldflags={}", linker_flags(bundle)))
         .arg("-o");
     match bundle.programs {
-        // Alone, a program is named by us: etcd's package is called "server".
+        // Sets the file name of a single program: etcd's package is called "server".
         [(file, _)] => command.arg(staging.join(file)),
-        // With the final slash Go takes it for a directory.
+        // The final slash tells Go that it is a directory.
         _ => command.arg(staging.join("")),
     };
     command
@@ -178,7 +178,7 @@ fn linker_flags(bundle: Bundle) -> String {
     let mut numbers = version.trim_start_matches('v').split('.');
     let major = numbers.next().unwrap_or_default();
     let minor = numbers.next().unwrap_or_default();
-    // The stamps name a package that etcd does not link, where they have no effect.
+    // etcd does not link this package, so the flags have no effect on it.
     format!(
         "-s -w -X {STAMP}.gitVersion={version} -X {STAMP}.gitMajor={major} \
          -X {STAMP}.gitMinor={minor}"
@@ -204,7 +204,7 @@ fn run(name: &str, mut command: Command) -> Result<(), Error> {
 }
 
 fn report(line: &str) {
-    // Nobody to tell if standard error is closed.
+    // A closed standard error must not stop the build.
     writeln!(io::stderr(), "kollect-testbed: {line}").ok();
 }
 
@@ -240,7 +240,7 @@ mod tests {
         assert!(flags.contains(&format!("version.gitVersion={version} ")), "{flags}");
     }
 
-    /// A build that leaves files that look like programs.
+    /// Replaces a build: creates files that pass for programs.
     fn pretend(bundle: Bundle, cache: &Path) {
         use std::os::unix::fs::PermissionsExt as _;
         let directory = bundle.directory(cache);
@@ -276,14 +276,14 @@ mod tests {
     fn bundles_are_built_side_by_side_only_where_that_is_asked_for() {
         for (order, most) in [(Order::SideBySide, 2), (Order::OneByOne, 1)] {
             let cache = tempfile::tempdir().unwrap();
-            // How many builds run, and how many ran at once at most.
+            // Number of builds that run, and the highest number so far.
             let (running, change) = (Mutex::new((0, 0)), Condvar::new());
             let build = |bundle: Bundle, cache: &Path| {
                 let mut state = running.lock().unwrap();
                 state.0 += 1;
                 state.1 = state.0.max(state.1);
                 change.notify_all();
-                // Waits for the other one; the limit is for a failing test only.
+                // Waits for the other build; the limit is reached only if the test fails.
                 let limit = Duration::from_mins(1);
                 let (mut state, _) = change.wait_timeout_while(state, limit, |state| state.1 < most).unwrap();
                 state.0 -= 1;

@@ -1,5 +1,5 @@
-//! An API server that is behind the one that a client saw: it has forgotten where watches were, and lists
-//! what was.
+//! Simulates an API server whose data is older than what a client has seen: a watch cannot resume, and lists
+//! are stale.
 //!
 //! Called by tests of what clients do with such a list.
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::Proxy;
 use crate::{ControlPlane, Error};
 
-/// A list as it was at some time.
+/// A list that was recorded earlier.
 #[derive(Debug)]
 pub struct Past {
     /// Plural of the kind.
@@ -31,7 +31,7 @@ impl Past {
         self.list["metadata"]["resourceVersion"].as_str().unwrap_or_default()
     }
 
-    /// The list as the beginning of a watch.
+    /// The list as the initial events of a streamed list.
     fn stream(&self) -> String {
         let objects = self.list["items"].as_array().into_iter().flatten();
         let metadata = json!({
@@ -45,8 +45,8 @@ impl Past {
 }
 
 impl Proxy {
-    /// The next watch of the kind that would go on is told that its version is forgotten, and the next
-    /// `times` lists are this one. Then all connections are cut.
+    /// Answers the next watch of the kind that resumes with 410 Expired, and the next `times` lists of the
+    /// kind with this list. Cuts all connections.
     pub fn lag(&self, past: &Past, times: usize) {
         let about = |what: &'static str| {
             let path = format!("/{}?", past.resource);

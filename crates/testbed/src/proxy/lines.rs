@@ -1,9 +1,9 @@
 //! The open connections of a proxy, and whether bytes may pass.
 //!
 //! Called by the threads that relay, and by the test that breaks the network under them. A [`Line`]
-//! is a client's connection together with the one to the API server, if there is one yet. What must
-//! hold: bytes leave through [`Socket`] only, which asks each time. A write lasts no longer than
-//! [`WRITE_LIMIT`] even if nobody reads, so a stall can wait for those under way.
+//! is a client's connection together with the one to the API server, if there is one yet. Invariant:
+//! bytes are written through [`Socket`] only, which waits for a [`Passage`] each time. A write lasts no
+//! longer than [`WRITE_LIMIT`] even if the other side does not read, so a stall can wait for running writes.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -57,7 +57,7 @@ pub(super) struct Socket<'a> {
     stream: Arc<TcpStream>,
 }
 
-/// Bytes may pass while this exists.
+/// Permission to write. A stall begins when all of them are dropped.
 struct Passage<'a>(&'a Lines);
 
 impl Lines {
@@ -143,7 +143,7 @@ impl State {
 }
 
 impl Sockets {
-    /// At once, whoever reads or writes in another thread.
+    /// Closes both sockets at once, also while another thread reads or writes.
     fn close(self) {
         for stream in [Some(self.client), self.server].into_iter().flatten() {
             // A failure means that the other side has closed it already.
@@ -158,7 +158,7 @@ impl Line<'_> {
         Socket { line: self, stream: Arc::clone(&self.client) }
     }
 
-    /// Connects the other end. Waits for the end of a stall first: a refusal is a message too.
+    /// Connects to the API server. Waits for the end of a stall first, so that the client sees no refusal meanwhile.
     pub(super) fn connect(&self, server: SocketAddr) -> io::Result<Socket<'_>> {
         let _passage = self.passage()?;
         let stream = prepared(TcpStream::connect(server)?)?;
@@ -175,7 +175,7 @@ impl Line<'_> {
         }
     }
 
-    /// No byte of a request that is held passes.
+    /// Holds the request back if [`Lines::hold`] asks for it: then no byte of it passes.
     pub(super) fn hold_if_meant(&self, request: &str) {
         let mut state = self.lines.state();
         let held = state.held.as_ref().is_some_and(|when| when(request));
@@ -184,7 +184,7 @@ impl Line<'_> {
         }
     }
 
-    /// Returns when the client has closed its connection, and then the line is closed.
+    /// Waits until the client has closed its connection, and closes the line.
     pub(super) fn until_client_leaves(&self) {
         // There is nothing to read: a connection has one request.
         io::copy(&mut self.client(), &mut io::sink()).ok();
@@ -241,7 +241,7 @@ impl Write for Socket<'_> {
             let passage = self.line.passage()?;
             let outcome = (&*self.stream).write(bytes);
             drop(passage);
-            // Nobody reads at the other side; between two tries a stall can begin.
+            // On a timeout the other side does not read. A stall can begin between two attempts.
             if !outcome.as_ref().is_err_and(is_timeout) {
                 return outcome;
             }
@@ -253,7 +253,7 @@ impl Write for Socket<'_> {
     }
 }
 
-/// Sends at once, and never waits long for a reader.
+/// Disables Nagle's algorithm, and limits the time of a write.
 fn prepared(stream: TcpStream) -> io::Result<Arc<TcpStream>> {
     stream.set_nodelay(true)?;
     stream.set_write_timeout(Some(WRITE_LIMIT))?;

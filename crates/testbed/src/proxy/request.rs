@@ -1,7 +1,7 @@
 //! HTTP/1.1 as far as a proxy needs it: one whole request, and a response of our own.
 //!
-//! Called for each connection. A request goes on as it came, but for its `Connection` header: the API
-//! server is asked to close after the response, so nobody needs to know where a response ends.
+//! Called for each connection. A request is forwarded unchanged except for its `Connection` header: the API
+//! server is asked to close after the response, so the proxy need not find the end of a response.
 
 use std::fmt::Write as _;
 use std::io::{self, BufRead, Read as _};
@@ -11,12 +11,12 @@ use std::io::{self, BufRead, Read as _};
 pub(super) struct Request {
     /// Such as `GET /version HTTP/1.1`.
     pub(super) line: String,
-    /// All of it, as it is sent on.
+    /// The whole request, as it is forwarded.
     pub(super) bytes: Vec<u8>,
 }
 
 impl Request {
-    /// Reads to the end of the body, and not further.
+    /// Reads up to the end of the body, and no further.
     pub(super) fn read(source: &mut impl BufRead) -> io::Result<Self> {
         let line = read_line(source)?;
         let mut head = format!("{line}\r\n");

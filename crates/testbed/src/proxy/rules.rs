@@ -1,28 +1,28 @@
-//! Which requests have come, which of them the proxy answers itself, and which meet an accident.
+//! The log of requests, and the rules for requests that the proxy answers itself or lets fail.
 //!
 //! Called once per request.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Says whether a request line is meant.
+/// Whether a rule applies to a request line.
 pub(super) type Condition = Box<dyn Fn(&str) -> bool + Send + Sync>;
 
-/// When the accident of a request happens.
+/// When a request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// The API server never hears of the request.
+    /// The API server never receives the request.
     BeforeServer,
-    /// The API server has done what it was asked, and the client never hears of it.
+    /// The API server has handled the request, and the client gets no response.
     AfterServer,
 }
 
-/// Something that happens to one request.
+/// A planned failure of one request.
 pub(super) struct Accident {
     pub(super) moment: Moment,
     pub(super) happen: Box<dyn FnOnce() + Send>,
 }
 
-/// What becomes of a request.
+/// How a request is handled.
 pub(super) enum Fate {
     Passes,
     Answered(Answer),
@@ -41,24 +41,24 @@ struct State {
 }
 
 struct Trap {
-    /// The request that is meant, counted from now on; never 0.
+    /// Number of matching requests up to and including the one that fails; never 0.
     countdown: usize,
     when: Condition,
     accident: Accident,
 }
 
 struct Rule {
-    /// More than none.
+    /// Never 0.
     times: usize,
     when: Condition,
     answer: Answer,
 }
 
-/// What becomes of a request that is not forwarded.
+/// How a request that is not forwarded is answered.
 #[derive(Clone)]
 pub(super) enum Answer {
     Say(Vec<u8>),
-    /// The client waits until it leaves or is cut off.
+    /// No response: the client waits until it disconnects or is cut off.
     Nothing,
 }
 
@@ -77,11 +77,11 @@ impl Rules {
         self.state().traps.push(Trap { countdown: number.max(1), when, accident });
     }
 
-    /// Logs a request, and says what becomes of it.
+    /// Logs a request, and decides how it is handled.
     pub(super) fn meet(&self, request: &str) -> Fate {
         let mut state = self.state();
         state.requests.push(request.to_owned());
-        // All of them count, whichever of them is due.
+        // Every matching trap counts the request, also if another trap is due.
         state.traps.iter_mut().filter(|trap| (trap.when)(request)).for_each(|trap| trap.countdown -= 1);
         let due: Vec<Trap> = state.traps.extract_if(.., |trap| trap.countdown == 0).collect();
         if let Some(trap) = due.into_iter().next() {

@@ -1,4 +1,4 @@
-//! A real API server behind a network that works, is cut, refuses, stalls and lies.
+//! Tests with a real API server: requests pass, are cut, refused, stalled or answered by the proxy.
 
 use std::io::{BufRead as _, ErrorKind, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,7 +8,7 @@ use super::*;
 use crate::Rule;
 
 const LIMIT: Duration = Duration::from_secs(10);
-/// How long nothing must arrive to count as nothing.
+/// A connection on which nothing arrives for so long is silent.
 const SILENCE: Duration = Duration::from_millis(300);
 const WATCH: &str = "/api/v1/namespaces?watch=true";
 const DEFAULT: &str = "/api/v1/namespaces/default";
@@ -140,7 +140,7 @@ fn a_kubeconfig_leads_to_the_proxy() {
         let (original, config) = (read(of), read(&copy));
         assert_eq!(config["users"], original["users"]);
         assert_eq!(config["clusters"][0]["cluster"], json!({ "server": proxy.url() }));
-        // Everybody may ask for the version, kubectl without its token too.
+        // Anonymous clients may get the version; kubectl does not send its token here.
         let version = ["get", "--raw=/version", "--kubeconfig", &copy.display().to_string()];
         assert!(plane.kubectl(&version).unwrap().contains("gitVersion"));
         let token = config["users"][0]["user"]["token"].as_str().unwrap();
@@ -163,7 +163,7 @@ fn events_of_a_watch_come_at_once_and_a_cut_ends_it() {
     read_to(&mut first, &namespace);
     read_to(&mut second, &namespace);
 
-    // Else it might not have been accepted yet.
+    // Otherwise the idle connection might not have been accepted yet.
     assert!(until(|| proxy.shared.lines.admitted() == 3));
     proxy.cut();
     assert_eq!(proxy.open(), 0);
@@ -236,7 +236,7 @@ fn requests_that_are_held_hold_nobody_else_up() {
     assert!(is_silent(&mut held));
     proxy.release();
     assert!(rest(&mut held).contains("gitVersion"));
-    assert!(rest(&mut get(&proxy, "/version")).contains("gitVersion"), "and no longer");
+    assert!(rest(&mut get(&proxy, "/version")).contains("gitVersion"), "released");
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn answers_are_given_as_often_as_ordered_and_in_that_order() {
     assert_eq!(rest(&mut get(&proxy, WATCH)), expected);
     assert!(rest(&mut get(&proxy, WATCH)).starts_with("HTTP/1.1 410 "));
     watch(&proxy, WATCH);
-    assert_eq!(proxy.requests().len(), 5, "those that are answered here are logged too");
+    assert_eq!(proxy.requests().len(), 5, "requests that the proxy answers are logged too");
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn an_accident_happens_to_one_request_before_or_after_it_is_served() {
     let answers = ["a", "b", "c", "d"].map(|name| {
         let body = json!({ "metadata": { "name": name } }).to_string();
         let more = format!("Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len());
-        assert!(is_default(&rest(&mut get(&proxy, DEFAULT))), "other requests are not meant");
+        assert!(is_default(&rest(&mut get(&proxy, DEFAULT))), "the traps do not apply to other requests");
         let mut client = request(&proxy, &format!("POST {maps}"), &more);
         let mut text = String::new();
         client.read_to_string(&mut text).map_or(String::new(), |_| text)
@@ -297,7 +297,7 @@ fn an_accident_happens_to_one_request_before_or_after_it_is_served() {
     assert_eq!(answered, [true, false, false, true]);
     assert_eq!(happened.try_iter().collect::<Vec<_>>(), [Moment::BeforeServer, Moment::AfterServer]);
     let names = plane.kubectl(&["get", "configmaps", "-n", &namespace, "-o", "name"]).unwrap();
-    assert_eq!(names, "configmap/a\nconfigmap/c\nconfigmap/d\n", "only the first accident kept one away");
+    assert_eq!(names, "configmap/a\nconfigmap/c\nconfigmap/d\n", "only one POST did not arrive");
 }
 
 #[test]
@@ -315,7 +315,7 @@ fn nothing_stays_when_a_proxy_is_dropped() {
     let started = Instant::now();
     drop(proxy);
     assert!(started.elapsed() < Duration::from_secs(2));
-    assert!(shared.upgrade().is_none(), "a thread still has it");
+    assert!(shared.upgrade().is_none(), "no thread uses it any more");
     assert!(!directory.exists());
     assert!([&mut idle, &mut open, &mut stalled].into_iter().all(is_closed));
     assert_eq!(TcpStream::connect(address).unwrap_err().kind(), ErrorKind::ConnectionRefused);

@@ -1,4 +1,4 @@
-//! The backstop: now and then the rows are compared with a fresh list of metadata.
+//! Finds missed events: periodically compares the rows with a fresh list of metadata.
 
 use std::sync::Arc;
 
@@ -20,15 +20,15 @@ const SETTLE: Duration = Duration::from_secs(10);
 pub(super) struct Comparisons {
     suspicions: Vec<Suspicion>,
     begun: Instant,
-    /// Kinds are not compared all at once.
+    /// Spreads the comparisons of kinds over time.
     jitter: f64,
 }
 
-/// What a list of metadata shows that the rows do not.
+/// Differences between a list of metadata and the rows.
 struct Suspicion {
     /// The feed that lists.
     by: u64,
-    /// The feed that may have missed something.
+    /// The feed that may have missed events.
     feed: u64,
     /// Definitions and objects, with their versions; 0: the object is gone.
     objects: Vec<(u32, Arc<str>, u64)>,
@@ -40,7 +40,7 @@ impl Comparisons {
         Self { suspicions: Vec::new(), begun: Instant::now(), jitter: 0.8 + fastrand::f64() / 5.0 }
     }
 
-    /// Whether it is time to compare, which begins now.
+    /// Whether a comparison is due, which begins now.
     pub(super) fn are_due(&mut self, now: Instant, period: Duration) -> bool {
         let due = now.duration_since(self.begun) >= period.mul_f64(self.jitter);
         if due {
@@ -58,7 +58,7 @@ impl Comparisons {
         self.suspicions.retain(|suspicion| suspicion.by != by);
     }
 
-    /// What the rows do not show of an object that a comparison lists.
+    /// Records the targets that lack this version of an object in the list of a comparison.
     pub(super) fn compare(
         &mut self,
         by: &Feed,
@@ -78,7 +78,7 @@ impl Comparisons {
         suspicion.objects.extend(missing);
     }
 
-    /// The list of a comparison is complete.
+    /// The list of a comparison is complete: records rows whose objects it did not contain.
     pub(super) fn finish(&mut self, by: &Feed, targets: &[KindTarget], shown: &List) {
         let Some(suspicion) = self.suspicions.iter_mut().find(|suspicion| suspicion.by == by.id) else {
             return;
@@ -90,7 +90,7 @@ impl Comparisons {
         suspicion.due = Some(Instant::now() + SETTLE);
     }
 
-    /// The feeds that missed what a comparison found and no event has explained since.
+    /// The feeds whose differences are due and still exist.
     fn take_suspects(&mut self, now: Instant, targets: &[KindTarget]) -> Vec<u64> {
         let differs = |(definition, uid, version): &(u32, Arc<str>, u64)| {
             let target = targets.iter().find(|target| target.definition() == *definition);
@@ -121,7 +121,7 @@ impl KindTask {
         self.comparisons.suspicions.extend(begun);
     }
 
-    /// Feeds that missed something are replaced.
+    /// Marks feeds that have missed events, so that they are replaced.
     pub(super) fn judge(&mut self, now: Instant) {
         for feed in self.comparisons.take_suspects(now, &self.targets) {
             self.feeds.suspect(feed);

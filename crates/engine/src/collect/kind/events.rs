@@ -1,4 +1,4 @@
-//! What the events of the feeds mean for the rows.
+//! Applies the events of the feeds to the rows.
 
 use tokio::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::{
     watch::{BlindReason, Blindness, Event, Metadata, Object},
 };
 
-/// How long a list that failed beside a watch is left alone.
+/// Pause before the list of a changed namespace is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
 impl KindTask {
@@ -72,7 +72,7 @@ impl KindTask {
         }
     }
 
-    /// A feed shows an object.
+    /// A feed has sent an object.
     fn show(&mut self, index: usize, object: &Object) {
         let Self { context, kind, targets, namespaces, feeds, comparisons, .. } = self;
         let metadata = &object.metadata;
@@ -116,7 +116,7 @@ impl KindTask {
         }
     }
 
-    /// A list is complete: what it did not show, and no newer event has told of, is gone.
+    /// A list is complete: objects that it did not contain are gone, unless a newer event reported them.
     fn synced(&mut self, index: usize, version: u64) {
         let Self { context, targets, feeds, .. } = self;
         let feed = feeds.at_mut(index);
@@ -130,7 +130,7 @@ impl KindTask {
             self.comparisons.finish(&feed, targets, &shown.unwrap_or_default());
             return;
         }
-        // Files may have been read for the tenth time: absence means nothing there.
+        // An incomplete source, such as files, does not prove that an object is gone.
         if let Some(shown) = shown.filter(|_| context.source.is_complete()) {
             for target in targets.iter_mut().filter(|target| feed.serves(target.definition())) {
                 let removed = target.prune(&feed.listed, &shown);
@@ -148,8 +148,8 @@ impl KindTask {
         self.plan.outdate();
     }
 
-    /// Versions went back: the cluster was restored from a backup, and what is known about the order of
-    /// events is worth nothing.
+    /// Resource versions went back: the cluster was restored from a backup. Known versions do not order events any
+    /// more, so everything is read again.
     fn start_over(&mut self) {
         self.feeds.clear();
         self.comparisons.clear();

@@ -1,4 +1,4 @@
-//! One query that is being read: its stream, and how far it has come.
+//! A feed: the event stream of one query, and its progress.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -20,7 +20,7 @@ use crate::{
     watch::{Event, Metadata, Query, WatchSource},
 };
 
-/// Events that wait for the task of the kind; more make the stream wait.
+/// Events that may wait for the task of the kind; when there are more, the stream waits.
 pub(super) const QUEUE: usize = 256;
 
 /// Which feed an event comes from. `None`: the feed has ended.
@@ -29,22 +29,22 @@ pub(super) type Arrival = (u64, Option<Event>);
 /// What a feed is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// Rows of its members, from now on.
+    /// Keep the rows of its members up to date.
     Follow,
-    /// Rows of one namespace once more, because the namespace has changed.
+    /// List one namespace once more, because the namespace has changed.
     Renew,
-    /// Find out whether events were missed.
+    /// List metadata, to find out whether events were missed.
     Compare,
 }
 
-/// How much a feed has seen.
+/// How much a feed has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     /// Its first list is running.
     Listing,
-    /// Everything up to its position.
+    /// Every event up to its position.
     Synced,
-    /// Nothing, for the time being.
+    /// No events for the time being.
     Blind,
 }
 
@@ -52,26 +52,26 @@ pub(super) struct Feed {
     pub(super) id: u64,
     pub(super) place: Place,
     pub(super) purpose: Purpose,
-    /// What it reads, and its last complete list.
+    /// Its query, and its last complete list.
     pub(super) listed: Listed,
     progress: Progress,
-    /// Everything that happened up to this version has been told.
+    /// Every event up to this version has been received.
     position: u64,
     /// The list that is running.
     list: Option<List>,
     /// When its last event came.
     heard: Instant,
-    /// Whether it is suspected to have missed something, and must be replaced.
+    /// Whether it may have missed events, and must be replaced.
     pub(super) suspect: bool,
-    /// Whether it replaces a suspect: what its first list changes was missed.
+    /// Whether it replaces a suspect: changes by its first list are repairs.
     pub(super) repairs: bool,
     /// No more events will come.
     ended: bool,
     _task: Task,
 }
 
-/// The objects that a list has shown. Hashes are enough: a collision of two of a million objects, which
-/// would keep a deleted row until the next list, is less likely than one in 10⁷.
+/// Hashes of the UIDs in a list. A collision would keep a deleted row until the next list; for a million objects its
+/// probability is below 10⁻⁷.
 #[derive(Default)]
 pub(super) struct List(HashSet<u64>);
 
@@ -87,7 +87,7 @@ fn hash(uid: &str) -> u64 {
     hasher.finish()
 }
 
-/// Hands the events of a query to the task of its kind.
+/// Passes the events of a query to the task of its kind.
 async fn pass_on(id: u64, source: Arc<dyn WatchSource>, query: Query, events: mpsc::Sender<Arrival>) {
     let mut stream = source.watch(query);
     while let Some(event) = stream.next().await {
@@ -114,7 +114,7 @@ impl Feed {
             let (events, blindness) = (events.clone(), panic_of(&gvk));
             async move {
                 drop(events.send((id, Some(Event::Blind(blindness)))).await);
-                // What is read once more is asked for again by the task of the kind, which drops this feed.
+                // Other feeds end here: the task of the kind drops them, and starts new ones if needed.
                 if purpose != Purpose::Follow {
                     drop(events.send((id, None)).await);
                 }
@@ -161,7 +161,7 @@ impl Feed {
         self.ended
     }
 
-    /// It serves none but these definitions from now on.
+    /// Removes the definitions that `keep` rejects from those that it serves.
     pub(super) fn serve_only(&mut self, keep: impl Fn(u32) -> bool) {
         if !self.listed.serves.iter().all(|definition| keep(*definition)) {
             Arc::make_mut(&mut self.listed.serves).retain(|definition| keep(*definition));
@@ -174,7 +174,7 @@ impl Feed {
         ObjectEvent { object, query: &self.listed.query, serves: &self.listed.serves, listing, renewal }
     }
 
-    /// Whether its first list, which has begun, has stood still for so long. Before its list begins a feed may
+    /// Whether its first list has begun, and has received nothing for `patience`. Before its list begins, a feed may
     /// be waiting for its turn.
     pub(super) fn is_stalled(&self, now: Instant, patience: Duration) -> bool {
         self.follows()
@@ -183,18 +183,18 @@ impl Feed {
             && now.duration_since(self.heard) >= patience
     }
 
-    /// Whether what it changes now was missed before.
+    /// Whether its changes are repairs now.
     pub(super) fn is_repairing(&self) -> bool {
         self.repairs && self.list.is_some()
     }
 
-    /// Everything up to this version has been told. `None`: it has seen nothing and cannot see now, so that it
-    /// will begin with a list that is newer than all that is known.
+    /// Every event up to this version has been received. `None`: it has received nothing and is blind, so that its
+    /// first list will be newer than all known versions.
     pub(super) fn passed(&self) -> Option<u64> {
         (self.progress != Progress::Blind || self.listed.version != 0).then_some(self.position)
     }
 
-    /// An event came.
+    /// Records that an event came.
     pub(super) fn hear(&mut self) {
         self.heard = Instant::now();
     }
@@ -203,7 +203,7 @@ impl Feed {
         self.list = Some(List::default());
     }
 
-    /// It shows an object. Says whether in a list.
+    /// Records an object of an event. Returns whether a list is running.
     pub(super) fn show(&mut self, object: &Metadata) -> bool {
         self.advance(object.version);
         if let Some(list) = &mut self.list {
@@ -212,31 +212,31 @@ impl Feed {
         self.list.is_some()
     }
 
-    /// An event of this version came. Events of a list are in no order.
+    /// Records the version of an event. Events of a list are in no order.
     pub(super) fn advance(&mut self, version: u64) {
         if self.list.is_none() {
             self.pass(version);
         }
     }
 
-    /// The object is gone. A streamed list tells what happens while it runs.
+    /// Removes a deleted object from the running list: a streamed list reports deletions, too.
     pub(super) fn hide(&mut self, object: &Metadata) {
         if let Some(list) = &mut self.list {
             list.0.remove(&hash(&object.uid));
         }
     }
 
-    /// What happened up to this version has been told.
+    /// Every event up to this version has been received.
     pub(super) fn pass(&mut self, version: u64) {
         self.position = self.position.max(version);
     }
 
-    /// Whether a complete list of this version is older than what was told before.
+    /// Whether a complete list of this version is older than events that were received before.
     pub(super) fn went_back(&self, version: u64) -> bool {
         version != 0 && version < self.position
     }
 
-    /// The list is complete. Returns what it showed, and whether that repairs what was missed.
+    /// The list is complete. Returns the objects that it contained, and whether its changes are repairs.
     pub(super) fn end_list(&mut self, version: u64) -> (Option<List>, bool) {
         self.pass(version);
         self.listed.version = version;
@@ -244,13 +244,13 @@ impl Feed {
         (self.list.take(), std::mem::take(&mut self.repairs))
     }
 
-    /// It can be seen again, and nothing was missed. Returns how far it has come.
+    /// Events are received again, and none was missed. Returns its position.
     pub(super) fn resume(&mut self) -> u64 {
         self.progress = Progress::Synced;
         self.position
     }
 
-    /// Nothing can be seen from now on.
+    /// No events are received from now on.
     pub(super) fn go_blind(&mut self) {
         self.progress = Progress::Blind;
     }

@@ -34,7 +34,7 @@ impl Feeds {
         Self { all: Vec::new(), order: Order::default(), split: false, events, next: 0 }
     }
 
-    /// Where the feed is; `None`: it no longer exists.
+    /// Index of the feed; `None`: it no longer exists.
     pub(super) fn find(&self, id: u64) -> Option<usize> {
         self.all.iter().position(|feed| feed.id == id)
     }
@@ -56,7 +56,7 @@ impl Feeds {
         self.split = split;
     }
 
-    /// Starts lists beside the feeds that follow. Returns their numbers.
+    /// Starts lists beside the feeds that follow. Returns the ids of their feeds.
     pub(super) fn start_lists(
         &mut self,
         context: &Context,
@@ -85,7 +85,7 @@ impl Feeds {
         feed
     }
 
-    /// Removes the lists of changed namespaces that satisfy the condition.
+    /// Removes and returns the lists of changed namespaces that satisfy the condition.
     pub(super) fn take_renewals(&mut self, condition: impl Fn(&Feed) -> bool) -> Vec<Feed> {
         let taken = |feed: &mut Feed| feed.purpose == Purpose::Renew && condition(feed);
         let taken = self.all.extract_if(.., taken).collect();
@@ -93,15 +93,15 @@ impl Feeds {
         taken
     }
 
-    /// A changed namespace has been listed.
+    /// The list of a changed namespace is complete.
     pub(super) fn end_renewal(&mut self, index: usize) {
         let feed = self.all.remove(index);
         self.order.end_list(feed.listed);
         self.changed();
     }
 
-    /// For a target the namespace is another one now: what was listed there, or is being listed, says nothing
-    /// about it.
+    /// The namespace has changed for a target: drops complete lists of the namespace, and running ones for this
+    /// target.
     pub(super) fn forget_renewals(&mut self, namespace: &str, definition: u32) {
         self.order.forget_lists_of(namespace);
         let here = |feed: &&mut Feed| {
@@ -110,13 +110,13 @@ impl Feeds {
         self.all.iter_mut().filter(here).for_each(|feed| feed.serve_only(|other| other != definition));
     }
 
-    /// Forgets feeds that have ended, except those that `keep` names.
+    /// Removes feeds that have ended, except those that `keep` selects.
     pub(super) fn drop_ended(&mut self, keep: impl Fn(&Feed) -> bool) {
         self.all.retain(|feed| !feed.is_ended() || keep(feed));
         self.changed();
     }
 
-    /// Forgets all feeds, and what they have told.
+    /// Removes all feeds, and all records of their events.
     pub(super) fn clear(&mut self) {
         self.all.clear();
         self.order = Order::default();
@@ -127,24 +127,24 @@ impl Feeds {
         self.all.iter_mut().filter(|feed| feed.id == id).for_each(|feed| feed.suspect = true);
     }
 
-    /// Called whenever the feeds have changed.
+    /// Must be called when the set of feeds has changed.
     fn changed(&mut self) {
         let overlap = overlap(self.all.iter().map(Feed::query), self.split);
         self.order.set_overlap(overlap, || passed(&self.all));
     }
 
-    /// A feed has told everything up to this version.
+    /// A feed has received every event up to this version.
     pub(super) fn pass(&mut self, index: usize, version: u64) {
         self.all[index].pass(version);
         self.order.forget(|| passed(&self.all));
     }
 
-    /// A feed shows an object.
+    /// Records an object that a feed has sent.
     pub(super) fn note_object(&mut self, index: usize, object: &Metadata) {
         self.order.note_object(self.all[index].event(object));
     }
 
-    /// A feed tells that an object is gone, or has left its query.
+    /// Records that an object is deleted, or has left the query of a feed.
     pub(super) fn note_deletion(&mut self, index: usize, object: &Metadata) {
         let feed = &mut self.all[index];
         feed.advance(object.version);
@@ -152,7 +152,7 @@ impl Feeds {
         self.order.note_deletion(feed.event(object));
     }
 
-    /// What an object that a feed shows means for a target that knows version `known` of it.
+    /// What to do with an object from a feed for a target that has version `known` of it.
     pub(super) fn step(&self, index: usize, object: &Metadata, definition: u32, known: Option<u64>) -> Step {
         let feed = &self.all[index];
         let event = feed.event(object);
@@ -163,12 +163,12 @@ impl Feeds {
         step(event, known, || self.order.is_old(event, definition), is_listed)
     }
 
-    /// An object that a feed shows was read for a target. `is_kept`: a row or a failure has its version.
+    /// An object from a feed was read for a target. `is_kept`: a row or a failure has its version.
     pub(super) fn keep_version(&mut self, index: usize, object: &Metadata, is_kept: impl FnOnce() -> bool) {
         self.order.keep_version(self.all[index].event(object), is_kept);
     }
 
-    /// Starts what is wanted and missing for the current definitions, and stops what is not needed any more.
+    /// Starts wanted feeds that are missing for the current definitions, and stops feeds that are not needed.
     pub(super) fn follow(&mut self, context: &Context, wanted: &Wanted, current: &BTreeSet<u32>) {
         self.all.iter_mut().for_each(|feed| feed.serve_only(|definition| current.contains(&definition)));
         let index = Index::of(self);
@@ -181,8 +181,7 @@ impl Feeds {
                     && !feed.listed.serves.is_empty()
                     && feed.listed.overlaps(query)
             };
-            // A list that runs is not thrown away for another one: with changes that come faster than
-            // lists end, none would ever end.
+            // A running list is not replaced: if targets changed faster than lists end, no list would ever end.
             if !self.all.iter().any(busy) {
                 let repairs = self.all.iter().any(|feed| feed.suspect && feed.query() == query);
                 self.start(context, Purpose::Follow, (query.clone(), members.clone())).repairs = repairs;
@@ -201,7 +200,7 @@ impl Feeds {
         let replaced = |feed: &Feed| {
             let (selector, namespace) = place(feed.query());
             match namespace {
-                // Until everything that comes after it is there, it is all that there is.
+                // A feed of the whole cluster stays until all feeds that replace it are synced.
                 None => heirs.iter().all(|((other, _), heir)| *other != selector || synced(*heir)),
                 namespace => {
                     let places = [namespace, &None].map(|place| heirs.get(&(selector, place)));
@@ -219,7 +218,7 @@ impl Feeds {
     }
 }
 
-/// Everything up to this version has been told by all feeds.
+/// All feeds have received every event up to this version.
 fn passed(feeds: &[Feed]) -> u64 {
     feeds.iter().filter_map(Feed::passed).min().unwrap_or(u64::MAX)
 }
@@ -231,7 +230,7 @@ fn place(query: &Query) -> FeedPlace<'_> {
     (&query.field_selector, &query.namespace)
 }
 
-/// The feeds that follow, by what they ask: there may be as many as there are namespaces.
+/// The feeds that follow, by query and by place: there may be as many as there are namespaces.
 pub(super) struct Index<'a> {
     by_query: HashMap<&'a Query, Vec<&'a Feed>>,
     by_place: HashMap<FeedPlace<'a>, Vec<&'a Feed>>,
@@ -259,8 +258,7 @@ impl<'a> Index<'a> {
         feeds.any(|feed| feed.progress() == Progress::Listing)
     }
 
-    /// How much has been seen of a query for one of its members: by its own feed, or by one that sees all that
-    /// the query asks for.
+    /// Progress of a query for one of its members: that of its own feed, or of one that covers the query.
     pub(super) fn progress(&self, query: &Query, members: &BTreeSet<u32>, member: u32) -> Progress {
         let heir = self.heir(query, members);
         let whole = query.namespace.as_ref().and_then(|_| self.by_place.get(&(&query.field_selector, &None)));

@@ -1,7 +1,7 @@
-//! The order of events. While one feed replaces another, or a namespace is listed once more, an object can
-//! come from several feeds, each at its own pace. The functions here decide from versions alone which
-//! events are news, which rows a complete list proves gone, and what may be forgotten. They know no stream,
-//! no store and no clock. Version 0 means that the source has no versions: then the last event is news.
+//! The order of events. While one feed replaces another, or a namespace is listed once more, an object can come from
+//! several feeds, each at its own pace. The functions here decide from versions alone which events are stale, which
+//! rows a complete list proves gone, and which records can be dropped. They use no stream, no store and no clock.
+//! Version 0 means that the source has no versions: then no event is stale.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -15,7 +15,7 @@ use crate::watch::{Metadata, Query};
 /// Numbers of definitions of targets.
 pub(super) type Definitions = BTreeSet<u32>;
 
-/// What a feed says about one object.
+/// An event of a feed about one object.
 #[derive(Clone, Copy)]
 pub(super) struct ObjectEvent<'a> {
     pub(super) object: &'a Metadata,
@@ -28,21 +28,20 @@ pub(super) struct ObjectEvent<'a> {
     pub(super) renewal: bool,
 }
 
-/// What an object that a feed shows means for the row of one target.
+/// What to do with an object from a feed for the row of one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// The object is read: it is newer than the row, or there is no row.
     Read,
-    /// The row was made from this very version. Only whether the query returns the object may be news.
+    /// The row was made from this version. Only whether the query selects the object is checked.
     Reselect,
-    /// The object is older than what is known.
+    /// The event is stale.
     Ignore,
 }
 
-/// What to do with an object that a feed shows. `known` is the version of the row or failure that the
-/// current definition of the target has made. `is_old` says whether a feed of the target has told of a newer
-/// version. `is_listed` says whether a complete list of another feed contains what the event says; an event
-/// that is newer than the row is news all the same.
+/// What to do with an object from a feed. `known` is the version of the row or failure that the current definition of
+/// the target has made. `is_old`: a feed of the target has reported a newer version. `is_listed`: a complete list of
+/// another feed already contained the event; it is used only if there is no `known` version.
 pub(super) fn step(
     event: ObjectEvent<'_>,
     known: Option<u64>,
@@ -59,7 +58,7 @@ pub(super) fn step(
     }
 }
 
-/// Whether a deletion at `version` concerns a row or failure that was made from version `known`.
+/// Whether a deletion at `version` applies to a row or failure that was made from version `known`.
 pub(super) fn deletes(version: u64, known: Option<u64>) -> bool {
     version == 0 || known.is_none_or(|known| known <= version)
 }
@@ -85,7 +84,7 @@ impl Listed {
         self.query.field_selector == query.field_selector && (a.is_none() || b.is_none() || a == b)
     }
 
-    /// Whether the list contains what the event of another feed says.
+    /// Whether the list already contained the event of another feed.
     fn contains(&self, event: ObjectEvent<'_>, definition: u32) -> bool {
         self.version >= event.object.version
             && self.serves.contains(&definition)
@@ -93,8 +92,8 @@ impl Listed {
             && self.covers(&event.object.namespace)
     }
 
-    /// Whether the row of an object that the list does not show, made from `version`, is gone. Rows that are
-    /// newer than the list stay, except where [`QueryMatches`] decides; so do rows of other queries.
+    /// Whether the row of an object that the list did not contain is gone; it was made from `version`. Rows that are
+    /// newer than the list stay, unless [`QueryMatches`] decides. Rows of other queries stay, too.
     pub(super) fn proves_gone(&self, row: &RowKey, version: u64, matches: Option<&QueryMatches>) -> bool {
         (self.version == 0 || version <= self.version || matches.is_some())
             && self.covers(&row.namespace)
@@ -102,36 +101,36 @@ impl Listed {
     }
 }
 
-/// What must be remembered to bring the events of several feeds into order.
+/// The records that are needed to order the events of several feeds.
 #[derive(Default)]
 pub(super) struct Order {
     /// Whether an object can come from several feeds.
     overlap: bool,
-    /// By UID: the newest versions that feeds have told of, each with the definitions that the feed served.
+    /// By UID: the newest versions that feeds have reported, each with the definitions that the feed served.
     newest: HashMap<Arc<str>, Vec<(Arc<Definitions>, u64)>>,
     /// Complete lists of feeds that no longer exist.
     ended_lists: Vec<Listed>,
 }
 
 impl Order {
-    /// Takes note of an object that a watch shows. A list shows objects in no order.
+    /// Records the version of an object from a watch. A list sends objects in no order.
     pub(super) fn note_object(&mut self, event: ObjectEvent<'_>) {
         if !event.listing && self.remembers() {
             self.note(event);
         }
     }
 
-    /// Takes note of a deletion. Another feed need not tell that an object has left this query: the version of
-    /// each row decides whether it goes.
+    /// Records the version of a deletion. Another feed may not report that an object has left this query: the version
+    /// of each row decides whether it is removed.
     pub(super) fn note_deletion(&mut self, event: ObjectEvent<'_>) {
-        // A streamed list tells of deletions while it runs.
+        // A streamed list reports deletions while it runs.
         if if event.listing { self.overlap } else { self.remembers() } {
             self.note(event);
         }
     }
 
-    /// Whether a feed that serves this definition, too, has told of a newer version of the object. What feeds of
-    /// other targets have told does not count: this target may hear of it later, or never.
+    /// Whether a feed that also serves this definition has reported a newer version of the object. Feeds of other
+    /// targets do not count: this target may receive their events later, or never.
     pub(super) fn is_old(&self, event: ObjectEvent<'_>, definition: u32) -> bool {
         let version = event.object.version;
         let newer =
@@ -139,16 +138,15 @@ impl Order {
         version != 0 && self.newest.get(&event.object.uid).is_some_and(|told| told.iter().any(newer))
     }
 
-    /// An object was read for a target. Its version is remembered here if it has neither a row nor a failure
-    /// that would keep it.
+    /// Records the version of an object that was read for a target, if neither a row nor a failure keeps it.
     pub(super) fn keep_version(&mut self, event: ObjectEvent<'_>, is_kept: impl FnOnce() -> bool) {
         if self.overlap && !is_kept() {
             self.note(event);
         }
     }
 
-    /// Whether a complete list, of an ended feed or of one of the others, contains what the event says. A
-    /// namespace that is listed once more is read in any case.
+    /// Whether a complete list, of an ended feed or of one of the others, already contained the event. The list of a
+    /// changed namespace is read in any case.
     pub(super) fn is_listed<'a>(
         &'a self,
         event: ObjectEvent<'_>,
@@ -161,23 +159,23 @@ impl Order {
             && others.chain(&self.ended_lists).any(|list| list.contains(event, definition))
     }
 
-    /// A feed has ended with a complete list.
+    /// Keeps the complete list of a feed that has ended.
     pub(super) fn end_list(&mut self, list: Listed) {
         self.ended_lists.push(list);
     }
 
-    /// The namespace has changed: lists of it say nothing about what is selected now.
+    /// Drops lists of a changed namespace: they do not tell what is selected now.
     pub(super) fn forget_lists_of(&mut self, namespace: &str) {
         self.ended_lists.retain(|list| list.query.namespace.as_deref() != Some(namespace));
     }
 
-    /// The feeds are others now. All of them have told what happened up to version `passed`.
+    /// The set of feeds has changed. All of them have received every event up to version `passed`.
     pub(super) fn set_overlap(&mut self, overlap: bool, passed: impl FnOnce() -> u64) {
         self.overlap = overlap;
         self.forget(passed);
     }
 
-    /// All feeds have told what happened up to version `passed`: older events cannot come any more.
+    /// Drops records up to version `passed`: all feeds have received those events, and none can come again.
     pub(super) fn forget(&mut self, passed: impl FnOnce() -> u64) {
         if self.newest.is_empty() && self.ended_lists.is_empty() {
             return;
@@ -222,20 +220,20 @@ pub(super) fn overlap<'a>(queries: impl Iterator<Item = &'a Query>, split: bool)
         || split && selectors.len() > 1
 }
 
-/// Field selectors are evaluated by the API server, so several queries of a target may return one object:
-/// which of them do, and since which version. The row exists while one of them does.
+/// Which queries of a target return an object, and since which version. There can be several, because the API server
+/// evaluates field selectors. The row exists while at least one query returns the object.
 #[derive(Default)]
 pub(super) struct QueryMatches(HashMap<Arc<str>, BTreeMap<Option<String>, u64>>);
 
 impl QueryMatches {
-    /// The query returns the object.
+    /// Records that the query returns the object.
     pub(super) fn add(&mut self, object: &Metadata, query: &Query) {
         let queries = self.0.entry(object.uid.clone()).or_default();
         let since = queries.entry(query.field_selector.clone()).or_default();
         *since = object.version.max(*since);
     }
 
-    /// At this version of the object the query does not return it. Says whether no other query does.
+    /// Records that the query does not return the object at this version. Returns whether no query returns it.
     pub(super) fn remove(&mut self, uid: &str, query: &Query, version: u64) -> bool {
         if let Some(queries) = self.0.get_mut(uid) {
             let newer = |since: u64| since > version && version != 0;
@@ -258,12 +256,12 @@ impl QueryMatches {
         self.0.get(uid).is_some_and(|queries| !queries.contains_key(&query.field_selector))
     }
 
-    /// The object has no row any more.
+    /// Drops the matches of an object that has no row any more.
     pub(super) fn forget(&mut self, uid: &str) {
         self.0.remove(uid);
     }
 
-    /// No object has a row any more.
+    /// Drops all matches: no object has a row any more.
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }

@@ -1,4 +1,4 @@
-//! Where the kind may be listed, as far as the source was asked.
+//! Where the kind may be listed, according to the answers of the source.
 
 use std::{collections::BTreeSet, ops::Bound, sync::Arc};
 
@@ -10,24 +10,24 @@ use crate::{
     watch::{Query, WatchSource},
 };
 
-/// Permissions that are asked for at the same time.
+/// Concurrent permission requests.
 const QUESTIONS: usize = 8;
 
-/// Permissions that are asked for again at a time.
+/// Denials of namespaces that one review asks for again, at most.
 const DOUBTED: usize = 100;
 
 pub(super) struct Permissions {
     /// Namespaces; `None`: the whole cluster.
     allowed: BTreeSet<Option<Arc<str>>>,
     denied: BTreeSet<Option<Arc<str>>>,
-    /// The namespace whose denial was last doubted.
+    /// The last namespace that a review asked for again; the next review continues after it.
     doubted: Option<Arc<str>>,
     reviewed: Instant,
-    /// How often the same questions have been answered with no.
+    /// Number of reviews since targets or permissions last changed.
     reviews: u32,
 }
 
-/// So many reviews come one period after the other; the pauses between later ones grow.
+/// The first reviews, which are one period apart; the pauses between later ones grow.
 const SOON: u32 = 10;
 /// The longest pause between two reviews, in periods.
 const LONGEST: u32 = 20;
@@ -38,7 +38,7 @@ impl Permissions {
         Self { allowed, denied, doubted: None, reviewed: Instant::now(), reviews: 0 }
     }
 
-    /// Something else is asked for, or permissions may have changed: denials are reviewed soon.
+    /// Targets or permissions may have changed: the pauses between reviews are short again.
     pub(super) fn review_soon(&mut self) {
         self.reviews = 0;
     }
@@ -56,7 +56,7 @@ impl Permissions {
         self.denied.insert(namespace);
     }
 
-    /// Asks for what is not known yet, and says whether there was anything to ask.
+    /// Asks for permissions that are not known yet. Returns whether there were any.
     pub(super) async fn ask(
         &mut self,
         source: &dyn WatchSource,
@@ -79,7 +79,7 @@ impl Permissions {
         asked
     }
 
-    /// Whether it is time to ask once more for what was answered with no.
+    /// Whether a review of denied permissions is due, which begins now.
     pub(super) fn is_review_due(&mut self, now: Instant, period: Duration) -> bool {
         let periods = (1 << self.reviews.saturating_sub(SOON).min(5)).min(LONGEST);
         let due = now.duration_since(self.reviewed) >= period * periods;
@@ -89,8 +89,8 @@ impl Permissions {
         due
     }
 
-    /// Denials of the whole cluster and of some namespaces, taking turns, are forgotten: they are asked for
-    /// again.
+    /// Forgets denials, so that they are asked for again: for the whole cluster, for unknown namespaces, and in turn
+    /// for some of the others.
     pub(super) fn doubt_denials(&mut self, namespaces: &Namespaces) {
         self.denied.retain(|place| place.as_ref().is_some_and(|name| namespaces.known.contains_key(name)));
         let next = self.denied.range((Bound::Excluded(self.doubted.clone()), Bound::Unbounded));

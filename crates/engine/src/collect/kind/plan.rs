@@ -1,4 +1,4 @@
-//! Which queries the targets of the kind need and may make, and what the feeds let each target know.
+//! The queries that the targets of the kind need and may make, and how much each target has seen.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -29,12 +29,12 @@ impl Plan {
         Self { queries: Queries::default(), outdated: true, permissions: Permissions::new() }
     }
 
-    /// Targets, namespaces, permissions, feeds or the kind itself have changed.
+    /// Marks the plan: targets, namespaces, permissions, feeds or the kind itself have changed.
     pub(super) fn outdate(&mut self) {
         self.outdated = true;
     }
 
-    /// Whether it must be made again, which happens now.
+    /// Whether the plan must be made again; clears the mark.
     pub(super) fn take_outdated(&mut self) -> bool {
         std::mem::take(&mut self.outdated)
     }
@@ -60,7 +60,7 @@ impl Plan {
         }
     }
 
-    /// Tells the ledger where nothing can be seen, and removes from it the places that are not looked at.
+    /// Reports forbidden places to the ledger, and removes places from it that are not watched.
     fn tell_places(&self, context: &Context, kind: &ResolvedKind, feeds: &Feeds) {
         let Some(Resolution::Served(resource)) = &kind.resolution else {
             let cluster = |place: &Place| place.namespace.is_none() && place.field_selector.is_none();
@@ -86,7 +86,7 @@ impl Plan {
         context.coverage.forget(&kind.gvk, |place| looked.contains(place) || dark(place));
     }
 
-    /// What is known for a target: the sum of what its feeds see, as if it reached everything.
+    /// How much a target has seen: the sum of its feeds, ignoring the limits of its reach.
     fn sight(&self, context: &Context, kind: &ResolvedKind, definition: u32, feeds: &Index<'_>) -> Sight {
         match &kind.resolution {
             None => return Sight::Pending,
@@ -120,7 +120,7 @@ impl Plan {
 }
 
 impl KindTask {
-    /// Brings the feeds in line with what is wanted and permitted.
+    /// Starts and stops feeds as wanted and permitted, and updates the sights of the targets.
     pub(super) async fn reconcile(&mut self) {
         let Self { context, kind, targets, namespaces, plan, feeds, .. } = self;
         if kind.is_served() {
@@ -135,7 +135,7 @@ impl KindTask {
             feeds.clear();
             self.comparisons.clear();
         }
-        // Those that wait for the sights find the ledger complete.
+        // The ledger is updated before the sights: readers that wait for sights find it complete.
         plan.tell_places(context, kind, feeds);
         let index = Index::of(feeds);
         for target in targets {

@@ -1,4 +1,4 @@
-//! Namespaces that change: exactly the rows that this concerns are looked at again.
+//! Changed namespaces: only the affected rows are read again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +18,7 @@ use crate::{
 pub(super) struct Renewals(BTreeMap<Arc<str>, (Instant, BTreeSet<u32>)>);
 
 impl Renewals {
-    /// Lists the namespace once more. If that is already planned, it stays so.
+    /// Plans to list the namespace once more. If that is already planned, its time stays.
     pub(super) fn add<'a>(
         &mut self,
         name: &Arc<str>,
@@ -36,7 +36,7 @@ impl Renewals {
 }
 
 impl KindTask {
-    /// What a change of namespaces means for the rows.
+    /// Applies a change of namespaces to the rows.
     pub(super) fn take_namespaces(&mut self, known: Arc<Namespaces>) {
         let before = std::mem::replace(&mut self.namespaces, known);
         let names: BTreeSet<&Arc<str>> = before.known.keys().chain(self.namespaces.known.keys()).collect();
@@ -65,10 +65,10 @@ impl KindTask {
         self.plan.outdate();
     }
 
-    /// Lists namespaces once more that have changed.
+    /// Starts the planned lists that are due.
     pub(super) fn renew(&mut self) {
         for (name, mut definitions) in self.renewals.take_due(Instant::now()) {
-            // An older list that is still running would bring older news after newer ones.
+            // An older list that is still running would send stale objects after newer ones.
             let older = self.feeds.take_renewals(|feed| feed.query().namespace.as_ref() == Some(&name));
             older.iter().for_each(|feed| definitions.extend(feed.listed.serves.iter()));
             // Each target has one list per field selector: that of its newest feed.
@@ -81,7 +81,7 @@ impl KindTask {
                 let query = Query { namespace: Some(name.clone()), follow: false, ..feed.query().clone() };
                 lists.push((query, serves.filter(|definition| !done.contains(definition)).collect()));
             }
-            // Where no feed reads now, the next one must read twice.
+            // No feed reads the namespace now: the next one must make its rows again.
             for target in self.targets.iter_mut().filter(|target| definitions.contains(&target.definition()))
             {
                 if !lists.iter().any(|(_, serves)| serves.contains(&target.definition())) {
@@ -93,7 +93,7 @@ impl KindTask {
         }
     }
 
-    /// A list is complete. What lists beside it have not told yet may be older: they begin again.
+    /// A list is complete. Running lists of changed namespaces may send older objects: they begin again.
     pub(super) fn restart_renewals(&mut self, index: usize) {
         let listed = self.feeds.at(index).query().clone();
         let now = Instant::now();

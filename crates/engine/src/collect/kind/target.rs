@@ -1,4 +1,4 @@
-//! One target of the kind: its rows, and what the objects of the kind mean for them.
+//! One target of the kind: makes its rows from the objects of the kind.
 
 use std::{
     collections::BTreeSet,
@@ -27,15 +27,15 @@ pub(super) struct KindTarget {
     rows: KindRows,
     /// Rows of earlier definitions, or outdated ones, may still be there.
     stale: bool,
-    /// If several queries may return one object.
+    /// `None`: only one query can return an object.
     matches: Option<QueryMatches>,
     undecided: bool,
-    /// What the store was told, once something had been seen.
+    /// What the store was told; `None`: nothing has been seen yet.
     sight: Option<Sight>,
     nulls: SharedNulls,
 }
 
-/// Lists of attributes without values, each once: rows of a target have few different ones.
+/// Lists of null attributes, each stored once: rows of a target have few different ones.
 #[derive(Default)]
 struct SharedNulls(BTreeSet<NullAttributes>);
 
@@ -95,12 +95,12 @@ impl KindTarget {
         origin.map(|origin| origin.version)
     }
 
-    /// Whether the object has a row or a failure, of whatever definition.
+    /// Whether the object has a row or a failure, of any definition.
     pub(super) fn knows(&self, uid: &str) -> bool {
         self.rows.origin(uid).is_some()
     }
 
-    /// An object that its row was made from is shown by a query: does the query select it?
+    /// Checks whether the query selects an object whose row was made from this version.
     pub(super) fn reselect(&mut self, query: &Query, object: &Object, namespaces: &Namespaces) {
         if let Some(matches) = &mut self.matches {
             match self.target.selection.verdict(query, object, namespaces) {
@@ -111,7 +111,7 @@ impl KindTarget {
         }
     }
 
-    /// Makes a row or a failure of an object, or neither. Says whether that changed a row.
+    /// Makes a row or a failure of an object, or removes them if it is not selected. Returns whether a row changed.
     pub(super) fn read(
         &mut self,
         context: &Context,
@@ -124,7 +124,7 @@ impl KindTarget {
         let metadata = &object.metadata;
         match self.target.selection.verdict(query, object, namespaces) {
             Ok(()) => {}
-            // What was collected before stays as it was.
+            // Rows beyond the reach of the target stay as they were.
             Err(Rejected::BeyondReach) => return false,
             Err(_) => return self.release(&metadata.uid, query, metadata.version),
         }
@@ -137,7 +137,7 @@ impl KindTarget {
             target: id.clone(),
             group: kind.group.clone(),
             kind: kind.kind.clone(),
-            // Names of namespaces are shared by all rows.
+            // All rows share the names of namespaces.
             namespace: namespace.map_or_else(|| metadata.namespace.clone(), |(name, _)| name.clone()),
             uid: metadata.uid.clone(),
         };
@@ -150,7 +150,7 @@ impl KindTarget {
                 let row = Row::new(key, kind.version.clone(), metadata.name.clone(), attributes.clone());
                 let nulls = self.nulls.shared(nulls);
                 let changed = self.rows.upsert(row, origin, nulls.clone());
-                // What has not changed has been told.
+                // Mismatches of an unchanged row have been reported before.
                 if let Some(nulls) = nulls.filter(|_| changed) {
                     let mismatches = nulls.iter().filter(|null| null.cause == NullCause::TypeMismatch);
                     let attributes: Vec<String> = mismatches.map(|null| null.name.to_string()).collect();
@@ -173,7 +173,7 @@ impl KindTarget {
         }
     }
 
-    /// At this version of the object the query does not return it. Says whether that removed a row.
+    /// The query does not return the object at this version. Returns whether a row was removed.
     fn release(&mut self, uid: &str, query: &Query, version: u64) -> bool {
         self.matches.as_mut().is_none_or(|matches| matches.remove(uid, query, version))
             && self.rows.remove(uid)
@@ -207,18 +207,18 @@ impl KindTarget {
         })
     }
 
-    /// A list is complete: what it proves gone is removed. Says how many rows were.
+    /// Removes rows that a complete list proves gone. Returns their number.
     pub(super) fn prune(&mut self, listed: &Listed, shown: &List) -> u64 {
         let gone = self.gone(listed, shown);
         gone.iter().map(|uid| u64::from(self.release(uid, &listed.query, listed.version))).sum()
     }
 
-    /// Whether the version of an object that a comparison lists is missing here. Rows beyond the reach of the
-    /// target, which stay as they were, are of an earlier definition.
+    /// Whether this version of an object in the list of a comparison is missing here. Rows of earlier definitions do
+    /// not count: rows beyond the reach of the target stay as they were.
     pub(super) fn misses(&self, query: &Query, object: &Object, namespaces: &Namespaces) -> bool {
         match self.rows.origin(&object.metadata.uid) {
             Some(origin) => origin.is_of(self.definition()) && origin.version < object.metadata.version,
-            // Policies may read what metadata does not show.
+            // A policy may read fields that are not in the metadata, so its verdict does not count.
             None => {
                 let verdict = self.target.selection.verdict(query, object, namespaces);
                 matches!(verdict, Ok(()) | Err(Rejected::Policy))
@@ -233,13 +233,13 @@ impl KindTarget {
         extra
     }
 
-    /// Whether what a comparison found is still so: a row of an older version, or for 0 any row at all.
+    /// Whether a difference still exists: no row or an older one, or for version 0 any row at all.
     pub(super) fn still_differs(&self, uid: &str, version: u64) -> bool {
         let origin = self.rows.origin(uid);
         if version == 0 { origin.is_some() } else { origin.is_none_or(|origin| origin.version < version) }
     }
 
-    /// What a change of a namespace means for the rows.
+    /// How a change of a namespace affects the rows.
     pub(super) fn effect(
         &self,
         kind: &ResolvedKind,
@@ -255,7 +255,7 @@ impl KindTarget {
         }
     }
 
-    /// No object of the namespace is selected any more.
+    /// Removes the rows of a namespace of which no object is selected any more.
     pub(super) fn lose_namespace(&mut self, name: &str) {
         for uid in self.rows.find(|key, _| &*key.namespace == name) {
             self.matches.iter_mut().for_each(|matches| matches.forget(&uid));
@@ -269,26 +269,26 @@ impl KindTarget {
         self.stale = true;
     }
 
-    /// The kind does not exist: it has no objects.
+    /// Removes all rows: the kind does not exist.
     pub(super) fn remove_all(&mut self) {
         self.rows.clear();
         self.matches.iter_mut().for_each(QueryMatches::clear);
     }
 
-    /// The versions of rows are worth nothing: all of them are made again, and until then nothing is known.
+    /// Resource versions went back: all rows are made again, and until then nothing counts as seen.
     pub(super) fn start_over(&mut self) {
         self.rows.outdate(None);
         (self.stale, self.sight) = (true, None);
         self.matches.iter_mut().for_each(QueryMatches::clear);
     }
 
-    /// Whether the selection depends on namespaces that cannot be listed. Says whether that is news.
+    /// Sets whether the selection depends on namespaces that could not be listed. Returns whether to report it.
     pub(super) fn set_undecided(&mut self, undecided: bool) -> bool {
         undecided && !std::mem::replace(&mut self.undecided, undecided)
     }
 
-    /// Tells the store what is known of what the target reaches, and drops what only earlier definitions made.
-    /// `is_complete`: nothing that the collector looks at is missing.
+    /// Tells the store how much has been seen within the reach of the target, and removes rows that only earlier
+    /// definitions made. `is_complete`: everything that the collector covers has been listed.
     pub(super) fn set_sight(
         &mut self,
         seen: Sight,
@@ -297,7 +297,7 @@ impl KindTarget {
         namespaces: &Namespaces,
     ) {
         let sight = match &self.sight {
-            // What has been seen once is known, as it was, while it is looked at again.
+            // What was seen before stays valid while a list runs again.
             Some(known) if seen == Sight::Pending => known.clone(),
             _ => seen.but(self.target.selection.beyond(&kind.gvk, kind.is_namespaced(), namespaces)),
         };
@@ -323,7 +323,7 @@ fn path(metadata: &Metadata) -> String {
 
 type Extraction = Result<(Arc<RawValue>, Vec<NullAttribute>), ExtractError>;
 
-/// What the profiles make of one object: each reads it once, however many targets use it.
+/// What the profiles extract from one object: each reads it once, however many targets use the profile.
 #[derive(Default)]
 pub(super) struct Extractions(Vec<(*const CompiledProfile, Extraction)>);
 
@@ -335,7 +335,7 @@ impl Extractions {
     ) -> &Extraction {
         let pointer = Arc::as_ptr(profile);
         let index = self.0.iter().position(|(known, _)| *known == pointer).unwrap_or_else(|| {
-            // One object that breaks the engine must not break the kind.
+            // A panic on one object must not stop the kind.
             let result = catch_unwind(AssertUnwindSafe(extract)).unwrap_or(Err(ExtractError::Panicked));
             self.0.push((pointer, result.map(|extracted| (extracted.attributes, extracted.nulls))));
             self.0.len() - 1

@@ -1,5 +1,5 @@
-//! Targets that change their kind: the old rows leave with the first complete list of the new kind, and
-//! with nothing else.
+//! Targets that change their kind: the old rows are removed with the first complete list of the new kind, and with
+//! nothing else.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -71,8 +71,8 @@ fn take(changes: &mut Changes) -> BTreeSet<String> {
         .collect()
 }
 
-/// Lets every stream tell what it knows, one event after the other. Returns what a reader who looks after each
-/// of them gets, without the times when there was nothing.
+/// Lets every stream send what it has, one event after the other. Returns what a reader that reads after each event
+/// gets, without empty results.
 async fn readings(lab: &mut Lab, changes: &mut Changes) -> Vec<BTreeSet<String>> {
     let mut readings = Vec::new();
     for _ in 0..12 {
@@ -96,7 +96,7 @@ fn set(texts: &[&str]) -> BTreeSet<String> {
     texts.iter().map(ToString::to_string).collect()
 }
 
-/// Discovery has news.
+/// Discovery reports a change.
 fn discover(lab: &Lab) {
     lab.kinds.send_modify(|number| *number += 1);
 }
@@ -151,13 +151,13 @@ async fn law_5_a_kind_that_is_not_served_replaces_nothing() {
     want(&mut lab, &["Pod"]);
     assert_eq!(readings(&mut lab, &mut changes).await, []);
     assert_eq!(uids(&lab), ["p-a", "p-b"]);
-    // It was none: the kind is installed.
+    // The kind was no typing error: it is installed now.
     want(&mut lab, &["Job"]);
     assert_eq!(readings(&mut lab, &mut changes).await, []);
     lab.with(|world| world.absent.clear());
     discover(&lab);
     assert_eq!(readings(&mut lab, &mut changes).await, [set(&["-p-a", "-p-b", "+j-a", "+j-b"])]);
-    // Now the kind has been listed, and vanishes: that is knowledge about its own objects.
+    // The kind has been listed and is removed now: its own objects are known to be gone.
     lab.with(|world| world.absent.insert("Job".into()));
     discover(&lab);
     assert_eq!(readings(&mut lab, &mut changes).await, [set(&["-j-a", "-j-b"])]);

@@ -1,4 +1,4 @@
-//! What a binding says that its sink holds is what the sink holds, and what waits is said too.
+//! A binding reports exactly what its sink holds, and what waits.
 
 use super::*;
 
@@ -69,7 +69,7 @@ async fn law_12_rows_of_a_list_that_is_running_are_not_below_the_revision() {
         (acknowledged.revision, acknowledged.shown_revision)
     };
     let (before, _) = reached();
-    // The profile has changed: Pods are listed again, and their rows join when all of them are there.
+    // The profile has changed: Pods are listed again, and readers see their rows when the list is complete.
     world.see("Pod", Sight::Pending);
     world.put("Pod", 1, 2);
     world.put("Node", 1, 1);

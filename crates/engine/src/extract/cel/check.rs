@@ -1,5 +1,5 @@
-//! What can be wrong with an expression before it meets an object: unknown functions and variables,
-//! wrong numbers of arguments, bad patterns.
+//! Errors that are found in an expression without an object: unknown functions and variables, wrong numbers of
+//! arguments, bad patterns.
 //!
 //! `Expression::compile` runs it on the tree as it was parsed, macros expanded. CEL's type checker is not
 //! part of `cel`: whether a field exists or a value has the right type is only known per object.
@@ -20,7 +20,7 @@ pub(super) fn check(parsed: &Parsed) -> Result<(), CelError> {
     Checker { parsed, variables: Vec::new() }.expr(&parsed.root)
 }
 
-/// The name that a chain of selections spells: `a.b.c`. Like the interpreter, it knows no `has(a.b)` here.
+/// The name that a chain of selections spells: `a.b.c`. As in the interpreter, `has(a.b)` is none.
 pub(super) fn qualified_name(expr: &IdedExpr) -> Option<String> {
     match &expr.expr {
         Expr::Ident(name) => Some(name.clone()),
@@ -38,7 +38,7 @@ pub(super) fn namespaced(call: &CallExpr) -> Option<String> {
     FUNCTIONS.iter().any(|(known, ..)| *known == name).then(|| name.to_owned())
 }
 
-/// Operators and what macros expand to have names that nobody can write.
+/// Whether an expression can contain the name: operators and expanded macros have names that cannot be written.
 fn is_written(name: &str) -> bool {
     name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.')
 }
@@ -113,7 +113,7 @@ impl<'p> Checker<'p> {
         fail(self.parsed.at(expr), format!("there is no variable {name}: {fix}"))
     }
 
-    /// A key without quotes is a variable: a common mistake.
+    /// Refuses a key without quotes, which would be a variable: a common mistake.
     fn key(&self, key: &IdedExpr) -> Result<(), CelError> {
         match &key.expr {
             Expr::Ident(name) if !self.knows(name) => {
@@ -170,7 +170,7 @@ impl<'p> Checker<'p> {
         Ok(())
     }
 
-    /// Whether there is such a function and it takes so many arguments.
+    /// Whether the function exists and takes this number of arguments.
     fn name(&self, expr: &IdedExpr, call: &CallExpr) -> Result<(), CelError> {
         let full = namespaced(call);
         let plain = call.func_name.trim_start_matches('.');
@@ -221,7 +221,7 @@ impl<'p> Checker<'p> {
         fail(self.parsed.at_name(expr, written), problem)
     }
 
-    /// A pattern that is written out must be one.
+    /// A literal pattern must be valid.
     fn pattern(&self, call: &CallExpr, name: &str) -> Result<(), CelError> {
         if !["matches", "find", "findAll"].contains(&name) {
             return Ok(());

@@ -62,7 +62,7 @@ impl From<ExecutionError> for EvalError {
                 _ => "index".into(),
             }),
             ExecutionError::NoSuchOverload(overload) => {
-                // `x.field` and `x['field']` are the same question.
+                // `x.field` and `x['field']` give the same error.
                 let name = plain_name(overload.function());
                 if let ([of, key], "[]" | ".") = (overload.argument_types(), name)
                     && key == "string"
@@ -75,7 +75,7 @@ impl From<ExecutionError> for EvalError {
             ExecutionError::UnexpectedType { got, want } => {
                 Self::Failed(format!("expected {want}, got {got}"))
             }
-            // Their messages repeat what they were given.
+            // Their messages repeat their arguments.
             ExecutionError::FunctionError { function, .. }
                 if matches!(&*function, "duration" | "timestamp") =>
             {

@@ -1,8 +1,8 @@
 //! The functions that an expression can call, as `cel` knows them.
 //!
-//! [`env`] declares the standard library, the extensions of `cel`, the macro `cel.bind` and what is ours.
-//! Ours are plain functions with a name that nobody can write (`@replace`): `rewrite` puts them in the
-//! place of calls of the [`OURS`], so that none of `cel`'s unbounded ones is ever reached.
+//! [`env`] declares the standard library, the extensions of `cel`, the macro `cel.bind` and our functions. Ours have
+//! names that cannot be written in an expression (`@replace`): `rewrite` puts them in the place of calls of the
+//! [`OURS`], so that no unbounded function of `cel` is ever called.
 
 use std::sync::{Arc, LazyLock};
 
@@ -23,10 +23,10 @@ use super::{
     texts,
 };
 
-/// How `sortBy` of `cel` spells what it becomes.
+/// The function that the macro `sortBy` of `cel` expands to.
 const SORT_BY: &str = "@sortByAssociatedKeys";
 
-/// What a call of ours becomes: its name, the function's name, the numbers of arguments with the receiver.
+/// Calls that are replaced: name, name of our function, numbers of arguments with the receiver, function.
 const OURS: &[(&str, &str, &[usize], Function)] = &[
     ("distinct", "@distinct", &[1], lists::distinct),
     ("find", "@find", &[2], patterns::find),

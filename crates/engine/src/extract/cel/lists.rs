@@ -1,5 +1,5 @@
-//! Functions on lists: those of Kubernetes (`sum`, `min`, `max`, `isSorted`, `indexOf`, `lastIndexOf`) and
-//! those of CEL's lists extension that could cost more than their result is large.
+//! Functions on lists: those of Kubernetes (`sum`, `min`, `max`, `isSorted`, `indexOf`, `lastIndexOf`) and those of
+//! CEL's lists extension that can cost more than the size of their result.
 //!
 //! Both behave as their documentation says; every one charges the meter for each item it looks at.
 
@@ -183,7 +183,7 @@ pub(super) fn distinct<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
     Ok(list(unique))
 }
 
-/// Equal values have the same one; `1`, `1u` and `1.0` are equal.
+/// A hash that is the same for equal values; `1`, `1u` and `1.0` are equal.
 fn fingerprint(value: &dyn Val) -> u64 {
     let mut hasher = DefaultHasher::new();
     if let Some(number) = operators::as_double(value) {
@@ -197,7 +197,7 @@ fn fingerprint(value: &dyn Val) -> u64 {
         items.inner().iter().for_each(|item| fingerprint(item.as_ref()).hash(&mut hasher));
     } else if let Some(map) = value.downcast_ref::<CelMap>() {
         let entries = map.inner().values().map(|value| fingerprint(value.as_ref()));
-        // Not the keys, `1` and `1u` are the same; the order of entries means nothing.
+        // Keys are left out, because `1` and `1u` are the same key; the order of entries does not matter.
         entries.fold(0, u64::wrapping_add).hash(&mut hasher);
     } else {
         value.get_type().name().hash(&mut hasher);

@@ -1,9 +1,9 @@
-//! The names that an expression may use, and those it may not: what `check` knows.
+//! The names that an expression may use, and those it may not. `check` uses them.
 //!
 //! Every function that `functions` declares or `cel` brings is listed here with its numbers of
 //! arguments; a test compares the list with what can be called.
 
-/// What is called with its arguments alone: name, fewest and most arguments.
+/// Functions that are called without a receiver: name, fewest and most arguments.
 pub(super) const FUNCTIONS: &[(&str, usize, usize)] = &[
     ("base64.decode", 1, 1),
     ("base64.encode", 1, 1),
@@ -49,7 +49,7 @@ pub(super) const FUNCTIONS: &[(&str, usize, usize)] = &[
     ("uint", 1, 1),
 ];
 
-/// What is called on a value: name, fewest and most arguments without the value.
+/// Functions that are called on a value: name, fewest and most arguments without the value.
 pub(super) const METHODS: &[(&str, usize, usize)] = &[
     ("add", 1, 1),
     ("all", 2, 2),
@@ -112,7 +112,7 @@ pub(super) const METHODS: &[(&str, usize, usize)] = &[
     ("value", 0, 0),
 ];
 
-/// Functions of Kubernetes and of CEL's extensions that we do not have.
+/// Functions of Kubernetes and of CEL's extensions that are not available.
 const UNAVAILABLE: &str = "
     allowed check cidr containsCIDR containsIP div divInt equivalent error errored escapeKey family
     fieldSelector first getEscapedPath getExt getHost getHostname getPort getQuery getScheme group
@@ -121,17 +121,17 @@ const UNAVAILABLE: &str = "
     name named namespace patch path prefixLength reason resource semver serviceAccount subresource
     transformList transformMap transformMapEntry unwrap unwrapOpt url validate";
 
-/// Whole families of functions that we do not have.
+/// Namespaces of functions that are not available.
 const UNAVAILABLE_NAMESPACES: &[&str] =
     &["sets", "ip", "format", "jsonpatch", "regex", "proto", "authorizer"];
 
-/// Variables of Kubernetes that mean nothing here.
+/// Variables of Kubernetes that are not available.
 pub(super) const UNAVAILABLE_VARIABLES: &[&str] =
     &["authorizer", "request", "oldObject", "params", "variables", "self", "oldSelf"];
 
-/// What an expression is about.
+/// Variable of the object.
 pub(super) const OBJECT: &str = "object";
-/// The namespace that the object is in.
+/// Variable of the object's namespace.
 pub(super) const NAMESPACE: &str = "namespaceObject";
 
 /// Whether names of types with dots begin like this, as in `google.protobuf.Timestamp`.
@@ -139,7 +139,7 @@ pub(super) fn is_type_root(name: &str) -> bool {
     ["google", "kubernetes"].contains(&name.trim_start_matches('.'))
 }
 
-/// Whether Kubernetes, but not we, have the function; with its namespace, if it was written.
+/// Whether Kubernetes has the function, but Kollect has not. The name includes its namespace, if that was written.
 pub(super) fn is_unavailable(name: &str) -> bool {
     match name.split_once('.') {
         Some((namespace, _)) => UNAVAILABLE_NAMESPACES.contains(&namespace),

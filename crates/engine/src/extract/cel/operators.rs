@@ -1,4 +1,4 @@
-//! The operators of CEL with their price: what `rewrite` puts in the place of the interpreter's own.
+//! The operators of CEL, charged to the meter: `rewrite` puts them in the place of the interpreter's own.
 //!
 //! Each one charges the meter before it copies, compares or builds anything, and refuses operands
 //! that do not fit itself: the interpreter's own errors carry copies of both operands, however large.
@@ -79,10 +79,10 @@ pub(super) fn copied<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
     Ok(value)
 }
 
-/// A value that a function of the interpreter is about to look through.
+/// A value that a function of the interpreter is about to read through.
 pub(super) fn looked_at<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
     let value = single(args)?;
-    // Of the texts that functions of `cel` build, none is looked at again that is too long.
+    // A text that a function of `cel` has built must not be too long.
     match value.downcast_ref::<CelString>().filter(|text| text.as_borrowed().is_none()) {
         Some(built) => meter::build_text(built.inner().len())?,
         None => meter::spend(meter::top_weight(value.as_ref()))?,
@@ -142,7 +142,7 @@ pub(super) fn optional<'b, 'v>(mut args: Args<'b, 'v>) -> Answer<'b, 'v> {
     Ok(CowVal::owned(CelOptional::of(at.clone_as_boxed())))
 }
 
-/// A value one of whose fields is about to be selected: of an optional in a variable, it is copied.
+/// A value of which the interpreter is about to select a field: it copies the field if the value is an optional.
 pub(super) fn selected<'b, 'v>(args: Args<'b, 'v>) -> Answer<'b, 'v> {
     let [value, field] = pair(args)?;
     if let Some(inner) = value.downcast_ref::<CelOptional>().and_then(|optional| optional.option()) {
@@ -169,7 +169,7 @@ fn same(args: Args<'_, '_>) -> Result<bool, ExecutionError> {
     equals(a.as_ref(), b.as_ref())
 }
 
-/// Whether two values are equal, for a price.
+/// Whether two values are equal; charges the meter.
 pub(super) fn equals(a: &dyn Val, b: &dyn Val) -> Result<bool, ExecutionError> {
     let comparable = match (is_deep(a), is_deep(b)) {
         (true, true) => {

@@ -22,7 +22,7 @@ const MAX_DEPTH: usize = 128;
 /// Enough for every text of `MAX_LEN` bytes, without optimisation; only what is used is ever allocated.
 const STACK: usize = 64 * 1024 * 1024;
 
-/// The longest message of the parser that is worth repeating.
+/// The longest message of the parser that is repeated.
 const MAX_MESSAGE: usize = 160;
 
 /// A syntax tree and where its nodes are written.

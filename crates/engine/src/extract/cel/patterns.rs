@@ -42,7 +42,7 @@ const FAILURE: u64 = 20_000;
 /// Bytes of searched text that cost one unit of work, for a pattern of 1 KiB.
 const SEARCH_UNIT: usize = 4;
 
-/// After each match the search may look at all of the rest again; so many bytes of it cost one unit.
+/// Bytes of remaining text that cost one unit after each match: the search may read all of the rest again.
 const RESUME_UNIT: usize = 16;
 
 struct Pattern {
@@ -52,7 +52,7 @@ struct Pattern {
 }
 
 impl Pattern {
-    /// What looking at so many bytes costs: in the worst case, each one moves every state of the pattern.
+    /// Cost of searching this many bytes: in the worst case, each byte changes every state of the pattern.
     fn price(&self, bytes: usize, unit: usize) -> u64 {
         1 + meter::units(bytes.saturating_mul(self.size) / unit)
     }

@@ -148,7 +148,7 @@ impl<'e> Tracer<'e> {
         }
     }
 
-    /// Whether the step can be taken is read.
+    /// Takes a step from each place; the presence of the new place is read.
     fn step(&mut self, mut places: Vec<Place>, step: Step) -> Vec<Place> {
         places.iter_mut().for_each(|place| place.push(step.clone()));
         self.reads.add(&places, Extent::Presence);
@@ -215,7 +215,7 @@ impl<'e> Tracer<'e> {
         }
     }
 
-    /// What an optional is about; that it is one is seen by its type.
+    /// The places of the value in an optional; its type is read.
     fn optional(&mut self, expr: &'e IdedExpr) -> Vec<Place> {
         let places = self.places(expr);
         self.reads.type_of(&places);
@@ -260,7 +260,7 @@ impl<'e> Tracer<'e> {
     }
 }
 
-/// `cel.bind` and its kin: a loop that never runs, for its accumulator.
+/// `cel.bind` and similar macros: a loop that never runs and only binds its accumulator.
 pub(super) fn is_bind(c: &ComprehensionExpr) -> bool {
     matches!(&c.loop_cond.expr, Expr::Literal(LiteralValue::Boolean(b)) if !*b.inner())
 }

@@ -20,10 +20,10 @@ use super::operators::{Answer, Args, mismatch, text_at};
 /// The type's name, as `type(x)` has it.
 pub(super) static QUANTITY: Type = Type::new_unspecified_type("kubernetes.Quantity");
 
-/// No quantity is finer.
+/// Exponent of the finest quantity.
 const NANO: i32 = -9;
 
-/// `quantity('1e99999')` is a typo or an attack.
+/// The largest exponent; `quantity('1e99999')` is refused.
 const MAX_EXPONENT: i32 = 1000;
 
 const DECIMAL: [(&str, i32); 10] =
@@ -94,7 +94,7 @@ impl Quantity {
         Ok(if text.starts_with('-') { quantity.negated() } else { quantity })
     }
 
-    /// Nothing finer than nano, away from zero.
+    /// Rounds away from zero to nano.
     fn rounded(self) -> Self {
         let Ok(digits) = u32::try_from(NANO - self.exponent) else { return self };
         let unit = 10_i128.checked_pow(digits).unwrap_or(i128::MAX);

@@ -1,4 +1,4 @@
-//! Puts guards into an expression, so that the interpreter cannot do anything without paying for it.
+//! Puts guards into an expression, so that the meter is charged for everything that the interpreter does.
 //!
 //! The interpreter of `cel` has no limits of its own, but its syntax tree is public. Every round of every
 //! loop becomes a call of `@tick`, every operator and every function whose cost depends on more than the
@@ -39,7 +39,7 @@ const OPERATORS: [(&str, &str); 10] = [
     (operators::IN, "@contained"),
 ];
 
-/// Functions that hand on what they are given, whatever its size.
+/// Functions that do not read through their argument, whatever its size.
 const TRANSPARENT: [&str; 6] = ["dyn", "type", "value", "hasValue", "or", "orValue"];
 
 /// Scopes in which a name is looked up for the price of a node.
@@ -52,7 +52,7 @@ pub(super) fn rewrite(root: IdedExpr) -> IdedExpr {
     call("@root", vec![rewriter.expr(root)])
 }
 
-/// What it costs to visit the nodes of an expression, the bodies of its loops apart, inside of so many macros.
+/// Cost of visiting the nodes of an expression without the bodies of its loops; `scopes`: number of macros around it.
 pub(super) fn price(expr: &IdedExpr, scopes: u64) -> u64 {
     let own = match &expr.expr {
         // A name is looked up in the scope of every macro around it.
@@ -156,7 +156,7 @@ impl Rewriter {
         exprs.into_iter().map(|expr| self.expr(expr)).collect()
     }
 
-    /// An expression whose value is copied where it stands.
+    /// An expression whose value the interpreter copies.
     fn copied(&self, expr: IdedExpr) -> IdedExpr {
         let owned = match &expr.expr {
             Expr::Literal(_) | Expr::List(_) | Expr::Map(_) | Expr::Comprehension(_) => true,
@@ -287,7 +287,7 @@ impl Rewriter {
     fn index(&self, this: CallExpr) -> Expr {
         let CallExpr { func_name, target, args } = this;
         let [value, key] = operands(args);
-        // Only a literal can be written twice for free.
+        // Only a literal can be repeated without being evaluated twice.
         let field = if is_literal(&key) { key.clone() } else { node(Expr::Literal(LiteralValue::Null)) };
         let value = self.selected(value, field);
         Expr::Call(CallExpr { func_name, target, args: vec![value, self.key(key)] })
@@ -313,7 +313,7 @@ impl Rewriter {
         }
     }
 
-    /// What is inside of one more macro.
+    /// Rewrites what is inside of one more macro.
     fn inside<T>(&self, rewrite: impl FnOnce() -> T) -> T {
         self.scopes.set(self.scopes.get() + 1);
         let inside = rewrite();
@@ -347,8 +347,8 @@ impl Rewriter {
         ComprehensionExpr { iter_range, accu_init, loop_cond, loop_step, result, ..c }
     }
 
-    /// The step of `map` and `filter`, `condition ? result + [item] : result`, where the condition may be
-    /// missing: the interpreter knows it by its shape, so the tick goes into the condition.
+    /// The step of `map` and `filter`, `condition ? result + [item] : result`, where the condition may be missing:
+    /// the interpreter recognises it by its shape, so the tick goes into the condition.
     fn appending(
         &self,
         step: IdedExpr,
@@ -389,7 +389,7 @@ impl Rewriter {
     }
 }
 
-/// Operators give values of their own that were paid for, or small ones.
+/// Operators return small values, or new ones that were charged when they were built.
 fn is_operator(expr: &IdedExpr) -> bool {
     let Expr::Call(call) = &expr.expr else { return false };
     let selects = [operators::CONDITIONAL, operators::INDEX].contains(&call.func_name.as_str());

@@ -69,7 +69,7 @@ fn expressions_give_what_the_specifications_say() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Errors are told in statuses, which people may read who may not read the object.
+/// Statuses contain errors, and users who may not read the object may read the status.
 #[test]
 fn errors_hold_no_values_of_the_object() {
     let object = read(

@@ -1,7 +1,7 @@
 //! Functions on texts that could build more than they were given: `replace`, `join`, `split`, and
 //! `indexOf`, `lastIndexOf` and `reverse` for texts as well as lists.
 //!
-//! They behave as the strings extension of CEL says (positions count code points), with a price.
+//! They behave as the strings extension of CEL says (positions count code points), and charge the meter.
 
 use cel::{
     ExecutionError,

@@ -1,4 +1,4 @@
-//! What a run of the command line makes of manifests: everything that is wrong is a line, and stops it.
+//! Turns resolved manifests into a run of the command line. Each problem is a line, and prevents the run.
 
 use kollect_model::{SpecError, batch::CLUSTER_NAMESPACE, row::TargetId};
 
@@ -55,8 +55,8 @@ impl Manifests {
         }
     }
 
-    /// Whether the schema has not reported the field already. What it reports of a whole spec, it reports of
-    /// several fields together: only plans of sinks find the same again.
+    /// Whether the schema has not reported the field already. A schema error of a whole `spec` is about several
+    /// fields together: it hides only errors of sinks, whose plans report the same again.
     fn is_new(&self, kind: &str, name: &Name, error: &SpecError) -> bool {
         let Some(wrong) = self.wrong.get(&(kind.to_owned(), name.clone())) else { return true };
         let is_sink = [Family::Snapshot, Family::Database, Family::Event].iter().any(|f| f.kind() == kind);
@@ -68,11 +68,11 @@ impl Manifests {
         let kind = if id.namespace.is_some() { "KollectTarget" } else { "KollectClusterTarget" };
         let name = (id.namespace.as_deref().unwrap_or_default().to_owned(), id.name.to_string());
         let who = self.who(kind, &name);
-        // What is wrong with the profile and with scopes has been said.
+        // Faults of the profile and of scopes are reported with these objects.
         let mut faults: Vec<Fault> = target.faults.clone();
         faults.retain(|fault| !matches!(fault.reason, Reason::ProfileInvalid | Reason::ScopeUnreadable));
         if target.target.is_none() && !faults.iter().any(|fault| fault.reason == Reason::InvalidSpec) {
-            // Its rules have not been looked at: that needs a profile, and scopes that allow it.
+            // Its rules have not been checked: that needs a profile, and scopes that allow it.
             faults.extend(self.world.check_rules(id, rules));
         }
         faults.retain(|fault| self.is_new(kind, &name, &fault.error));
@@ -118,8 +118,7 @@ impl Manifests {
         Some(Inventory { namespace, name, targets: inventory.targets, rows: inventory.rows, sinks })
     }
 
-    /// What is wrong with the reference is wrong with the inventory; what is wrong with the sink matters
-    /// only to a run that writes.
+    /// Faults of the reference are problems of the inventory; faults of the sink matter only to a run that writes.
     fn take_sink(&mut self, who: &str, sink: world::BoundSink) -> BoundSink {
         let world::BoundSink { name, family, key, cluster, cadence, part_bytes, plan, .. } = sink;
         // Manifests hold their Secrets: none is being looked up.
@@ -139,7 +138,7 @@ impl Manifests {
         BoundSink { name, cluster, cadence, part_bytes, plan }
     }
 
-    /// Without inventories among the manifests each target is its own.
+    /// Without inventories among the manifests each target is an inventory of its own.
     fn own_inventories(&mut self, known: &[TargetId]) -> Vec<Inventory> {
         let mut inventories = Vec::new();
         for id in known {

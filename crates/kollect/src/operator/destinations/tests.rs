@@ -56,7 +56,7 @@ fn a_destination_is_ours_only_after_its_claim_was_granted() {
     assert_eq!(asked_for.clone().next(Some(&a), &refused), asked_for);
     assert_eq!(asked_for.clone().next(Some(&place("b")), &refused), line(None, Some(place("b")), &[]));
     assert_eq!(asked_for.clone().next(None, &refused), Destinations::default());
-    // Not known to a process that comes after: it looks whether there is a claim.
+    // A later process does not know that: it checks whether there is a claim.
     assert_eq!(asked_for.next(Some(&place("b")), &ids), line(None, Some(place("b")), &[asked("a")]));
 }
 

@@ -1,4 +1,4 @@
-//! One candidate: acquires, renews and releases the lease, and says what it is meanwhile.
+//! One candidate: acquires, renews and releases the lease, and publishes its role.
 
 use std::{pin::pin, time::Duration};
 
@@ -22,11 +22,11 @@ use super::{
 };
 use crate::{causes::LastProblem, cluster::plain};
 
-/// The longest that any request may take; far less than Kubernetes gives a process to stop.
+/// The time limit of a request; far less than the time that Kubernetes gives a process to stop.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often a release is tried when others write to the lease too.
+/// Attempts to release the lease while other writers cause conflicts.
 const RELEASES: u32 = 3;
-/// Ends watches that nobody would notice to be dead. API servers end them sooner.
+/// The longest duration of a watch: a dead connection may go undetected. API servers end watches sooner.
 const WATCH: Duration = Duration::from_mins(5);
 
 pub(super) struct Campaign {
@@ -40,19 +40,19 @@ pub(super) struct Campaign {
     problem: LastProblem,
 }
 
-/// What one try has shown.
+/// The result of one attempt.
 enum Round {
-    /// The lease is ours, by a request that was sent at that time.
+    /// This candidate holds the lease, by a request that was sent at that time.
     Won(Instant),
-    /// Somebody else has it, until that time unless they renew.
+    /// Another candidate holds it, until that time unless it renews.
     Held(Instant),
-    /// Somebody else was faster than this try.
+    /// Another candidate wrote the lease first.
     Outrun,
 }
 
-/// Why a request gave nothing.
+/// Why a request failed.
 enum Failure {
-    /// The lease is not what it was when it was read.
+    /// The lease has changed since it was read.
     Conflict,
     Other(String),
 }
@@ -84,8 +84,8 @@ impl Campaign {
         let leadership = self.leadership.clone();
         let (leases, pause) = (self.leases.clone(), self.timings.retry);
         tokio::select! {
-            // A term that has run out ends before anything else happens, also in a process that was stopped for a
-            // while. That is rarely, so the others are not kept waiting.
+            // `biased`: an expired term ends before anything else happens, also in a process that was paused. This
+            // branch is rarely ready, so it does not starve the others.
             biased;
             () = stop_at_the_deadline(&leadership) => {}
             () = self.compete(stop, &vacancy) => {}
@@ -95,10 +95,10 @@ impl Campaign {
 
     async fn compete(&mut self, mut stop: oneshot::Receiver<()>, vacancy: &Notify) {
         loop {
-            // Not interrupted: a request that was dropped could still win the lease after the release.
+            // Not cancelled: the API server could still apply a dropped request after the release.
             let pause = self.round().await;
             tokio::select! {
-                // The end of the candidacy comes before another try; the other two both lead to one.
+                // `biased`: the end of the candidacy comes before another attempt, which the other two branches start.
                 biased;
                 _ = &mut stop => break,
                 () = time::sleep(pause) => {}
@@ -108,9 +108,9 @@ impl Campaign {
         self.release().await;
     }
 
-    /// One try to get or to keep the lease. Returns how long to wait before the next one.
+    /// One attempt to acquire or renew the lease. Returns the pause before the next one.
     async fn round(&mut self) -> Duration {
-        // Candidates that started together must not stay together.
+        // Jitter: candidates that started together must not send requests together.
         let pause = self.timings.retry.mul_f64(0.8 + 0.2 * fastrand::f64());
         let outcome = self.acquire_or_renew().await;
         self.log(outcome.as_ref().err());
@@ -124,7 +124,7 @@ impl Campaign {
                 pause.min(expires.saturating_duration_since(Instant::now()))
             }
             outcome => {
-                // A leader goes on until its deadline, which somebody else watches.
+                // A leader continues until its deadline, which `stop_at_the_deadline` enforces.
                 let problem = outcome.err();
                 let term = self.leadership.borrow().term();
                 match term {
@@ -136,7 +136,7 @@ impl Campaign {
         }
     }
 
-    /// Each problem is logged once, not with every try.
+    /// Logs each problem once, not with every attempt.
     fn log(&mut self, problem: Option<&String>) {
         match problem {
             Some(error) if self.problem.is_new(error) => {
@@ -148,7 +148,7 @@ impl Campaign {
     }
 
     async fn acquire_or_renew(&mut self) -> Result<Round, String> {
-        // A leader writes without reading: the resource version says whether something has changed.
+        // A leader updates without reading: the resource version detects any change.
         if let Some(seen) = self.seen.as_ref().filter(|seen| seen.holder() == Some(&self.identity)) {
             match self.claim(seen.lease.clone()).await {
                 Ok(sent) => return Ok(Round::Won(sent)),
@@ -171,7 +171,7 @@ impl Campaign {
             Observation::note(&mut self.seen, lease.clone(), Instant::now());
         }
         if record::holder(&lease) != Some(&self.identity) {
-            // Others may have led since the last renewal, even if nobody does now.
+            // Another process may have led since the last renewal, even if the lease has no holder now.
             if self.leadership.borrow().until().is_some() {
                 self.stand_by(None);
             }
@@ -189,8 +189,8 @@ impl Campaign {
         }
     }
 
-    /// Writes our name into the lease. Returns when the request was sent: since then at the latest the
-    /// others wait for us.
+    /// Writes this candidate into the lease. Returns when the request was sent: other candidates wait for the lease
+    /// duration from then on, or longer.
     async fn claim(&mut self, before: Lease) -> Result<Instant, Failure> {
         let sent = Instant::now();
         let is_new = before.metadata.resource_version.is_none();
@@ -217,7 +217,7 @@ impl Campaign {
         match time::timeout(patience, answer).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(Failure::Conflict),
-            // Whoever updates a lease that has been deleted has been outrun too.
+            // The lease was deleted after it was read: a conflict too.
             Ok(Err(kube::Error::Api(status))) if status.code == 404 && verb == "update" => {
                 Err(Failure::Conflict)
             }
@@ -256,7 +256,7 @@ impl Campaign {
     async fn release(&mut self) {
         self.stand_by(None);
         for _ in 0..RELEASES {
-            // What was last tried may have succeeded without an answer.
+            // The last request may have succeeded although its answer was lost.
             let Ok(Some(lease)) = self.request("get", self.leases.get_opt(LEASE)).await else { return };
             if record::holder(&lease) != Some(&self.identity) {
                 return;
@@ -271,7 +271,7 @@ impl Campaign {
     }
 }
 
-/// Wakes receivers only for news.
+/// Publishes a role. Receivers wake only if it has changed.
 fn publish(leadership: &watch::Sender<Leadership>, news: Leadership) {
     leadership.send_if_modified(|now| {
         let changed = *now != news;
@@ -280,13 +280,13 @@ fn publish(leadership: &watch::Sender<Leadership>, news: Leadership) {
     });
 }
 
-/// Ends terms that were not renewed in time, while a request may still be waiting for its answer.
+/// Ends terms that were not renewed in time, even while a request waits for its answer.
 async fn stop_at_the_deadline(leadership: &watch::Sender<Leadership>) {
     let mut news = leadership.subscribe();
     loop {
         let until = news.borrow_and_update().until();
         tokio::select! {
-            // A deadline that has passed is checked against the newest state, so a renewal that came with it counts.
+            // At the deadline the newest state decides, so a renewal at the same moment counts.
             biased;
             () = at(until) => {
                 leadership.send_if_modified(|now| {
@@ -305,8 +305,8 @@ async fn stop_at_the_deadline(leadership: &watch::Sender<Leadership>) {
     }
 }
 
-/// Notices that the holder has given the lease up. Without this right, or without a connection, the
-/// next try notices it.
+/// Detects that the holder has released the lease. Without the permission to watch, or without a connection, the next
+/// attempt detects it.
 async fn look_out(leases: &Api<Lease>, pause: Duration, vacancy: &Notify) {
     let parameters = WatchParams::default().fields(&format!("metadata.name={LEASE}"));
     loop {
@@ -327,7 +327,7 @@ async fn look_out(leases: &Api<Lease>, pause: Duration, vacancy: &Notify) {
                 }
             }
         };
-        // Whether it ended or was cut off is all the same.
+        // The end of the watch and the timeout are handled alike.
         time::timeout(WATCH, watch).await.ok();
         time::sleep(pause).await;
     }

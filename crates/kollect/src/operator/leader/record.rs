@@ -1,4 +1,4 @@
-//! What candidates write into the Lease, and for how long what they read there counts.
+//! The content of the Lease: how candidates write it, and when a lease that another candidate holds expires.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use tokio::time::Instant;
 
 /// The lease as it was last read or written, and since when its content has been the same.
 ///
-/// The times in it are of other clocks and are never compared with ours: a holder is alive for the
-/// duration it asked for after each change that we saw.
+/// The times in it come from other clocks and are never compared with the local clock: a holder counts as alive for its
+/// lease duration after each change that this process saw.
 #[derive(Debug)]
 pub(super) struct Observation {
     pub(super) lease: Lease,
@@ -20,7 +20,7 @@ pub(super) struct Observation {
 }
 
 impl Observation {
-    /// Only a changed record is a sign of life; changed labels are not.
+    /// Stores the lease. A changed spec shows that the holder is alive; changed labels do not.
     pub(super) fn note(seen: &mut Option<Self>, lease: Lease, now: Instant) {
         let since = match seen.take() {
             Some(before) if before.lease.spec == lease.spec => before.since,
@@ -33,7 +33,7 @@ impl Observation {
         holder(&self.lease)
     }
 
-    /// When others may take the lease. `usual` is for records that do not say.
+    /// When other candidates may take the lease. `usual` applies to a lease without a duration.
     pub(super) fn expires(&self, usual: Duration) -> Instant {
         let seconds = self.lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
         let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok()).filter(|seconds| *seconds > 0);
@@ -41,13 +41,13 @@ impl Observation {
     }
 }
 
-/// Older clients write an empty name for nobody.
+/// The holder of a lease. Older clients write an empty name if there is none.
 pub(super) fn holder(lease: &Lease) -> Option<&str> {
     lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
 }
 
-/// The lease with `identity` as its holder: renewed if that is so already, else acquired. Labels and the
-/// resource version, which guards against other writers, stay.
+/// The lease with `identity` as its holder: renewed if it is the holder already, else acquired. Labels stay, and the
+/// resource version, which detects other writers.
 pub(super) fn claimed(before: Lease, identity: &str, duration: Duration, now: Timestamp) -> Lease {
     let renews = holder(&before) == Some(identity);
     let is_new = before.metadata.resource_version.is_none();
@@ -58,7 +58,7 @@ pub(super) fn claimed(before: Lease, identity: &str, duration: Duration, now: Ti
         let transitions = spec.lease_transitions.unwrap_or(0);
         (None, Some(if is_new { 0 } else { transitions.saturating_add(1) }))
     };
-    // Others count whole seconds: rather more than less.
+    // The Lease has whole seconds: round up.
     let seconds = duration.as_secs() + u64::from(duration.subsec_nanos() > 0);
     let spec = LeaseSpec {
         holder_identity: Some(identity.to_owned()),
@@ -71,7 +71,7 @@ pub(super) fn claimed(before: Lease, identity: &str, duration: Duration, now: Ti
     Lease { spec: Some(spec), ..before }
 }
 
-/// The lease without a holder, so that nobody has to wait.
+/// The lease without a holder, so that another candidate can take it at once.
 pub(super) fn released(before: Lease, now: Timestamp) -> Lease {
     let spec = LeaseSpec {
         holder_identity: None,

@@ -23,14 +23,14 @@ const QUICK: Timings = Timings {
     retry: Duration::from_millis(300),
 };
 
-/// For those who wait for whole leases.
+/// For tests that wait for whole leases.
 const BRIEF: Timings = Timings {
     lease: Duration::from_secs(4),
     renew_deadline: Duration::from_secs(3),
     retry: Duration::from_millis(300),
 };
 
-/// Nothing happens by itself while a test runs.
+/// Neither a retry nor an expiry happens while a test runs.
 const SLOW: Timings = Timings {
     lease: Duration::from_mins(10),
     renew_deadline: Duration::from_mins(5),
@@ -105,7 +105,7 @@ async fn one_of_two_leads_and_its_release_is_noticed_at_once() {
     assert!(held["holderIdentity"].as_str().unwrap().starts_with("first_"), "{held}");
     assert_eq!((&held["leaseDurationSeconds"], &held["leaseTransitions"]), (&json!(600), &json!(0)));
 
-    // Neither a retry nor the end of the lease is anywhere near.
+    // Neither a retry nor the end of the lease is near.
     let terms = first.leave().await;
     second.until_leads().await;
     let held = lease(plane, &namespace);
@@ -137,7 +137,7 @@ async fn a_restarted_container_takes_its_lease_back_at_once() {
         async || Candidate::start_as(plane.kubeconfig(), &namespace, "pod_uid".to_owned(), SLOW).await;
     let first = start().await;
     first.until_leads().await;
-    // Killed: nothing is released, and the lease lasts for ten minutes.
+    // Killed: the lease is not released, and lasts for ten minutes.
     drop(first);
     let second = start().await;
     second.until_leads().await;
@@ -166,7 +166,7 @@ async fn of_many_one_leads_however_often_it_leaves() {
             if let Some(leads) = candidates.iter().position(Candidate::leads) {
                 break leads;
             }
-            assert!(Instant::now() < deadline, "nobody leads");
+            assert!(Instant::now() < deadline, "no candidate leads");
             time::sleep(Duration::from_millis(5)).await;
         };
         candidates[leads].until_leads().await;
@@ -213,7 +213,7 @@ async fn replicas_that_use_client_go_take_turns_with_us() {
         text.contains("Attempting to acquire leader lease")
     };
     theirs.wait_until(LIMIT, competes).unwrap();
-    // Longer than our lease: they see that we renew.
+    // Longer than the lease: client-go sees the renewals.
     let deadline = Instant::now() + BRIEF.lease + Duration::from_secs(1);
     while Instant::now() < deadline {
         assert!(holder().starts_with("ours_"), "{}", holder());
@@ -259,7 +259,7 @@ async fn a_frozen_leader_stops_before_the_next_one_starts_and_can_lead_again() {
     proxy.stall(false);
     frozen.until_stands_by_for("other").await;
     assert!(other.leads());
-    // The proxy that refuses instead of stalling is the same to a standby.
+    // For a standby a proxy that refuses has the same effect as one that stalls.
     proxy.refuse(true);
     frozen.until_problem(LEASE).await;
     proxy.refuse(false);
@@ -280,7 +280,7 @@ async fn a_holder_with_a_wild_clock_is_honoured_while_it_renews() {
         json!({ "holderIdentity": "wild", "leaseDurationSeconds": 6, "leaseTransitions": 7,
                 "acquireTime": renew, "renewTime": renew })
     };
-    // Decades too old: whoever believed its clock would take over at once.
+    // Decades too old: a candidate that compared clocks would take over at once.
     write_lease(plane, &namespace, &record("1999-01-01T00:00:00.000000Z"));
     let started = Instant::now();
     let candidate = Candidate::start(plane.kubeconfig(), &namespace, "sane", QUICK).await;
@@ -294,7 +294,7 @@ async fn a_holder_with_a_wild_clock_is_honoured_while_it_renews() {
     }
     assert!(candidate.terms().is_empty(), "it renewed all the time");
 
-    // Far in the future: whoever believed its clock would wait for decades.
+    // Far in the future: a candidate that compared clocks would wait for decades.
     write_lease(plane, &namespace, &record("2099-01-01T00:00:00.000000Z"));
     let silent = Instant::now();
     candidate.until_leads().await;
@@ -348,7 +348,7 @@ async fn a_restarted_api_server_ends_a_term_and_not_the_candidate() {
 
     plane.stop_api_server();
     let released = time::timeout(LIMIT, candidate.leave()).await;
-    assert!(released.is_ok(), "nobody waits for ever for an API server that is gone");
+    assert!(released.is_ok(), "leaving ends although the API server is gone");
 }
 
 #[tokio::test(flavor = "multi_thread")]

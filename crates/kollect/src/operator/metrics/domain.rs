@@ -14,14 +14,14 @@ use kollect_model::{
 };
 use serde_json::{Value, value::RawValue};
 
-/// Combinations of label values per series; those that sort behind them are left out.
+/// Limit of combinations of label values per series; combinations that sort after it are left out.
 pub(super) const MOST_TUPLES: usize = 200;
-/// Characters of a label value.
+/// Limit of characters in a label value.
 const LONGEST_VALUE: usize = 128;
 /// Labels that all series have.
 const OWN_LABELS: [&str; 3] = ["profile", "gvk", "series"];
 
-/// What was summed up over the objects of one kind.
+/// The sums over the objects of one kind.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct KindSeries {
     pub(super) objects: usize,
@@ -49,7 +49,7 @@ impl Series {
     }
 }
 
-/// Sums up the rows of all targets of a profile. `kinds` are there even without rows.
+/// Sums up the rows of all targets of a profile. The result contains `kinds` even without rows.
 pub(super) fn sum(metrics: &[ProfileMetric], kinds: &[Gvk], rows: &[Arc<Row>]) -> BTreeMap<Gvk, KindSeries> {
     let empty = || KindSeries { objects: 0, series: metrics.iter().map(Series::new).collect() };
     let mut sums: BTreeMap<Gvk, KindSeries> = kinds.iter().map(|gvk| (gvk.clone(), empty())).collect();
@@ -64,7 +64,7 @@ pub(super) fn sum(metrics: &[ProfileMetric], kinds: &[Gvk], rows: &[Arc<Row>]) -
         if metrics.is_empty() {
             continue;
         }
-        // Rows are JSON objects; anything else has no attributes.
+        // Attributes are a JSON object; any other value counts as empty.
         let attributes: BTreeMap<Cow<'_, str>, &RawValue> =
             serde_json::from_str(row.attributes.get()).unwrap_or_default();
         for (metric, series) in metrics.iter().zip(&mut kind.series) {
@@ -107,14 +107,14 @@ fn text(json: &str) -> String {
     text.chars().take(LONGEST_VALUE).collect()
 }
 
-/// Names of attributes as names of labels: each is allowed, and none is there twice.
+/// Converts names of attributes to valid and unique names of labels.
 fn label_names(attributes: &[String]) -> Vec<String> {
     let mut taken: BTreeSet<String> = OWN_LABELS.iter().map(ToString::to_string).collect();
     let mut names = Vec::new();
     for attribute in attributes {
         let allowed = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
         let mut name: String = attribute.chars().map(allowed).collect();
-        // Digits may not begin a name, and two underscores are for Prometheus itself.
+        // A label name must not begin with a digit; names with two leading underscores are reserved for Prometheus.
         let reserved = name.starts_with(|c: char| c.is_ascii_digit()) || name.starts_with("__");
         if reserved || OWN_LABELS.contains(&&*name) {
             name = format!("attribute_{}", name.trim_start_matches('_'));

@@ -1,4 +1,4 @@
-//! What is counted while it happens: turns of the loop, attempts on sinks, probes.
+//! Counters: turns of the loop, attempts on sinks, probes.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 
-/// The same for turns and writes: those of the Go implementation.
+/// Histogram buckets of turns and writes: those of the Go implementation.
 const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
-/// There is one loop.
+/// The value of the label; the operator has one loop.
 const CONTROLLER: &str = "operator";
-/// Kinds whose errors are counted from zero, so that the first one is an increase.
+/// Kinds whose error counters start at zero, so that the first error is an increase.
 const KINDS: [&str; 4] =
     ["KollectTarget", "KollectClusterTarget", "KollectInventory", "KollectClusterInventory"];
 const CLASSES: [ErrorClass; 3] = [ErrorClass::Transient, ErrorClass::Terminal, ErrorClass::Forbidden];
@@ -77,7 +77,7 @@ fn result(good: bool) -> &'static str {
     if good { "success" } else { "failure" }
 }
 
-/// Counts. Cheap to clone.
+/// All counters. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Meter {
     turns: Family<Turn, Counter>,
@@ -149,18 +149,18 @@ impl Meter {
         registry.register("kollect_sink_connection_test", "Probes of sinks", self.tests.clone());
     }
 
-    /// The loop has come round.
+    /// Counts a turn of the loop.
     pub(crate) fn turned(&self, took: Duration, good: bool) {
         self.turns.get_or_create(&Turn { controller: CONTROLLER, result: result(good) }).inc();
         self.turn_seconds.get_or_create(&Controller { controller: CONTROLLER }).observe(took.as_secs_f64());
     }
 
-    /// Something failed that was done for an object of the kind.
+    /// Counts a failed attempt for an object of the kind.
     pub(crate) fn failed(&self, kind: &'static str, error: ErrorClass) {
         self.errors.get_or_create(&Failed { kind, error_class: class(error) }).inc();
     }
 
-    /// Objects that cannot be read are errors of their target.
+    /// Counts an object that cannot be read as an error of its target.
     pub(crate) fn hear(&self, problem: &Problem) {
         if let Problem::Unreadable { target, .. } = problem {
             let kind = if target.namespace.is_some() { "KollectTarget" } else { "KollectClusterTarget" };
@@ -168,7 +168,7 @@ impl Meter {
         }
     }
 
-    /// A sink was probed.
+    /// Counts a probe. Both results have a series from the first probe on.
     pub(crate) fn tested(&self, sink_type: &'static str, good: bool) {
         for known in [true, false] {
             let count = self.tests.get_or_create(&Tested { r#type: sink_type, result: result(known) });
@@ -176,7 +176,7 @@ impl Meter {
         }
     }
 
-    /// A sink whose attempts are counted for the kind of inventory that makes them.
+    /// Wraps a sink so that its attempts are counted for the kind of the inventory.
     pub(crate) fn measure(
         &self,
         opened: Result<Box<dyn Sink>, SinkError>,
@@ -213,7 +213,7 @@ impl Attempts {
     }
 }
 
-/// Passes everything on; a method of the trait that is not here would get its default instead.
+/// Forwards every method; for a method that is missing here the default of the trait would run instead.
 struct Measured {
     inner: Box<dyn Sink>,
     attempts: Attempts,
@@ -252,7 +252,7 @@ impl Sink for Measured {
     async fn write(&self, batch: &Batch<'_>) -> Result<Receipt, SinkError> {
         let began = Instant::now();
         let outcome = self.inner.write(batch).await;
-        // Without rows only something about the inventory is said.
+        // A batch without rows only updates information about the inventory.
         if !batch.delta.is_empty() {
             self.attempts.write_seconds.observe(began.elapsed().as_secs_f64());
             if let Ok(receipt) = &outcome {
@@ -267,7 +267,7 @@ impl Sink for Measured {
     }
 }
 
-/// Of the attributes of all rows that were not refused.
+/// Bytes of the attributes of all rows that were not refused.
 fn bytes(batch: &Batch<'_>, receipt: &Receipt) -> u64 {
     let refused: std::collections::BTreeSet<&RowKey> =
         receipt.refused.iter().map(|refusal| &refusal.key).collect();

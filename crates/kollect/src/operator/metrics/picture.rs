@@ -1,4 +1,4 @@
-//! What the loop last saw, as far as numbers depend on it.
+//! The data of the last resolution that metrics depend on.
 
 use kollect_model::{
     binding::BindingName,
@@ -9,7 +9,7 @@ use kollect_model::{
 use super::super::bindings::binding_name;
 use crate::world::{Name, Resolved, World};
 
-/// Targets and inventories with what numbers say about them.
+/// Targets and inventories, with the data that metrics need.
 #[derive(Default)]
 pub(crate) struct Picture {
     pub(super) targets: Vec<TargetSeen>,
@@ -20,7 +20,7 @@ pub(super) struct TargetSeen {
     pub(super) id: TargetId,
     /// `namespace/name`: two namespaces may have a profile of one name.
     pub(super) profile: String,
-    /// What it collects; nothing if it is suspended or wrong.
+    /// The kinds that it collects; empty if it is suspended or invalid.
     pub(super) kinds: Vec<Gvk>,
     pub(super) metrics: Vec<ProfileMetric>,
 }
@@ -28,14 +28,14 @@ pub(super) struct TargetSeen {
 pub(super) struct InventorySeen {
     pub(super) name: String,
     pub(super) targets: Vec<TargetId>,
-    /// Nothing is written.
+    /// Nothing is written: it is suspended or has faults.
     pub(super) suspended: bool,
     /// The binding of each sink.
     pub(super) sinks: Vec<BindingName>,
 }
 
 impl Picture {
-    /// What the objects mean now.
+    /// Reads a resolution.
     pub(crate) fn of(world: &World, resolved: &Resolved) -> Self {
         let targets = resolved.targets.iter().filter_map(|(id, target)| {
             let profile = profile_of(world, id)?;

@@ -1,4 +1,4 @@
-//! When the series of profiles are summed up again, and what came out last.
+//! The last sample of the series of each profile, and when it is recomputed.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -30,7 +30,7 @@ struct SeriesName {
     series: String,
 }
 
-/// What a sample was made from; the same again gives the same sample.
+/// The input of a sample; equal input gives an equal sample.
 #[derive(Clone, Default, PartialEq)]
 struct Basis {
     targets: Vec<TargetId>,
@@ -66,13 +66,13 @@ impl Samples {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The series of all profiles that have been seen as a whole.
+    /// The series of all profiles whose targets have been listed.
     pub(super) fn read(&self) -> Vec<(String, Arc<BTreeMap<Gvk, KindSeries>>)> {
         self.lock().iter().map(|(profile, sample)| (profile.clone(), sample.kinds.clone())).collect()
     }
 
-    /// Sums up what has changed, but nothing before the interval is over, and nothing while the first list
-    /// of a target is running. Answers whether everything is summed up.
+    /// Recomputes samples whose input has changed, but not before the interval is over and not while the first list of
+    /// a target is running. Returns whether all samples are up to date.
     pub(super) fn refresh(&self, picture: &Picture, rows: &StoreReader, interval: Duration) -> bool {
         let mut is_done = true;
         let mut profiles: BTreeMap<&str, Basis> = BTreeMap::new();
@@ -86,7 +86,7 @@ impl Samples {
         for (profile, mut basis) in profiles {
             basis.kinds.sort();
             basis.kinds.dedup();
-            // Rows that change from here on are in the next sample at the latest.
+            // Changes of rows from here on are in the next sample at the latest.
             basis.revision = rows.revision(&basis.targets);
             let now = Instant::now();
             let known = self.lock().get(profile).map(|sample| (sample.basis == basis, sample.at + interval));

@@ -1,4 +1,4 @@
-//! What is true at the moment somebody asks. Nothing here walks over rows.
+//! Gauges that are computed for each scrape. Nothing here iterates over rows.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +22,7 @@ use prometheus_client::{
 use super::{Shared, picture::Picture};
 use crate::operator::progress::{Board, Progress};
 
-/// Everything that is known now.
+/// Encodes the current state for a scrape.
 pub(super) struct Now(pub(super) Arc<Shared>);
 
 impl fmt::Debug for Now {
@@ -128,7 +128,7 @@ pub(super) fn collected(picture: &Picture, rows: &StoreReader) -> BTreeMap<(Stri
         for gvk in &target.kinds {
             sums.entry((target.profile.clone(), gvk.to_string())).or_default();
         }
-        // A suspended target has rows, and selects nothing.
+        // A suspended target keeps its rows but selects no kind.
         for (gvk, count) in rows.counts(&target.id) {
             let selected = |own: &&_| {
                 let own: &kollect_model::crd::shapes::Gvk = own;
@@ -149,7 +149,7 @@ fn coverage(encoder: &mut DescriptorEncoder<'_>, coverage: &Coverage) -> Result 
         if let State::Blind { blindness, .. } = &known.state {
             blind.insert((gvk.clone(), namespace.clone(), blindness.reason));
         }
-        // One place may have several watches; it is seen when all of them do.
+        // A place may have several watches; it is synced only if all of them are.
         let seen = matches!(known.state, State::Synced { .. } | State::Absent);
         *synced.entry((gvk, namespace)).or_insert(true) &= seen;
     });
@@ -175,7 +175,7 @@ fn coverage(encoder: &mut DescriptorEncoder<'_>, coverage: &Coverage) -> Result 
 pub(super) struct Bound {
     pub(super) inventory: String,
     pub(super) sink: String,
-    /// `None`: nobody knows, or nobody here is to write.
+    /// `None`: unknown, or nothing is to be written, because this process does not lead or the inventory is suspended.
     pub(super) lag: Option<f64>,
     /// Rows that the sink holds, refuses and does not have yet; `None` before it was compared.
     pub(super) rows: Option<[usize; 3]>,
@@ -192,7 +192,7 @@ impl Bound {
                     inventory: inventory.name.clone(),
                     sink: binding.sink.to_string(),
                     lag: if leads && !inventory.suspended { lag(progress, now) } else { None },
-                    // What others have written since, only they know.
+                    // A standby does not know what the leader has written.
                     rows: if leads { rows_of(progress) } else { None },
                     drifted: progress.drifted,
                     written: progress.written,
@@ -215,7 +215,7 @@ fn rows_of(progress: &Progress) -> Option<[usize; 3]> {
     now.acknowledged.map(|acknowledged| [acknowledged.rows, progress.refused.len(), pending])
 }
 
-/// For how many seconds the sink has not got what it should have.
+/// For how many seconds the sink has lacked rows that it should have.
 fn lag(progress: &Progress, now: SystemTime) -> Option<f64> {
     let lag = progress.lag(now).map(|lag| lag.as_secs_f64());
     lag.or_else(|| progress.now().acknowledged.map(|_| 0.0))
@@ -255,7 +255,7 @@ fn series(encoder: &mut DescriptorEncoder<'_>, samples: &[Sampled]) -> Result {
         [("profile", text(profile)), ("gvk", text(gvk)), ("series", text(series))]
     };
     let sums = kinds().flat_map(|(profile, gvk, kind)| {
-        #[expect(clippy::cast_precision_loss, reason = "nobody has so many objects")]
+        #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
         let objects = (own(profile, &gvk, "object_count"), kind.objects as f64);
         let series = kind.series.iter().filter(|series| series.name != "object_count");
         let series = series.map(|series| (own(profile, &gvk, &series.name), series.sum));

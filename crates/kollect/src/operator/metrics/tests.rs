@@ -125,7 +125,7 @@ fn hear(board: &Board, told: &Told<'_>) {
     board.hear(&binding(), &place(), told);
 }
 
-/// Begins the binding, unless it has begun. Answers how far it has come.
+/// Begins the binding, unless it has begun. Returns its progress.
 fn begin(board: &Board) -> BindingProgress {
     let known = board.look(&binding(), |progress| progress.wanted().map(|_| progress.engine().clone()));
     known.flatten().unwrap_or_else(|| {
@@ -186,9 +186,9 @@ fn lag_grows_while_a_sink_fails_and_is_told_by_the_leader_only() {
     let lag = look(&picture, true, 100).unwrap().lag.unwrap();
     assert!((100.0..110.0).contains(&lag), "{lag}");
     let standby = look(&picture, false, 100).unwrap();
-    assert_eq!((standby.lag, standby.rows), (None, None), "somebody else knows");
+    assert_eq!((standby.lag, standby.rows), (None, None), "only the leader knows");
     picture.inventories[0].suspended = true;
-    assert_eq!(look(&picture, true, 100).unwrap().lag, None, "nobody is late who does not write");
+    assert_eq!(look(&picture, true, 100).unwrap().lag, None, "a suspended inventory is not late");
     picture.inventories[0].suspended = false;
     written(&board, 3);
     let repaired = look(&picture, true, 0).unwrap();
@@ -278,14 +278,14 @@ fn series_are_sampled_when_rows_have_changed_and_the_interval_is_over() {
     assert_eq!(count(&["a"], 0), Some(2));
     let before = sample(&["a"], 0).pop().unwrap().1;
     assert!(Arc::ptr_eq(&before, &sample(&["a"], 0).pop().unwrap().1), "nothing has changed");
-    // The first list of another target is running: half of it would be wrong.
+    // The first list of another target is running: a partial sum would be wrong.
     drop(writer.rows(&id("b"), &gvk("Volume")));
     assert_eq!(count(&["a", "b"], 0), Some(2));
     fill(&writer, "b", "Volume", 1..5);
     assert_eq!(count(&["a", "b"], 0), Some(5));
     let capped = "kollect_custom_resource_labeled_series_capped_total";
     assert!(metrics.text().unwrap().contains(capped));
-    assert_eq!(count(&[], 0), None, "a profile that nobody uses has no series");
+    assert_eq!(count(&[], 0), None, "a profile without targets has no series");
     assert!(!metrics.text().unwrap().contains(capped));
 }
 
@@ -300,7 +300,7 @@ fn a_scrape_takes_20_ms_with_100_000_rows_at_most() {
     let targets = names.iter().map(|name| target(name, &["Volume"])).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     metrics.show(Picture { targets, inventories: vec![inventory(&names)] });
-    // The machine may be busy: the best of some is what a scrape costs.
+    // The machine may be busy: the fastest attempt shows the cost of a scrape.
     let took = (0..20).map(|_| {
         let began = std::time::Instant::now();
         assert!(metrics.text().unwrap().contains("kollect_collect_items_total 100000\n"));

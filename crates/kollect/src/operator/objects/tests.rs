@@ -1,4 +1,4 @@
-//! Which of Kollect's own kinds exist, told by a scripted source.
+//! Kollect kinds that exist, are absent or come back, from a scripted source.
 
 use std::{
     collections::BTreeMap,
@@ -33,7 +33,7 @@ enum Targets {
     Served,
 }
 
-/// A cluster with all kinds but one, and without objects of theirs.
+/// A cluster in which only KollectTarget may be missing or have an object.
 struct Cluster {
     targets: Mutex<Targets>,
     kinds: watch::Sender<u64>,
@@ -54,7 +54,7 @@ impl Cluster {
         *self.targets.lock().unwrap() = targets;
     }
 
-    /// The definition of the kind goes, and the streams with it.
+    /// Removes the definition of the kind, which ends its streams.
     fn cut(&self, targets: Targets) {
         self.set(targets);
         for stream in self.open.lock().unwrap().drain(..) {

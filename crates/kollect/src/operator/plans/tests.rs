@@ -1,4 +1,4 @@
-//! Plans that take long or panic, with a function that makes them in the place of the real one.
+//! Plans that take long or panic, built by a function that replaces the real one.
 
 use std::sync::{
     Condvar,
@@ -89,7 +89,7 @@ async fn law_16_keys_of_one_namespace_hold_up_no_other_and_nothing_is_planned_tw
     let mut changes = planner.changes();
     let mut compiled = Compiled::planned_by(Box::new(planner));
 
-    // The other namespace goes on, turn for turn, while the first one waits for its keys.
+    // The other namespace makes progress while the first one waits for its keys.
     for dsn in ["postgres://me@db.example/a", "postgres://me@db.example/b"] {
         put_secret(&mut world, "fast", "fast", dsn);
         let resolved =

@@ -52,7 +52,7 @@ fn acknowledgement(version: u64, wrote: bool) -> Acknowledgement {
     Acknowledgement { version, generation: 1, reached, checksum: None, refused: 0, wrote }
 }
 
-/// Begins a version of the binding. Answers how far it has come.
+/// Begins a version of the binding. Returns its progress.
 fn begin(board: &Board, at: &ExportPlace, number: u64) -> BindingProgress {
     let engine = board.look(&binding(), |progress| progress.engine().clone()).unwrap_or_default();
     let wanted = WantedVersion { number, since: Instant::now(), cadence: Duration::ZERO, requested: None };
@@ -162,7 +162,7 @@ fn law_12_what_specs_have_outgrown_is_not_synced_although_the_sink_has_acknowled
     tell_place(&board, &export_place(&place()));
     engine.acknowledge(acknowledgement(1, true));
     assert!(board.of(&name).is_synced());
-    // A changed Secret is being looked up: what is wanted now cannot be made yet.
+    // A changed Secret is being read: the wanted version cannot be built yet.
     board.set_newest(&name, false);
     assert!(!board.of(&name).is_synced());
     let since = board.of(&name).newer_since();

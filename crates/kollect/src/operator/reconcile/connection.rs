@@ -28,7 +28,7 @@ use crate::{
 };
 
 impl Operator {
-    /// What tests say when they have ended, and which of them are over.
+    /// Adds the statuses of tests that have ended to `desired`, and finds the expired tests.
     pub(super) fn connection_tests(
         &self,
         known: &Known,
@@ -79,7 +79,7 @@ impl Operator {
         tests
     }
 
-    /// A probe that an annotation asked for is done: the annotation goes, unless the sink is probed anyway.
+    /// Removes the annotation that asked for a probe once it has succeeded, unless the sink is probed anyway.
     pub(super) async fn acknowledge_tests(&self, known: &Known) {
         for ((family, name), sink) in known.sinks() {
             let asked = test_connection(&sink.metadata)
@@ -96,7 +96,7 @@ impl Operator {
         }
     }
 
-    /// Connection tests go with the sink that they test.
+    /// Makes sinks the owners of their connection tests, so that Kubernetes deletes both.
     pub(super) async fn own_tests(&self, known: &Known) {
         for (name, test) in known.connection_tests() {
             let owned =
@@ -121,7 +121,7 @@ impl Operator {
         }
     }
 
-    /// How a test ended, if it has.
+    /// The result of a test, if it has ended.
     fn test_outcome(
         &self,
         resolved: &Resolved,
@@ -147,7 +147,7 @@ impl Operator {
         }
     }
 
-    /// Tests that are over go. Whoever deleted them before has done the same.
+    /// Deletes expired tests. Errors are ignored: another client may have deleted the test.
     pub(super) async fn delete_expired(&self, expired: Vec<(Name, Option<String>)>) {
         for ((namespace, name), uid) in expired {
             info!(namespace, name, "the connection test has expired");
@@ -179,7 +179,7 @@ pub(super) fn tested_sink(test: &KollectConnectionTest) -> Option<(Family, Strin
 /// Annotation that asks for a probe.
 const TEST_CONNECTION: &str = "kollect.dev/test-connection";
 
-/// Changes the metadata of an object. Somebody who changed it meanwhile wins, and it is tried again.
+/// Patches the metadata of an object. After a conflict with another change a later turn tries again.
 async fn merge(client: &Client, kind: &str, (namespace, name): &Name, patch: &Value) {
     let patched =
         api(client, kind, namespace).patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
@@ -188,7 +188,7 @@ async fn merge(client: &Client, kind: &str, (namespace, name): &Name, patch: &Va
     }
 }
 
-/// Whether somebody asks for a probe.
+/// Whether the annotation asks for a probe.
 pub(super) fn test_connection(metadata: &ObjectMeta) -> bool {
     is_asked(metadata, TEST_CONNECTION)
 }

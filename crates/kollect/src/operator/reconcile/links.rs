@@ -1,4 +1,4 @@
-//! Which objects depend on which: made with each resolution, so that a change of one object is a look at few others.
+//! An index of dependencies, built with each resolution, so that a change of one object requires few checks of others.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Which objects are looked at in a turn: those that something has changed for.
+//! Selects the objects that a turn checks: those that a change affects.
 
 use std::collections::BTreeSet;
 
@@ -11,14 +11,14 @@ use crate::{
     world::{InventoryName, SinkKey},
 };
 
-/// What a turn looks at.
+/// What a turn checks.
 #[derive(Default)]
 pub(super) struct Look {
     /// All objects.
     pub(super) everything: bool,
     /// These objects.
     pub(super) objects: BTreeSet<ObjectKey>,
-    /// Bindings are handed over again.
+    /// Bindings are passed to the engine again.
     pub(super) destinations: bool,
     /// Connection tests and probes.
     pub(super) tests: bool,
@@ -52,14 +52,14 @@ pub(super) fn inventory_name((_, (namespace, name)): &ObjectKey) -> InventoryNam
 }
 
 impl Look {
-    /// Looks at the inventories of bindings.
+    /// Adds the inventories of bindings.
     pub(super) fn add_bindings(&mut self, bindings: BTreeSet<BindingName>) {
         self.objects.extend(bindings.iter().map(|binding| inventory_key(&binding.inventory)));
     }
 }
 
 impl Operator {
-    /// What has changed since the last turn.
+    /// Collects what has changed since the last turn.
     pub(super) fn look(
         &mut self,
         known: &Known,
@@ -79,7 +79,7 @@ impl Operator {
         look
     }
 
-    /// Rows, failures and sights; what can be seen of kinds.
+    /// Adds targets whose rows, failures or coverage have changed, and their inventories.
     fn look_at_targets(&self, resolution: &Resolution, look: &mut Look) {
         let mut targets = self.rows.take_changed_targets();
         let kinds = self.collector.coverage().take_changed_kinds();
@@ -101,7 +101,7 @@ impl Operator {
         look.destinations |= heard.destinations;
         for binding in &heard.bindings {
             let Some((metadata, _)) = known.inventory(&binding.inventory) else { continue };
-            // What an annotation asks for may be done, and the annotation goes.
+            // A request by annotation may be complete; then the annotation is removed.
             let asks = |key: &str| metadata.annotations.as_ref().is_some_and(|all| all.contains_key(key));
             look.destinations |= asks(RELEASE_REMOVALS) || asks(take_over::ANNOTATION);
         }
@@ -131,7 +131,7 @@ impl Operator {
         }
     }
 
-    /// Statuses that were written, by this process too.
+    /// Adds objects whose status was written, by this process too.
     fn look_at_statuses(&self, known: &Known, changed: BTreeSet<ObjectKey>, look: &mut Look) {
         for key in changed {
             let is_inventory = matches!(key.0, "KollectInventory" | "KollectClusterInventory");
@@ -145,7 +145,7 @@ impl Operator {
         }
     }
 
-    /// Profiles and targets whose rows may have arrived in the sinks of the inventories that are looked at.
+    /// Adds profiles and targets whose rows may have arrived in the sinks of the inventories that are checked.
     fn look_at_unexported(&self, resolution: &Resolution, look: &mut Look) {
         if self.unexported.is_empty() {
             return;

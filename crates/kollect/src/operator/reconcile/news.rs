@@ -1,4 +1,4 @@
-//! What has changed since the last turn, and when the loop turns again.
+//! What has changed since the last turn, and when the next one starts.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use tokio::{
 
 use crate::operator::{objects::Objects, probe::Probes, progress::Board, secrets::Secrets};
 
-/// Changes that come together are looked at together.
+/// The pause in which changes are collected for one turn.
 const TOGETHER: Duration = Duration::from_millis(20);
-/// Rows that were collected or written change nothing but counts, which are looked at no more often.
+/// The least interval between turns for collected or written rows, which change counts only.
 const COUNT_AGAIN: Duration = Duration::from_secs(1);
-/// The loop comes round so often even if nothing changes, to show that it is not stuck.
+/// The longest interval between turns, to show that the loop is not stuck.
 const HEARTBEAT: Duration = Duration::from_secs(30);
 
 type Namespace = Option<std::sync::Arc<Namespaces>>;
@@ -38,11 +38,11 @@ pub(super) struct Signals {
 /// What has changed since the last turn.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct News {
-    /// Specs, Secrets, or plans of sinks: what everything means is looked at anew.
+    /// Specs, Secrets, or plans of sinks: all objects are resolved again.
     pub(super) definitions: bool,
     /// Namespaces or their labels.
     pub(super) namespaces: bool,
-    /// Something else, which the parts of the operator know by name.
+    /// Something else; the parts of the operator know the affected objects.
     pub(super) others: bool,
 }
 
@@ -103,7 +103,7 @@ impl Signals {
         }
     }
 
-    /// Returns when something has changed, or at a time.
+    /// Returns when something has changed, at `due`, or at the next heartbeat.
     pub(super) async fn wait(&mut self, due: Option<Instant>) {
         let heartbeat = self.turned + HEARTBEAT;
         let Self {
@@ -123,14 +123,14 @@ impl Signals {
         let counted = async {
             time::sleep_until(*turned + COUNT_AGAIN).await;
             tokio::select! {
-                // Both are looked at together.
+                // The next turn handles both.
                 biased;
                 changed = counts.changed() => changed,
                 changed = rows.changed() => changed,
             }
         };
         tokio::select! {
-            // All of them lead to the next turn, which looks at all of them.
+            // Every branch starts the next turn, which handles all changes.
             biased;
             Ok(()) = objects.changed() => objects.mark_changed(),
             Ok(()) = statuses.changed() => statuses.mark_changed(),
@@ -142,7 +142,7 @@ impl Signals {
             Ok(()) = coverage.changed() => coverage.mark_changed(),
             Ok(()) = namespaces.changed() => namespaces.mark_changed(),
             Ok(()) = counted => {
-                // Which of them it was does not matter.
+                // Which of the two has changed does not matter.
                 counts.mark_changed();
             }
             () = time::sleep_until(due.map_or(heartbeat, |due| due.min(heartbeat))) => return,

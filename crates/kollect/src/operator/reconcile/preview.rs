@@ -1,4 +1,4 @@
-//! What exports of a sink would look like, while an annotation asks for it.
+//! Previews of what a sink would export, while an annotation asks for them.
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kollect_model::crd::sinks::Preview;
@@ -9,13 +9,13 @@ use crate::operator::objects::SinkObject;
 /// Annotation that asks for a preview.
 const PREVIEW: &str = "kollect.dev/preview";
 
-/// The preview of a sink, from its spec alone. Its time moves only when something else in it does: else every
-/// look would be a change, and every change another look.
+/// The preview of a sink, from its spec alone. Its time changes only with its content: otherwise every check would
+/// change the status and cause another check.
 pub(super) fn preview(sink: &SinkObject, now: Timestamp) -> Option<Preview> {
     if !is_asked(&sink.metadata, PREVIEW) {
         return None;
     }
-    // What is wrong with the spec is in the conditions.
+    // Conditions report errors in the spec.
     let plan = kollect_sinks::plan(&sink.spec).ok()?;
     let after = plan.preview(sink.spec.common().cluster.as_deref().unwrap_or_default());
     let before = sink.status.preview.as_ref();

@@ -1,4 +1,4 @@
-//! What a turn says: the statuses of the objects that it looks at, as they should be.
+//! Computes and writes the statuses of the objects that a turn checks.
 
 use std::{cell::Cell, time::Duration};
 
@@ -29,7 +29,7 @@ use crate::{
 };
 
 impl Operator {
-    /// Writes what has changed about the objects that are looked at.
+    /// Writes the changed statuses of the objects that are checked.
     pub(super) async fn tell(&mut self, known: &Known, resolution: &Resolution, look: Look) {
         let view = View {
             known,
@@ -79,7 +79,7 @@ impl Operator {
         self.delete_expired(tests.expired).await;
     }
 
-    /// What an object should say; nothing if it is gone, or not understood yet.
+    /// The desired status of an object; `None` if it is gone or not resolved yet.
     fn desired(&self, view: &View<'_>, key: &ObjectKey) -> Option<Told> {
         let (kind, name) = key;
         match *kind {
@@ -111,7 +111,7 @@ impl Operator {
     }
 }
 
-/// What is told of an object.
+/// The desired status of an object, and whether its rows have arrived.
 struct Told {
     /// All sinks hold the rows of its newest generation, as far as that concerns it.
     is_exported: bool,
@@ -120,7 +120,7 @@ struct Told {
 }
 
 impl Told {
-    /// Of an object that need not be looked at when sinks have got rows.
+    /// For an object that need not be checked when rows arrive in sinks.
     fn whole(desired: Option<Desired>) -> Self {
         Self { is_exported: true, desired }
     }
@@ -177,7 +177,7 @@ fn inventory(view: &View<'_>, key: &ObjectKey) -> Option<Told> {
     let before = inventory.status.clone().unwrap_or_default();
     let shown = view.rules.shown_status(&before.inventory);
     let status = view.inventory(&inventory.metadata, &shown, &own, outcome);
-    // What an earlier process has told stands until a sink has acknowledged what it holds.
+    // The lines of an earlier process stay until a sink has acknowledged what it holds.
     let namespace_shards = view.shards(&own, outcome).unwrap_or_else(|| before.namespace_shards.clone());
     let after = ClusterInventoryStatus {
         inventory: status,
@@ -189,7 +189,7 @@ fn inventory(view: &View<'_>, key: &ObjectKey) -> Option<Told> {
     Some(Told::whole(hurry_if_moved(told, &before.inventory, &after.inventory)))
 }
 
-/// No claim is asked for before the status says where, and no take-over is forgotten.
+/// Changed destinations and take-overs are written at once: no claim is requested before the status names its place.
 fn hurry_if_moved(
     told: Option<Desired>,
     before: &InventoryStatus,

@@ -61,7 +61,7 @@ fn found(_: usize) -> (u16, serde_json::Value) {
     (200, json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "portal" }, "data": {} }))
 }
 
-/// Waits for the nth read. Answers after how many seconds it came.
+/// Waits for the nth read. Returns after how many seconds it came.
 async fn seconds_until(reads: &mut watch::Receiver<usize>, nth: usize) -> u64 {
     let began = Instant::now();
     reads.wait_for(|read| *read >= nth).await.unwrap();

@@ -1,7 +1,7 @@
-//! The certificate that is served, and its successors.
+//! The served certificate, and its replacement at run time.
 //!
-//! Kubernetes replaces mounted Secrets by swapping a symbolic link, some of them over network file
-//! systems: the files are compared by content every few seconds, which sees every kind of replacement.
+//! Kubernetes replaces mounted Secrets by swapping a symbolic link, some of them on network file systems: the files are
+//! compared by content every few seconds, which detects every kind of replacement.
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ use tokio::{task::spawn_blocking, time};
 
 use super::{Notice, Report};
 
-/// How a server proves who it is.
+/// Which certificate a server uses.
 #[derive(Debug, Clone)]
 pub(crate) enum Tls {
     /// Plain HTTP.
@@ -30,12 +30,12 @@ pub(crate) enum Tls {
     /// PEM files in a directory, which may be replaced at any time.
     Files {
         dir: PathBuf,
-        /// Usually `tls.crt`: the certificate and those that lead to the authority.
+        /// Usually `tls.crt`: the certificate chain.
         cert: String,
         /// Usually `tls.key`.
         key: String,
     },
-    /// A fresh certificate that nobody can check: encrypted, for clients that skip the check.
+    /// A generated certificate that no client can verify: for encryption with clients that skip the verification.
     SelfSigned,
 }
 
@@ -45,7 +45,7 @@ impl Tls {
         self.load(false).map(drop)
     }
 
-    /// The configuration, and what keeps its certificate fresh.
+    /// The TLS configuration, and what reloads its certificate; `None` for plain HTTP.
     pub(super) fn load(&self, http2: bool) -> anyhow::Result<Option<(Arc<ServerConfig>, Option<Follow>)>> {
         let (key, source) = match self {
             Self::Off => return Ok(None),
@@ -104,7 +104,7 @@ impl Files {
         Ok(Contents { certificate: read(&self.certificate)?, key: read(&self.key)? })
     }
 
-    /// Only a key that fits the certificate will do.
+    /// Fails if the key does not match the certificate.
     fn parse(&self, contents: &Contents) -> anyhow::Result<CertifiedKey> {
         let file = self.certificate.display();
         let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&contents.certificate).collect();
@@ -119,7 +119,7 @@ impl Files {
     }
 }
 
-/// Serves new files when they come.
+/// Reloads the certificate when the files change.
 pub(super) struct Follow {
     files: Arc<Files>,
     loaded: Contents,
@@ -134,7 +134,7 @@ impl Follow {
         loop {
             time::sleep(every).await;
             let problem = self.look(&report).await.err().map(|error| format!("{error:#}"));
-            // Half of a replacement is over by the next look; only what lasts is news.
+            // A replacement in progress is complete at the next check: report only what fails twice in the same way.
             if let Some(problem) = problem.as_ref().filter(|_| problem == last && problem != told) {
                 report(Notice::CertificateBroken(problem.clone()));
                 told = Some(problem.clone());

@@ -16,7 +16,7 @@ use tokio::{
 pub(super) struct Connections {
     limit: usize,
     state: Mutex<State>,
-    /// A connection has ended, or waits for its client again. Only the task that accepts listens to it.
+    /// Notified when a connection has ended or waits for its client again. Only the task that accepts waits for it.
     changed: Notify,
 }
 
@@ -39,7 +39,7 @@ struct Open {
 /// Resolves when a connection has to close for another one.
 pub(super) type Closed = oneshot::Receiver<Infallible>;
 
-/// The place of one connection, which ends with it. Requests of the connection have clones.
+/// The slot of one connection, which is freed when the connection ends. Requests of the connection have clones.
 #[derive(Clone)]
 pub(super) struct Slot(Arc<Held>);
 
@@ -60,8 +60,8 @@ impl Connections {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until there is room for one more, and closes another connection for it if need be. Returns whether
-    /// it did. Connections whose requests are being answered are not closed.
+    /// Waits until there is room for one more, and closes another connection for it if necessary. Returns whether it
+    /// did. Connections whose requests are being answered are not closed.
     pub(super) async fn room(&self) -> bool {
         loop {
             {
@@ -80,7 +80,7 @@ impl Connections {
         }
     }
 
-    /// A place for a new connection; call [`Self::room`] first.
+    /// Adds a new connection; call [`Self::room`] first.
     pub(super) fn admit(self: &Arc<Self>) -> (Slot, Closed) {
         let (close, closed) = oneshot::channel();
         let mut state = self.state();
@@ -92,7 +92,7 @@ impl Connections {
 }
 
 impl Slot {
-    /// A request has arrived completely: the connection waits for us, not for its client.
+    /// A request has arrived completely: the client waits for the server from now on.
     pub(super) fn answering(&self) -> Answering {
         if let Some(open) = self.0.connections.state().open.get_mut(&self.0.id) {
             open.answering += 1;

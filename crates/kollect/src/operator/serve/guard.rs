@@ -1,4 +1,4 @@
-//! Who may read: the API server says whose token it is, and what its bearer may do.
+//! Authentication and authorization: the API server says which user a token belongs to, and what that user may do.
 
 mod cache;
 
@@ -33,36 +33,36 @@ use tokio::{
 use super::{Notice, Report};
 use crate::cluster::plain;
 
-/// For how long a right counts without being asked for again.
+/// How long a positive review is cached.
 const ALLOWED: Duration = Duration::from_secs(30);
-/// Shorter, because somebody waits for a right that was just granted.
+/// How long a negative review is cached: shorter, so that a new permission works soon.
 const REFUSED: Duration = Duration::from_secs(5);
 const ENTRIES: usize = 512;
 /// Longer than any token that API servers issue.
 const LONGEST_TOKEN: usize = 16 << 10;
-/// Reviews at the same time: clients with bad tokens must not flood the API server through us.
+/// Limit of concurrent reviews: clients with bad tokens must not flood the API server through this server.
 const REVIEWS: usize = 8;
-/// For both reviews, and the wait for those of others.
+/// Time limit of both reviews, including the wait for a free slot.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two notices that reviews fail.
+/// The least time between two notices that reviews fail.
 const NOTICE_PAUSE: Duration = Duration::from_secs(30);
 
 /// What the API server said about one token, verb and path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Allowed,
-    /// Nobody knows the token.
+    /// There is no token, or the API server does not accept it.
     Unknown,
-    /// Its bearer may not do this.
+    /// The user of the token may not do this.
     Forbidden,
 }
 
-/// Lets only those through who have the right to the path, a non-resource URL.
+/// Lets a request through only if its user has the right to the path, a non-resource URL.
 pub(crate) struct Guard {
     client: Client,
     reviews: Semaphore,
     allowed: Mutex<Cache<Verdict>>,
-    /// Apart, so that made up tokens do not drive out good ones.
+    /// A cache of its own, so that invalid tokens do not evict valid ones.
     refused: Mutex<Cache<Verdict>>,
     report: Report,
     last_notice: Mutex<Option<Instant>>,
@@ -81,8 +81,8 @@ impl Guard {
         })
     }
 
-    /// Puts the guard before all routes of a router. The paths must be those that clients ask for, so the
-    /// router must not be nested.
+    /// Puts the guard before all routes of a router. The router must not be nested: the guard must see the paths that
+    /// clients request.
     pub(crate) fn protect(self: Arc<Self>, router: Router) -> Router {
         router.layer(from_fn_with_state(self, pass))
     }
@@ -102,7 +102,7 @@ impl Guard {
             Verdict::Allowed => (&self.allowed, ALLOWED),
             Verdict::Unknown | Verdict::Forbidden => (&self.refused, REFUSED),
         };
-        // Counted from the question: the answer may be as old.
+        // The lifetime starts with the question, because the answer may be as old.
         cache.lock().unwrap_or_else(PoisonError::into_inner).put(key, verdict, now, now + lifetime);
         Ok(verdict)
     }
@@ -141,7 +141,7 @@ impl Guard {
         Ok(status.allowed && status.denied != Some(true))
     }
 
-    /// Clients get a neutral answer; the log gets the cause, now and then.
+    /// Reports why a review failed, at most once per [`NOTICE_PAUSE`]. Clients do not get the cause.
     fn failed(&self, error: &anyhow::Error) {
         let now = Instant::now();
         let mut last = self.last_notice.lock().unwrap_or_else(PoisonError::into_inner);
@@ -169,7 +169,7 @@ async fn pass(State(guard): State<Arc<Guard>>, request: Request, next: Next) -> 
     }
 }
 
-/// The token, if there is exactly one that could be one.
+/// The token, if there is exactly one Authorization header and its token is well-formed.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let (value, None) = (values.next()?.to_str().ok()?, values.next()) else { return None };
@@ -181,10 +181,10 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && is_token).then_some(token)
 }
 
-/// No token is kept, and nobody can make up one that is taken for another.
+/// A cache key: a hash, so that no token is stored and no two tokens have the same key.
 fn key(token: &str, verb: &str, path: &str) -> [u8; 32] {
     let mut hash = Sha256::new();
-    // None of them contains a line break.
+    // No part contains a line break, so that different parts never give the same input.
     for part in [verb, path, token] {
         hash.update(part);
         hash.update("\n");

@@ -152,7 +152,7 @@ async fn a_shutdown_finishes_running_requests_and_closes_the_others() {
     entered.notified().await;
 
     let shutdown = tokio::spawn(server.shutdown(LIMIT));
-    assert_eq!(idle.answer().await, None, "whoever waits for nothing is not waited for");
+    assert_eq!(idle.answer().await, None, "an idle connection is closed at once");
     assert!(TcpStream::connect(address).await.is_err());
     assert!(!shutdown.is_finished());
     proceed.notify_one();
@@ -209,7 +209,7 @@ async fn slow_clients_lose_their_connection() {
     let server = start(limited(|limits| limits.age = short)).await;
     let mut old = Connection::plain(server.address).await;
     assert_eq!(old.get("/", "").await.status, 200);
-    assert_eq!(old.answer().await, None, "nobody stays for ever");
+    assert_eq!(old.answer().await, None, "a connection has a limited age");
 }
 
 #[tokio::test]
@@ -223,7 +223,7 @@ async fn large_requests_are_refused() {
     connection.send(&post(fits + 1)).await;
     assert_eq!(connection.answer().await.unwrap().status, 413, "before a byte of it was sent");
 
-    // Without a length it is noticed on the way.
+    // Without a length the limit is noticed while the body is read.
     let mut chunked = Connection::plain(server.address).await;
     let chunk = format!("{:x}\r\n{}\r\n", fits + 1, "x".repeat(fits + 1));
     chunked.send("POST /size HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n").await;
@@ -235,7 +235,7 @@ async fn large_requests_are_refused() {
     assert_eq!(wordy.answer().await.unwrap().status, 431);
 }
 
-/// Nothing but the limit of connections ends one.
+/// Only the limit of connections closes one.
 fn crowded(tls: Tls) -> Endpoint {
     let ages = Duration::from_hours(1);
     let limits = Limits {

@@ -25,20 +25,20 @@ use objects::{Change, KindObjects, ObjectName};
 
 use super::{journal::Journal, signal::Signal};
 
-/// What is wrong with the API server for now.
+/// The current faults of the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ApiFaults {
-    /// Of a hundred requests so many are answered with 500.
+    /// How many of a hundred requests are answered with 500.
     pub(super) errors: u8,
-    /// Requests and events are late by at most so long.
+    /// Requests and events are late by at most this time.
     pub(super) latency: Duration,
-    /// Lists are so many versions behind.
+    /// How many versions lists are behind.
     pub(super) stale: u64,
 }
 
-/// Lists are stale for no longer than this: after two minutes an operator takes it for a cluster that was restored.
+/// Lists are stale for at most this time: after two minutes an operator assumes that the cluster was restored.
 const LONGEST_STALE: Duration = Duration::from_secs(45);
-/// For this long after a process has begun to lead no list is stale. Real ones never are: they are read from a quorum.
+/// After a process has begun to lead, no list is stale for this time. Real lists never are: they are quorum reads.
 const FRESH: Duration = Duration::from_mins(3);
 
 /// One API server. Cheap to clone.
@@ -62,7 +62,7 @@ pub(super) struct State {
     oldest: u64,
     /// Kinds that are not served.
     unserved: BTreeSet<&'static str>,
-    /// Plural and namespace of what may not be listed; without a namespace: nowhere.
+    /// Plural and namespace of what may not be listed; an empty namespace: everywhere.
     denied: BTreeSet<(String, String)>,
     /// How often all watches were cut.
     cuts: u64,
@@ -79,7 +79,7 @@ pub(super) struct State {
     written: u64,
     /// Profiles, targets and inventories whose status was written, oldest first.
     told: Vec<Told>,
-    /// When the status of each of them was written last, and the time before that.
+    /// When the status of each of these was last written, and when before that.
     told_at: BTreeMap<(usize, ObjectName), (u64, u64)>,
 }
 
@@ -272,7 +272,7 @@ impl ApiServer {
         state.faults = faults;
     }
 
-    /// Everything works again.
+    /// Ends all faults.
     pub(super) fn heal(&self) {
         let mut state = self.lock();
         state.faults = ApiFaults::default();
@@ -284,7 +284,7 @@ impl ApiServer {
         self.lock().written
     }
 
-    /// Statuses that were written since the last time.
+    /// Statuses that were written since the last call.
     pub(super) fn told(&self) -> Vec<Told> {
         std::mem::take(&mut self.lock().told)
     }
@@ -292,7 +292,7 @@ impl ApiServer {
 
 impl State {
     fn is_denied(&self, plural: &str, namespace: &str) -> bool {
-        // Who may not list somewhere may not list everywhere.
+        // A client that may not list one namespace may not list all of them either.
         self.denied.iter().any(|(denied, place)| {
             denied == plural && (place.is_empty() || namespace.is_empty() || place == namespace)
         })

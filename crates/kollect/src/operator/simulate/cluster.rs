@@ -18,7 +18,7 @@ use super::{
     specs::{LABEL, SCOPE, TEAM, text},
 };
 
-/// A watch that was cut, or a request that failed, is made up for within this time.
+/// Processes recover from a watch that was cut, or a request that failed, within this time.
 const CATCHING_UP: Duration = Duration::from_mins(2);
 
 pub(super) struct Cluster {
@@ -27,7 +27,7 @@ pub(super) struct Cluster {
     /// Its id.
     pub(super) id: String,
     pub(super) processes: Vec<Process>,
-    /// Until then a change may have been seen late.
+    /// Until then processes may see a change late.
     late_until: Instant,
     network: Network,
     faults: ApiFaults,
@@ -80,7 +80,7 @@ impl Cluster {
         }
     }
 
-    /// From when on operators have seen each change at once; `None`: they may still see some late.
+    /// Since when operators have seen each change at once; `None`: they may still see some late.
     pub(super) fn on_time_since(&self) -> Option<Instant> {
         let ApiFaults { errors, latency, stale } = self.faults;
         let is_late = errors > 0 || !latency.is_zero() || stale > 0 || self.late_until > Instant::now();

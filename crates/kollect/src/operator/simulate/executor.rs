@@ -81,7 +81,7 @@ impl Wake for TaskWaker {
 }
 
 impl State {
-    /// Answers what must be woken.
+    /// Marks a task as ready. Returns the waker of the runtime, if it must be woken.
     fn make_ready(&mut self, number: usize) -> Option<Waker> {
         let slot = self.slots.get_mut(number)?.as_mut()?;
         if mem::replace(&mut slot.is_ready, true) {
@@ -180,7 +180,7 @@ impl Executor {
         context.waker().wake_by_ref();
     }
 
-    /// Drops what has ended, without a lock: tasks may own others.
+    /// Drops the tasks that have ended, without a lock: tasks may own others.
     fn drop_ended(&self) {
         while let Some(number) = { self.lock().ended.pop() } {
             drop(take_task(number));
@@ -203,7 +203,7 @@ impl Executor {
         Some(number)
     }
 
-    /// Starts work of a server, which goes on whatever happens to its clients.
+    /// Starts work of a server, which continues whatever happens to its clients.
     pub(super) fn serve(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.spawn(SERVERS, Box::pin(work));
     }

@@ -1,4 +1,4 @@
-//! Everything that happens in a schedule, as one number: two runs of a seed are the same run if it is the same.
+//! Digest of everything that happens in a schedule: two runs of a seed are the same if their digests are.
 //!
 //! `TRACE=1` prints the lines, each with the virtual time.
 
@@ -11,7 +11,7 @@ use std::{
 use tokio::time::Instant;
 use xxhash_rust::xxh3::Xxh3;
 
-/// How often something was the result of what happened.
+/// Counts of outcomes, by name.
 pub(super) type Outcomes = BTreeMap<&'static str, u64>;
 
 /// The journal of a schedule. Cheap to clone.
@@ -56,19 +56,19 @@ impl Journal {
         writeln!(entries, "{millis:>8} {what}").unwrap();
     }
 
-    /// Counts what something has led to.
+    /// Adds to the count of an outcome.
     pub(super) fn count(&self, outcome: &'static str, more: u64) {
         *self.lock().outcomes.entry(outcome).or_default() += more;
     }
 
-    /// How much has happened so far: a number for this moment, which later ones are larger than.
+    /// A number for this moment: later moments have larger numbers.
     pub(super) fn moment(&self) -> u64 {
         let mut entries = self.lock();
         entries.count += 1;
         entries.count
     }
 
-    /// A number that stands for all entries in their order.
+    /// Digest of all entries in their order.
     pub(super) fn digest(&self) -> u64 {
         self.lock().digest.digest()
     }

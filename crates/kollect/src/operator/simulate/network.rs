@@ -1,4 +1,4 @@
-//! The ways between processes and servers.
+//! The connections between processes and servers.
 //!
 //! A request is applied by its server, not by its client: one that is on its way when its client crashes, gives up or is
 //! cut off may still be applied, later. A process may be cut off from its API server or from destinations, and may
@@ -21,7 +21,7 @@ use super::{
     signal::Signal,
 };
 
-/// The longest that a client waits for an answer that does not come: what the client of Kubernetes does.
+/// The longest time that a client waits for an answer: that of the Kubernetes client.
 const PATIENCE: Duration = Duration::from_secs(295);
 /// Requests that are cut off on their way arrive after this time at the latest, if at all.
 const LATEST: u64 = 90_000;
@@ -61,7 +61,7 @@ pub(super) struct Sent<'a> {
     pub(super) takes: Duration,
 }
 
-/// Who waits for the answer when a request is applied.
+/// Whether the client still waits for the answer when a request is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Client {
     Waits,
@@ -87,7 +87,7 @@ impl fmt::Display for Lost {
 
 impl std::error::Error for Lost {}
 
-/// All ways. Cheap to clone.
+/// All connections. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Network(Arc<Shared>);
 
@@ -95,7 +95,7 @@ struct Shared {
     executor: Executor,
     journal: Journal,
     state: Mutex<State>,
-    /// Ways that were cut lead through again.
+    /// Announced when connections that were cut work again.
     healed: Signal,
 }
 
@@ -113,7 +113,7 @@ struct Peer {
     crash: Option<(Counted, u8, CrashPoint)>,
 }
 
-/// What becomes of a request.
+/// What happens to a request.
 enum Way {
     Crash(CrashPoint),
     /// It arrives and is answered after these times.
@@ -123,7 +123,7 @@ enum Way {
     },
     /// The connection is refused.
     Refused,
-    /// It is swallowed.
+    /// It never arrives, and no answer comes.
     Swallowed,
     /// It arrives after this time, and the answer does not come back.
     Late(Duration),
@@ -139,7 +139,7 @@ impl Network {
         self.0.state.lock().unwrap()
     }
 
-    /// The ways of a process.
+    /// The connections of a process.
     pub(super) fn link(&self, process: ProcessId, name: &str) -> Link {
         self.lock().peers.entry(process).or_default().name = name.to_owned();
         Link { network: self.clone(), process, name: name.into() }
@@ -172,7 +172,7 @@ impl Network {
         self.lock().peers.entry(process).or_default().crash = Some((counted, nth, point));
     }
 
-    /// Everything gets through again, and no process crashes.
+    /// All connections work again, and no process crashes.
     pub(super) fn heal(&self) {
         for peer in self.lock().peers.values_mut() {
             *peer = Peer { name: std::mem::take(&mut peer.name), ..Peer::default() };
@@ -224,7 +224,7 @@ impl State {
     }
 }
 
-/// The ways of one process. Cheap to clone.
+/// The connections of one process. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Link {
     network: Network,
@@ -242,7 +242,7 @@ impl Link {
         self.network.lock().is_cut(self.process, server)
     }
 
-    /// Waits until a way leads through.
+    /// Waits until the connection to a server works.
     pub(super) async fn healed(&self, server: Server<'_>) {
         loop {
             let changes = self.network.0.healed.changes();
@@ -253,12 +253,12 @@ impl Link {
         }
     }
 
-    /// Whether something happens that happens in one of two cases.
+    /// True in one of two cases, at random.
     pub(super) fn flip(&self) -> bool {
         self.network.lock().random.bool()
     }
 
-    /// Sends a request. The server applies it, whatever becomes of the client meanwhile.
+    /// Sends a request. The server applies it even if the client ends meanwhile.
     pub(super) async fn send<T: Answer>(
         &self,
         sent: Sent<'_>,
@@ -298,7 +298,7 @@ impl Link {
             return Ok(answer);
         }
         self.network.0.journal.count("answers that were lost", 1);
-        // It is noticed when the way leads through again, or when the client loses patience.
+        // The client notices when the connection works again, or when its timeout has passed.
         time::timeout(PATIENCE, self.healed(sent.to)).await.ok();
         Err(Lost)
     }

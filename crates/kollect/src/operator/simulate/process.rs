@@ -27,7 +27,7 @@ use crate::{
     world::{FileRoot, Rules},
 };
 
-/// The defaults.
+/// The default lease timings of the operator.
 const TIMINGS: Timings = Timings {
     lease: Duration::from_secs(15),
     renew_deadline: Duration::from_secs(10),
@@ -47,7 +47,7 @@ pub(super) struct Process {
     /// The tasks of the last start.
     tasks: Option<Tasks>,
     stop: Signal,
-    /// Why a process ended that was not asked to.
+    /// Why the process ended although it was not asked to.
     problem: Arc<Mutex<Option<String>>>,
 }
 
@@ -147,7 +147,7 @@ async fn operate(
     let own_namespace = Some("kollect-system".to_owned());
     let rules =
         Arc::new(Rules { own_namespace, cluster_id: Some(source.id.clone()), files, ..Rules::default() });
-    // Every other one is in a Pod, whose container is started again with the same identity.
+    // Every other process runs in a Pod, whose container restarts with the same identity.
     let is_pod = link.name().ends_with(['0', '2', '4', '6', '8']);
     let identity = leader::identity(|name| match name {
         "POD_NAME" => Some(link.name().to_owned()),

@@ -70,7 +70,7 @@ impl Reader {
         self.clusters.get_mut(cluster).unwrap().record(api);
     }
 
-    /// A destination was restored or edited by others: readers may see everything again.
+    /// A destination was restored, or edited by other writers: readers may see all earlier states again.
     pub(super) fn begin_again<'a>(
         &mut self,
         destination: &str,
@@ -87,7 +87,8 @@ impl Reader {
         self.may_hold_others.insert(place);
     }
 
-    /// The status of an object of a cluster has begun to say Exported. Returns how many rows show that it is so. `held` is what a place holds, if that can be told.
+    /// The status of an object has begun to say Exported. Returns how many rows confirm it. `held` is what a place
+    /// holds, if that is known.
     pub(super) fn see_exported<'a>(
         &self,
         cluster: &str,
@@ -110,7 +111,7 @@ impl Reader {
         gone.iter().try_for_each(|(key, _)| moved::check(history, place, key, &holds))
     }
 
-    /// Looks at rows of an inventory in a destination that have changed. The error says what cannot have been.
+    /// Checks rows of an inventory in a destination that have changed. The error says what is impossible.
     pub(super) fn see(&mut self, look: &Look<'_>) -> Result<(), String> {
         let Look { place, changes, .. } = *look;
         if changes.is_empty() {

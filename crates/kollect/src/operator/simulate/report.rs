@@ -21,7 +21,7 @@ use super::{
 
 /// How often a long run says how far it is.
 const PROGRESS: Duration = Duration::from_secs(10);
-/// A schedule that takes longer, by the clock on the wall, does not end: something runs without time passing.
+/// A schedule that takes longer in real time does not end: a task runs without virtual time passing.
 const ENDLESS: Duration = Duration::from_mins(2);
 /// After so many failing seeds no more are run.
 const MOST_FAILURES: usize = 5;

@@ -117,7 +117,7 @@ pub(super) enum ProcessStep {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SinkStep {
     Fault(SinkFault),
-    /// Others remove the nth row, or change it.
+    /// Another writer removes the nth row, or changes it.
     EditRow(u8, bool),
     /// Rows of objects of this size or larger are refused.
     Limit(Option<u8>),

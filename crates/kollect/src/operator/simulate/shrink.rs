@@ -5,7 +5,7 @@ use super::{
     schedule::{Cut, Schedule},
 };
 
-/// Runs that are spent on making a failing schedule smaller.
+/// Maximum number of runs to make a failing schedule smaller.
 const MOST_RUNS: usize = 400;
 
 /// The smallest part of a schedule that was found to fail, and why it does.
@@ -21,7 +21,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Takes a smaller one if it fails, too.
+    /// Keeps a smaller schedule if it fails, too.
     fn try_cut(&mut self, cut: Cut) -> bool {
         if cut == self.smallest.cut || self.runs == MOST_RUNS {
             return false;

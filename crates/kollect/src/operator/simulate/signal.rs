@@ -15,7 +15,7 @@ struct State {
     /// How often something has changed.
     changes: u64,
     waiting: BTreeMap<u64, Waker>,
-    /// How many have waited so far.
+    /// How many futures have waited so far.
     waiters: u64,
 }
 
@@ -39,17 +39,17 @@ impl Signal {
         woken.into_values().for_each(Waker::wake);
     }
 
-    /// Waits until more has changed than so often.
+    /// Waits until the number of changes is larger than `changes`.
     pub(super) fn changed_since(&self, changes: u64) -> Changed {
         Changed { signal: self.clone(), changes, number: None }
     }
 }
 
-/// Done when something has changed.
+/// Ready when something has changed.
 pub(super) struct Changed {
     signal: Signal,
     changes: u64,
-    /// Where it waits.
+    /// Its key in `State::waiting`; `None`: it has not been polled yet.
     number: Option<u64>,
 }
 

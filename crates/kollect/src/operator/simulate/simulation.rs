@@ -1,4 +1,4 @@
-//! A running schedule: takes its steps, looks at everything after each of them, and in the end waits until everything is in
+//! Runs a schedule: takes its steps, checks everything after each of them, and at the end waits until everything is in
 //! order.
 
 use std::{
@@ -25,15 +25,15 @@ use super::{
     truth::{Expected, ExpectedRows, Place, Rows, expected, inventory_id, unserved_kind, waits_for_kind},
 };
 
-/// After the faults are over everything is in order within this time.
+/// After the faults have ended, everything must be in order within this time.
 const SETTLING: Duration = Duration::from_mins(16);
-/// How often it is looked whether everything is in order.
+/// How often it is checked whether everything is in order.
 const LOOK_AGAIN: Duration = Duration::from_secs(20);
 /// One of so many schedules goes on for [`QUIET`] afterwards.
 const WATCHED_LONGER: u64 = 20;
 /// Kinds that are not served are known to be gone within this time, and the last writes have ended.
 const LAST_WRITES: Duration = Duration::from_mins(2);
-/// For this long nothing is written.
+/// During this time nothing may be written.
 const QUIET: Duration = Duration::from_mins(11);
 
 /// What a status says about the second of two sinks that lead to one destination.
@@ -60,7 +60,7 @@ impl Simulation {
         simulation
     }
 
-    /// What is wanted has changed.
+    /// Records the objects of all clusters after a change, for the reader.
     fn record(&self) {
         for cluster in &self.clusters {
             self.sinks.lock().reader.record(&cluster.id, &cluster.api);
@@ -94,7 +94,7 @@ impl Simulation {
         }
     }
 
-    /// What readers of destinations and statuses have seen so far, and how the processes are.
+    /// Checks what readers of destinations and statuses have seen so far, and the state of the processes.
     fn check(&self) -> Result<(), String> {
         if let Some(violation) = self.sinks.lock().violation.clone() {
             return Err(violation);
@@ -108,10 +108,10 @@ impl Simulation {
         Ok(())
     }
 
-    /// What a status says that a sink has acknowledged is what the destination held for this cluster at some moment before
-    /// it was written. If it says Synced=True, that moment was not long before. A line that only repeats what the one before
-    /// it said is not checked again: while a scope cannot be read, or after a restart, what was said stands until more is
-    /// known. If it begins to say that rows are exported, they are there.
+    /// Rows that a status reports as acknowledged are what the destination held for this cluster at an earlier moment;
+    /// with Synced=True, that moment was not long before. A line that only repeats the one before is not checked again:
+    /// while a scope cannot be read, or after a restart, the old line stays until more is known. When a status begins
+    /// to say that rows are exported, the destination holds them.
     fn check_status(&self, cluster: usize, told: &Told) -> Result<(), String> {
         let (before, cluster) = (exports(&told.before), &self.clusters[cluster]);
         let new = exports(&told.object).into_iter().filter(|export| !before.contains(export));
@@ -152,7 +152,7 @@ impl Simulation {
         if !schedule.seed.is_multiple_of(WATCHED_LONGER) {
             return Ok(());
         }
-        // Destinations that were left, and hold rows that wait for another kind, are in order for the check.
+        // Destinations that sinks have left, with rows that wait for another kind, pass the check.
         time::sleep(LAST_WRITES).await;
         let written = (self.sinks.lock().rows_written, self.statuses_written());
         time::sleep(QUIET).await;
@@ -161,7 +161,7 @@ impl Simulation {
         if again.0 != written.0 {
             return Err(format!("{} rows are written although nothing changes", again.0 - written.0));
         }
-        // Times of audits may be told.
+        // Statuses may report the times of audits.
         if again.1 - written.1 > 20 {
             return Err(format!("{} statuses are written although nothing changes", again.1 - written.1));
         }
@@ -173,7 +173,7 @@ impl Simulation {
         let until = time::Instant::now() + SETTLING;
         loop {
             time::sleep(LOOK_AGAIN).await;
-            // Some may have been stopping.
+            // Some processes may have been stopping.
             self.clusters.iter_mut().for_each(Cluster::start);
             self.check()?;
             match self.check_settled() {
@@ -215,7 +215,7 @@ impl Simulation {
                     |key: &RowKey| self.waits(place, key) || waits_for_kind(&cluster.api, &place.1.name, key);
                 held(place).is_some_and(|held| held.rows.keys().any(waits))
             };
-            // A claim of the other cluster came when its process was gone, and the place was clean.
+            // The claim of the other cluster arrived after its process had ended, and the place was clean.
             let is_taken = |place: &&Place| {
                 let named = self.clusters.iter().find(|cluster| cluster.name == place.1.cluster);
                 let owner = held(place).and_then(|held| held.claim.as_ref()?.owner.as_deref());
@@ -245,7 +245,7 @@ impl Simulation {
                     if let Some(wrong) = difference(&held.rows, rows_or_none, limit, waits) {
                         return Err(format!("at the end {destination} and {inventory} of {name}: {wrong}"));
                     }
-                    // One that arrives when its process is gone may come after the cleaning.
+                    // A claim that arrives after its process has ended may come after the cleaning.
                     if held.claim.is_some() && rows.is_none() && !late_claims.contains(&place) {
                         return Err(format!(
                             "at the end the claim of {inventory:?} is left in {destination}"
@@ -329,7 +329,7 @@ fn check_last_statuses(
             if let Some(sink) = sink.map(|sink| Sink::of(&sink)) {
                 let id = inventory_id(&sink.cluster, &export.inventory.name);
                 if blocked.contains(&(sink.destination.clone(), id)) {
-                    // The other cluster has it still, or again.
+                    // The other cluster still owns it, or owns it again.
                     continue;
                 }
                 if used.contains(&sink.destination) {

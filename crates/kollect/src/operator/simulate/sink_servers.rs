@@ -1,7 +1,7 @@
 //! Destinations in memory, which all operators of a schedule share: rows, claims, atomicity and faults.
 //!
-//! Whenever something changes a reader looks: what it sees is compared with what was at some time. What a request does to
-//! a destination is in `requests`, and how a process sends it in `open_sink`: only these two know the trait `Sink`.
+//! After each change a reader checks what it sees against what was true at some time. What a request does to a
+//! destination is in `requests`, how a process sends it in `open_sink`: only these two know the trait `Sink`.
 
 mod open_sink;
 mod requests;
@@ -24,7 +24,7 @@ use super::{
     truth::{Place, Rows},
 };
 
-/// What is wrong with a destination for now.
+/// The current fault of a destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum SinkFault {
     #[default]
@@ -120,11 +120,11 @@ pub(super) struct State {
     random: fastrand::Rng,
     journal: Journal,
     pub(super) reader: Reader,
-    /// What readers saw that cannot be.
+    /// The first violation that was found.
     pub(super) violation: Option<String>,
     /// Rows that were written.
     pub(super) rows_written: u64,
-    /// Destinations that others have edited or restored: what operators know of them is not true for a while.
+    /// Destinations that other writers edited or restored: what operators know of them is not true for a while.
     changed_by_others: BTreeSet<String>,
     /// Destinations that were restored, or lost their claims.
     pub(super) claims_changed: BTreeSet<String>,
@@ -225,7 +225,7 @@ impl SinkServers {
         self.lock().take_overs_done.retain(|done| !is_own(done));
     }
 
-    /// Everything works again, but for limits.
+    /// Ends all faults; limits stay.
     pub(super) fn heal(&self) {
         self.lock().destinations.values_mut().for_each(|destination| destination.fault = SinkFault::None);
     }

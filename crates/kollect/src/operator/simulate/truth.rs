@@ -1,4 +1,4 @@
-//! What every destination should hold in the end, computed from the objects in the plainest way.
+//! The rows that every destination must hold in the end, computed from the objects in the simplest way.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::{
     specs::{Inventory, Namespace, Profile, Scope, Sink, TEAM, Target, name, text},
 };
 
-/// A destination, and whose rows.
+/// A destination, and the inventory that the rows belong to.
 pub(super) type Place = (String, InventoryId);
 
 pub(super) type Rows = BTreeMap<RowKey, RowDigest>;
@@ -75,7 +75,7 @@ pub(super) fn unserved_kind(api: &ApiServer, inventory: &str, target: &str) -> O
     (is_wanted && !api.serves(&profile.kind)).then_some(profile.kind)
 }
 
-/// The rows of a target; `None`: it is not complete.
+/// The rows of a target; `None`: its profile or its kind does not exist.
 fn rows_of(api: &ApiServer, target: &Value) -> Option<ExpectedRows> {
     let id = TargetId { namespace: Some(TEAM.into()), name: name(target).into() };
     let (spec, scope) = (Target::of(target), Scope::now(api));

@@ -1,5 +1,5 @@
-//! What of the kinds of a target cannot be seen: the lines of `status.coverage`, and one sentence for each that
-//! says what may not be done, where, and what to grant.
+//! Kinds of a target that the operator cannot see: the lines of `status.coverage`, and a sentence for each that says
+//! which permission is missing, where, and what to grant.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,13 +20,13 @@ use kollect_model::{
 use super::{View, count, time};
 use crate::world::{ResolvedInventory, ResolvedTarget};
 
-/// The word of the documentation for a place that may not be listed.
+/// The documented value for a place where listing is forbidden.
 pub(super) const FORBIDDEN: &str = "skipped:forbidden";
 
-/// How many names a list of a status has; fields beside the lists count all.
+/// Limit of names in a list of a status; other fields have the total.
 const MOST_NAMES: usize = 100;
 
-/// How many kinds a message is about; the others are counted.
+/// Limit of kinds that a message names; the others are counted.
 const NAMED_KINDS: usize = 2;
 
 /// The beginning of a list of names, for a status.
@@ -34,10 +34,10 @@ pub(super) fn cut(names: &[Arc<str>]) -> Vec<String> {
     names.iter().take(MOST_NAMES).map(ToString::to_string).collect()
 }
 
-/// Whether a kind can be seen, in some places.
+/// Whether a kind can be seen in some namespaces.
 pub(super) struct Line {
     pub(super) status: CoverageStatus,
-    /// What permissions call the kind.
+    /// The resource name of the kind, as in permissions.
     resource: String,
     /// All namespaces concerned; none: the whole cluster.
     names: Vec<Arc<str>>,
@@ -55,7 +55,7 @@ impl View<'_> {
         })
     }
 
-    /// What of an inventory cannot be seen, where the ledger says why.
+    /// What of an inventory cannot be seen, as far as the coverage ledger has the cause.
     pub(super) fn unseen(&self, resolved: &ResolvedInventory, sights: &Sights) -> Option<String> {
         let mut dark: BTreeMap<(&str, &str), Vec<&Sight>> = BTreeMap::new();
         for ((_, group, kind), sight) in sights {
@@ -72,7 +72,7 @@ impl View<'_> {
 }
 
 impl View<'_> {
-    /// What is said of a target whose kind is not served while sinks hold rows of a kind that it has left.
+    /// The message about a target whose kind is not served while sinks hold rows of its previous kind.
     pub(super) fn waiting(&self, id: &TargetId, sights: &Sights) -> Option<String> {
         if !sights.values().any(|sight| *sight == Sight::Absent) {
             return None;
@@ -97,7 +97,7 @@ impl View<'_> {
     }
 }
 
-/// The places of some kinds that are concerned, by kind and by why they cannot be seen.
+/// The places of these kinds for which `concerns` is true, grouped by kind and by why they cannot be seen.
 fn lines<'a>(
     coverage: &Coverage,
     kinds: impl IntoIterator<Item = &'a Gvk>,

@@ -1,4 +1,4 @@
-//! Where the rows of an inventory are, in its status.
+//! The destinations and take-overs in the status of an inventory.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kollect_model::{
@@ -19,8 +19,8 @@ use crate::{
 };
 
 impl View<'_> {
-    /// The line of a sink with its destinations as they shall be told. Where nothing else is known, as for an inventory
-    /// that cannot be resolved, the destinations that the line names already stay.
+    /// The line of a sink with its new destinations. If none are known, as for an inventory that cannot be resolved,
+    /// the destinations in the line stay.
     pub(super) fn with_destinations(&self, binding: &BindingName, line: SinkExport) -> SinkExport {
         match self.board.look(binding, |progress| progress.line.clone()).flatten() {
             Some(Destinations { held: place, claiming, left }) => {
@@ -30,7 +30,7 @@ impl View<'_> {
         }
     }
 
-    /// Whether what was said about a sink is about the destination that it leads to.
+    /// Whether a line of the status is about the destination that the sink leads to.
     pub(super) fn is_about(&self, binding: &BindingName, line: &SinkExport) -> bool {
         let same = |told: &Destinations| match (&told.held, &line.place) {
             (Some(held), Some(place)) => held.is_at(place) && told.claiming.is_none(),
@@ -39,7 +39,7 @@ impl View<'_> {
         self.board.look(binding, |progress| progress.line.as_ref().is_some_and(same)).unwrap_or(false)
     }
 
-    /// What was said of all sinks stands.
+    /// The previous status with the new destinations of all sinks.
     pub(super) fn with_all_destinations(
         &self,
         before: &InventoryStatus,
@@ -76,7 +76,7 @@ impl View<'_> {
             .flatten();
         let SinkExport { name, namespace, place, claiming, left, .. } = line;
         let conditions = conditions.done();
-        // What it has acknowledged was about the place that is being cleaned.
+        // Acknowledgements are left out: they are about the place that is being cleaned.
         Some(SinkExport {
             name,
             namespace,
@@ -89,7 +89,7 @@ impl View<'_> {
         })
     }
 
-    /// Rows in destinations where no sink leads any more are for people to remove.
+    /// Sets LeftBehind for destinations with rows where no sink leads any more: a user must remove the rows.
     pub(super) fn judge_destinations(
         &self,
         name: &InventoryName,
@@ -112,7 +112,7 @@ impl View<'_> {
         }
     }
 
-    /// Requests for take-overs that name no sink.
+    /// Sets TakeOver to False if requests name no sink of the inventory.
     pub(super) fn judge_take_overs(
         metadata: &ObjectMeta,
         resolved: &ResolvedInventory,
@@ -124,7 +124,7 @@ impl View<'_> {
         }
     }
 
-    /// The take-overs that were done, the latest at the end.
+    /// All recorded take-overs, the latest at the end.
     pub(super) fn take_overs(
         &self,
         before: &[TakeOverRecord],

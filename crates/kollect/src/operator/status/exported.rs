@@ -29,8 +29,8 @@ use crate::{
 
 const TYPE: &str = "Exported";
 
-/// What is said while rows are on their way. Which sink lacks them changes too quickly to be told here; the inventory
-/// tells it if it takes long.
+/// The message while rows are on their way. It names no sink, because that changes too quickly; the status of the
+/// inventory names the sink if it takes long.
 const ON_THE_WAY: &str = "some sinks do not have the rows of this generation yet";
 
 /// Why the rows of a generation are not in a sink.
@@ -45,7 +45,7 @@ impl Missing {
     }
 }
 
-/// What is known about rows in a sink.
+/// Whether a sink holds rows.
 enum Held {
     Yes,
     /// This process has not compared the sink yet; its status says that it holds the rows.
@@ -55,7 +55,7 @@ enum Held {
 }
 
 impl View<'_> {
-    /// Whether sinks hold what a profile makes.
+    /// Sets Exported of a profile: whether sinks hold its rows.
     pub(super) fn judge_profile_export(
         &self,
         name: &Name,
@@ -78,7 +78,7 @@ impl View<'_> {
         tell(metadata, before, outcome, conditions);
     }
 
-    /// Whether sinks hold the rows of a target.
+    /// Sets Exported of a target: whether sinks hold its rows.
     pub(super) fn judge_target_export(
         &self,
         metadata: &ObjectMeta,
@@ -89,7 +89,7 @@ impl View<'_> {
         tell(metadata, before, self.target_is_exported(id), conditions);
     }
 
-    /// A status that stands while objects are read again, with what has come of the rows meanwhile.
+    /// The previous status, which stays while objects are listed again, with a new condition Exported.
     pub(super) fn with_target_export(
         &self,
         metadata: &ObjectMeta,
@@ -105,7 +105,7 @@ impl View<'_> {
         TargetStatus { conditions, ..before.clone() }
     }
 
-    /// Whether sinks hold what an inventory asks for.
+    /// Sets Exported of an inventory: whether sinks hold its rows.
     pub(super) fn judge_inventory_export(
         &self,
         metadata: &ObjectMeta,
@@ -122,8 +122,8 @@ impl View<'_> {
         tell(metadata, before, outcome, conditions);
     }
 
-    /// Whether all sinks of an inventory hold the rows of its targets; the answer says whether this process has seen it.
-    /// A target that is suspended keeps its rows: nothing is missing.
+    /// Whether all sinks of an inventory hold the rows of its targets. `Ok(false)`: the status says so, and this
+    /// process has not verified it yet. A suspended target keeps its rows: nothing is missing.
     fn inventory_is_exported(
         &self,
         name: &InventoryName,
@@ -143,7 +143,7 @@ impl View<'_> {
         Ok(sure & self.sinks_hold(name, inventory, revision)?)
     }
 
-    /// Whether all sinks of all inventories of a target hold its rows; the answer says whether this process has seen it.
+    /// Whether all sinks of all inventories of a target hold its rows; `Ok(false)`: it has not been verified yet.
     fn target_is_exported(&self, id: &TargetId) -> Result<bool, Missing> {
         let inventories = self.links.inventories_of(id);
         if inventories.is_empty() {
@@ -161,7 +161,7 @@ impl View<'_> {
         Ok(sure)
     }
 
-    /// The revision with which all rows of a target are there; `None`: its first list in this process is running.
+    /// The revision at which all rows of a target are in the store; `None`: its first list in this process is running.
     fn rows_of_target(&self, id: &TargetId, resolved: &ResolvedTarget) -> Result<Option<u64>, Missing> {
         if let Some(first) = resolved.faults.first() {
             return Err(Missing::because(first.reason, format!("target {id}: see its Ready")));
@@ -185,14 +185,14 @@ impl View<'_> {
         Err(Missing::because(Reason::NotSeen, format!("target {id}: see its Blind")))
     }
 
-    /// Whether all sinks of an inventory hold all rows up to a revision; the answer says whether this process has seen it.
+    /// Whether all sinks of an inventory hold all rows up to a revision; `Ok(false)`: it has not been verified yet.
     fn sinks_hold(
         &self,
         name: &InventoryName,
         inventory: &ResolvedInventory,
         revision: u64,
     ) -> Result<bool, Missing> {
-        // Users of a namespace may read this who may not read cluster inventories.
+        // Users who may read this status may not be permitted to read cluster inventories.
         let shown = match &name.namespace {
             Some(_) => format!("inventory {}", name.name),
             None => "a cluster inventory".to_owned(),
@@ -244,7 +244,7 @@ impl View<'_> {
         }
     }
 
-    /// Whether the status of an inventory says of a sink that it holds the rows.
+    /// Whether the status of an inventory says that a sink holds the rows.
     fn said_so(&self, name: &InventoryName, sink: &BoundSink) -> bool {
         let Some((_, status)) = self.known.inventory(name) else { return false };
         let status = self.rules.shown_status(status);
@@ -266,7 +266,7 @@ fn missing(progress: &Progress) -> Held {
     }
 }
 
-/// Sets the condition. What was true of this generation stands while nothing else is known.
+/// Sets the condition. True for this generation stays True until this process knows better.
 fn tell(
     metadata: &ObjectMeta,
     before: &[Condition],

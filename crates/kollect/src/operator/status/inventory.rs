@@ -1,4 +1,4 @@
-//! What an inventory says: for each sink what it has acknowledged, what waits and why, and all of them together.
+//! The status of an inventory: what each sink has acknowledged, what waits and why, and a summary of all sinks.
 
 use std::time::Duration;
 
@@ -31,18 +31,18 @@ use crate::{
     world::{BoundSink, Fault, InventoryName, ResolvedInventory},
 };
 
-/// An inventory with a sink that has failed for so long is not Ready.
+/// An inventory with a sink that has failed for this long is not Ready.
 const FAILS_FOR_LONG: Duration = Duration::from_mins(1);
-/// What waits for less is not worth a write of the status.
+/// Rows that wait for less than this are not worth a write of the status.
 const WORTH_TELLING: Duration = Duration::from_secs(1);
 
-/// How a sink of an inventory is.
+/// The state of a sink of an inventory.
 pub(super) enum SinkState {
     /// It holds the rows, and nothing newer has waited for too long.
     Synced,
-    /// Something is on its way.
+    /// It does not hold the rows yet, and nothing failed.
     Busy(Reason, String),
-    /// Nothing will be written until somebody does something.
+    /// Nothing will be written until a user changes something.
     Stopped(Reason, String),
     /// The last attempt failed, and trying again may help.
     Failing(Failure),
@@ -65,7 +65,7 @@ impl SinkState {
         }
     }
 
-    /// What was tried, if it did not work.
+    /// The message of a sink that failed or is stopped.
     fn error(&self) -> Option<&str> {
         match self {
             Self::Stopped(_, message) => Some(message),
@@ -98,7 +98,7 @@ fn next_rounded(seconds: u64) -> u64 {
 }
 
 impl View<'_> {
-    /// What an inventory holds and where it has been written.
+    /// The status of an inventory.
     pub(crate) fn inventory(
         &self,
         metadata: &ObjectMeta,
@@ -135,7 +135,7 @@ impl View<'_> {
         };
         let last_export_time = exports.iter().filter_map(|export| export.last_export_time.clone()).max();
         let was_tried = resolved.sinks.iter().all(|sink| self.was_tried(metadata, name, sink));
-        // As many as the schema allows.
+        // Limit of the CRD schema.
         exports.extend(left);
         exports.truncate(2 * MAX_SINK_REFS);
         InventoryStatus {
@@ -154,15 +154,15 @@ impl View<'_> {
         }
     }
 
-    /// Whether something has come of the last request to compare a sink.
+    /// Whether the last request to compare a sink has been handled, successfully or not.
     fn was_tried(&self, metadata: &ObjectMeta, name: &InventoryName, sink: &BoundSink) -> bool {
         let requested = request(metadata);
         let was_tried = |progress: &Progress| progress.has_handled(requested.as_ref());
         sink.plan.is_err() || self.board.look(&binding_name(name, &sink.name), was_tried).unwrap_or(false)
     }
 
-    /// Whether this process has just begun to lead, and knows nothing about the sinks of an inventory yet that has not
-    /// been edited: then what its status says stands.
+    /// Whether this process has just begun to lead, knows nothing about the sinks of an inventory yet, and the
+    /// inventory has not been edited: then its status stays.
     fn nothing_is_known(
         &self,
         metadata: &ObjectMeta,
@@ -185,7 +185,7 @@ impl View<'_> {
             && !self.has_passed(self.led_since, LATE)
     }
 
-    /// How a sink is.
+    /// The state of a sink.
     pub(super) fn sink_state(
         &self,
         metadata: &ObjectMeta,
@@ -242,7 +242,7 @@ impl View<'_> {
         now: &ProgressNow,
     ) -> Option<SinkState> {
         let busy = |reason, message: &str| Some(SinkState::Busy(reason, message.to_owned()));
-        // A sink that held the rows is not in doubt because another one fails, or because everything is listed again.
+        // A sink that held the rows stays Synced while another sink fails, or while everything is listed again.
         let line = before.sink_exports.iter().find(|export| export.name == sink.name);
         let stands = is_silent(progress)
             && line.is_some_and(|line| is_synced(line) && self.is_about(binding, line))
@@ -341,7 +341,7 @@ impl View<'_> {
         self.judge_sinks(resolved, states, is_blind, conditions);
     }
 
-    /// Says what cannot be seen. Answers whether that is everything.
+    /// Sets Blind for what cannot be seen. Returns whether nothing can be seen.
     fn judge_sight(&self, resolved: &ResolvedInventory, conditions: &mut Conditions<'_>) -> bool {
         let sights = self.rows.sights(&resolved.targets);
         let blind = kollect_engine::export::coverage(&sights, self.scope);
@@ -436,7 +436,7 @@ impl View<'_> {
         let details: Vec<String> = lacking
             .clone()
             .map(|(sink, state)| {
-                // A condition of its own has the text.
+                // Condition RemovalsHeld has the text.
                 let is_held = state.reason() == Reason::RemovalsHeld;
                 let message = if is_held { "see condition RemovalsHeld" } else { state.message() };
                 format!("{}: {message}", named(sink))
@@ -476,7 +476,7 @@ impl View<'_> {
         }
     }
 
-    /// Removals that the guard holds.
+    /// Sets RemovalsHeld for removals that the guard holds.
     fn judge_removals(
         &self,
         name: &InventoryName,
@@ -514,7 +514,7 @@ impl View<'_> {
             None => state.message(),
         };
         conditions.set("Synced", matches!(state, SinkState::Synced), state.reason(), message);
-        // What was acknowledged to an earlier process stands until this one has compared.
+        // Acknowledgements to an earlier process stay until this process has compared the sink.
         let known_here = known.filter(|known| progress.line.is_none() || self.is_about(&binding, known));
         let line = SinkExport {
             name: sink.name.clone(),
@@ -529,13 +529,13 @@ impl View<'_> {
             place: known.and_then(|known| known.place.clone()),
             claiming: known.and_then(|known| known.claiming.clone()),
             left: known.map(|known| known.left.clone()).unwrap_or_default(),
-            // It is told with the place, and not before.
+            // An acknowledgement is reported only together with its place.
             ..acknowledged_line(now.acknowledged.as_ref().filter(|_| progress.is_held()), known_here)
         };
         self.with_destinations(&binding, line)
     }
 
-    /// What waits, if that is worth telling.
+    /// The rows that wait, if they have waited long enough to be reported.
     fn pending(&self, now: &ProgressNow) -> Option<PendingRows> {
         let pending = now.pending?;
         let waits = pending.next_write.is_some_and(|at| at > Instant::now() + WORTH_TELLING);
@@ -549,7 +549,7 @@ impl View<'_> {
         })
     }
 
-    /// For how long the sink has lacked something that it should have.
+    /// For how long the sink has lacked rows that it should have.
     fn lag(&self, progress: &Progress) -> Option<i64> {
         let seconds = progress.lag(clock::now())?.as_secs();
         self.look_again_at(Instant::now() + Duration::from_secs(next_rounded(seconds) - seconds));
@@ -590,13 +590,13 @@ fn named(sink: &BoundSink) -> String {
     format!("{} ({})", sink.name, sink.field)
 }
 
-/// Sets `Synced`, and what the Go implementation documents as its other name.
+/// Sets `Synced`, and `ExportSucceeded`, which the Go implementation documents.
 fn synced(conditions: &mut Conditions<'_>, holds: bool, reason: Reason, message: &str) {
     conditions.set("Synced", holds, reason, message);
     conditions.set("ExportSucceeded", holds, reason, "another name of condition Synced");
 }
 
-/// Whether nothing has come of a binding yet.
+/// Whether a binding has reported nothing yet.
 fn is_silent(progress: &Progress) -> bool {
     let now = progress.now();
     !now.is_known
@@ -611,7 +611,7 @@ fn acknowledged_line(acknowledged: Option<&Acknowledged>, before: Option<&SinkEx
         let Some(SinkExport { last_export_time, last_checksum, rows, .. }) = before else {
             return SinkExport::default();
         };
-        // Revisions of an earlier process are other numbers.
+        // Revisions of different processes cannot be compared.
         return SinkExport {
             last_export_time: last_export_time.clone(),
             last_checksum: last_checksum.clone(),
@@ -620,7 +620,7 @@ fn acknowledged_line(acknowledged: Option<&Acknowledged>, before: Option<&SinkEx
         };
     };
     let checksum = acknowledged.checksum.clone().unwrap_or_else(|| format!("{:032x}", acknowledged.digest));
-    // The rows are those that an earlier process has written.
+    // With the same checksum these are the rows that an earlier process wrote.
     let is_same = |before: &&SinkExport| before.last_checksum.as_ref() == Some(&checksum);
     let written = before.filter(|_| acknowledged.is_found).filter(is_same);
     SinkExport {
@@ -634,7 +634,7 @@ fn acknowledged_line(acknowledged: Option<&Acknowledged>, before: Option<&SinkEx
     }
 }
 
-/// What is said about removals that are held, with what to do.
+/// The message about held removals, with the possible actions.
 fn removals_held(held: &HeldRemovals) -> String {
     format!(
         "{} of {} rows would be removed because specs changed, which is more than spec.removalGuard allows, and nothing \

@@ -1,4 +1,4 @@
-//! Attributes that have no value: how many rows, why, and one of the objects.
+//! Attributes without a value: how many rows, the cause, and an example.
 
 use kollect_engine::store::{NullCause, NullCount};
 use kollect_model::crd::target::NullAttributeStatus;
@@ -6,12 +6,12 @@ use kollect_model::crd::target::NullAttributeStatus;
 use super::counted;
 use crate::{operator::conditions::Conditions, reason::Reason};
 
-/// As many as the schema allows.
+/// Limit of the CRD schema.
 const MOST_LINES: usize = 100;
-/// How many attributes a message names.
+/// Limit of attributes that a message names.
 const NAMED: usize = 2;
 
-/// The lines of the status, those first that no one can want.
+/// The lines of the status; type mismatches come first.
 pub(super) fn lines(nulls: &[NullCount]) -> Vec<NullAttributeStatus> {
     sorted(nulls).into_iter().take(MOST_LINES).map(line).collect()
 }
@@ -38,7 +38,7 @@ fn example(NullCount { cause, example: (object, found), .. }: &NullCount) -> Str
     }
 }
 
-/// What is said of an attribute.
+/// The message about an attribute.
 fn sentence(null: &NullCount) -> String {
     let NullCount { attribute, cause, rows, .. } = null;
     let (rows, example) = (counted(*rows, "row", "rows"), example(null));
@@ -51,13 +51,13 @@ fn sentence(null: &NullCount) -> String {
     }
 }
 
-/// An attribute that is not of its declared type, as an error.
+/// The first attribute that is not of its declared type, as an error.
 pub(super) fn first_mismatch(nulls: &[NullCount]) -> Option<String> {
     let mismatch = sorted(nulls).into_iter().find(|null| null.cause == NullCause::TypeMismatch)?;
     Some(format!("attribute {}", sentence(mismatch)))
 }
 
-/// Says that attributes have no value.
+/// Sets AttributesNull if attributes have no value.
 pub(super) fn judge(nulls: &[NullCount], conditions: &mut Conditions<'_>) {
     let sorted = sorted(nulls);
     let Some(first) = sorted.first() else { return };

@@ -1,4 +1,4 @@
-//! What a target asks for and does not get: the condition `ScopeClipped`.
+//! The part of a selection that a target may not collect: the condition `ScopeClipped`.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -16,8 +16,8 @@ use crate::{
 };
 
 impl View<'_> {
-    /// Says what scopes cut off and what is beyond the reach of the target. Answers whether nothing is left because of
-    /// the reach.
+    /// Sets ScopeClipped for what scopes deny and for what is beyond the reach of the target. Returns whether the reach
+    /// leaves nothing to collect.
     pub(super) fn judge_reach(
         &self,
         id: &TargetId,
@@ -28,7 +28,7 @@ impl View<'_> {
         let own = id.namespace.as_deref().unwrap_or_default();
         let kinds = self.kinds_beyond(id);
         let kept = self.kept(id);
-        // What is named and beyond the reach is among the namespaces below, if it exists.
+        // A named namespace beyond the reach is also among the namespaces below, if it exists.
         let is_beyond = |fault: &&Fault| fault.reason == Reason::BeyondReach;
         let named: Vec<&Fault> = resolved.clipped.iter().filter(is_beyond).collect();
         let denied: Vec<&Fault> = resolved.clipped.iter().filter(|fault| !is_beyond(fault)).collect();

@@ -1,4 +1,4 @@
-//! What of a target's selection matches nothing: the condition `Unmatched`.
+//! The part of a target's selection that matches nothing: the condition `Unmatched`.
 
 use kollect_engine::{select::SelectedNamespaces, store::Sight};
 use kollect_model::{crd::shapes::Gvk, row::TargetId};
@@ -10,11 +10,11 @@ use crate::{reason::Reason, world::ResolvedTarget};
 pub(super) struct Unmatched {
     pub(super) reason: Reason,
     pub(super) message: String,
-    /// Nothing can be selected as the specs are.
+    /// Nothing can be selected with the current specs.
     pub(super) is_all: bool,
 }
 
-/// How many names a message has; the others are counted.
+/// Limit of names in a message; the others are counted.
 const NAMED: usize = 2;
 
 fn names<T: ToString>(all: &[T]) -> String {
@@ -26,7 +26,7 @@ fn names<T: ToString>(all: &[T]) -> String {
 }
 
 impl View<'_> {
-    /// What of the selection of a target matches nothing, once its kinds have been looked at.
+    /// The part of the selection of a target that matches nothing, once its kinds have been listed.
     pub(super) fn unmatched(
         &self,
         id: &TargetId,
@@ -85,7 +85,7 @@ impl View<'_> {
         selection: &kollect_engine::select::Selection,
         selected: &SelectedNamespaces,
     ) -> Option<Unmatched> {
-        // Names that cannot be listed cannot be missed.
+        // Without a complete list of namespaces none of them is known to be missing.
         let known = self.namespaces.as_ref().filter(|namespaces| namespaces.complete)?;
         let named: Vec<&String> = selection.named_within_bounds().collect();
         let is_missing = |name: &&String| !known.known.contains_key(name.as_str());

@@ -1,4 +1,4 @@
-//! What is allowed and may not be meant.
+//! Warnings about valid specs that may not do what is intended.
 
 use kollect_model::{
     SpecError,
@@ -6,7 +6,7 @@ use kollect_model::{
     sink::SinkSpec,
 };
 
-/// Paths whose values may surprise.
+/// Warns about paths with a filter: their value is always a list.
 pub(super) fn paths(profile: &KollectProfileSpec) -> Vec<String> {
     let filtered = profile.attributes.iter().enumerate().filter(|(_, a)| a.path.contains("[?("));
     filtered
@@ -19,7 +19,7 @@ pub(super) fn paths(profile: &KollectProfileSpec) -> Vec<String> {
         .collect()
 }
 
-/// What any sink may say. What its backend has to say comes from `kollect_sinks::advice`.
+/// Warnings about sinks of any type. Those of a backend come from `kollect_sinks::advice`.
 pub(super) fn sink(spec: &SinkSpec) -> Vec<String> {
     let common = spec.common();
     let mut warnings = Vec::new();

@@ -1,4 +1,4 @@
-//! What would happen with an object, asked of those who would do it.
+//! Checks an object with the code that would process it later.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -47,7 +47,7 @@ impl<'a> Judge<'a> {
     pub(super) fn judge(mut self, question: &Question) -> Verdict {
         let mut object = question.object.clone();
         if let Some(fields) = object.as_object_mut() {
-            // Whoever writes it, it is not part of what is asked for.
+            // The status is not part of the request.
             fields.remove("status");
         }
         let errors = self.kind.check(&mut object);
@@ -84,7 +84,7 @@ impl<'a> Judge<'a> {
                 judge.sink(&name, &SinkSpec::Event(sink.spec));
             }),
             "KollectConnectionTest" => self.read(object, |judge, test| judge.connection_test(&name, &test)),
-            // Scopes are right if their schema says so.
+            // The schema is the only check of scopes.
             _ => drop(self.say_if_out_of_sight(&name.0)),
         }
     }
@@ -125,7 +125,7 @@ impl<'a> Judge<'a> {
         self.resolve_target(&id, &world);
     }
 
-    /// Scopes and one profile: nothing else matters to a target.
+    /// Scopes and one profile: a target depends on nothing else.
     fn world_of_target(&self, profile: &Name) -> World {
         let known = self.known.world();
         let profiles = known.profiles.get(profile).map(|found| (profile.clone(), found.clone()));
@@ -168,7 +168,7 @@ impl<'a> Judge<'a> {
         self.resolve_inventory(&id, &world);
     }
 
-    /// Targets without their profiles: an inventory asks only for their names and labels.
+    /// Targets without their profiles: an inventory depends only on their names and labels.
     fn world_of_inventory(&self) -> World {
         World {
             profiles: [].into(),
@@ -186,7 +186,7 @@ impl<'a> Judge<'a> {
         let sighted = self.say_if_out_of_sight(namespace);
         self.weigh(resolved.faults.into_iter().chain(resolved.missing), sighted);
         self.forbid(world.inventory_below_floor(id));
-        // What is wrong with a sink itself is told by its own status.
+        // The status of a sink reports errors in the sink itself.
         let of_reference = |fault: &&Fault| fault.reason != Reason::InvalidSpec;
         let plans = resolved.sinks.iter().filter_map(|sink| sink.plan.as_ref().as_ref().err());
         self.weigh(plans.flatten().filter(of_reference).cloned(), sighted);
@@ -220,7 +220,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Whether other objects of the namespace can be seen at all; if not, that is worth a warning.
+    /// Whether the operator watches the namespace; if not, a warning is added.
     fn say_if_out_of_sight(&mut self, namespace: &str) -> bool {
         let Some(within) = self.within else { return true };
         let sighted = self.kind.namespaced && within.contains(namespace);
@@ -234,7 +234,7 @@ impl<'a> Judge<'a> {
         sighted
     }
 
-    /// Scopes that cannot be read would allow everything.
+    /// Refuses the object if scopes cannot be read: one of them may forbid it.
     fn needs_scopes(&mut self, namespace: &str) {
         let scope = if self.kind.namespaced { "KollectScope" } else { "KollectClusterScope" };
         if let Some(why) = self.known.unseen(scope, namespace) {
@@ -243,7 +243,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Refuses or warns. Whoever cannot see other objects does not say that they are missing.
+    /// Refuses faults, and warns about missing objects unless the operator cannot see them (no `sighted`).
     fn weigh(&mut self, faults: impl IntoIterator<Item = Fault>, sighted: bool) {
         for Fault { reason, error } in faults {
             match reason {

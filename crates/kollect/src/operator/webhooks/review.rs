@@ -1,4 +1,4 @@
-//! AdmissionReview, as far as it is read and answered here.
+//! The parts of AdmissionReview that are read and answered here.
 
 use kollect_model::{
     SpecError,
@@ -11,7 +11,7 @@ use crate::schema::Kind;
 
 const API_VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
-/// API servers cut what is longer; this is where words end.
+/// Limit of characters in a warning; API servers cut longer ones.
 const LONGEST_WARNING: usize = 240;
 
 #[derive(Deserialize)]
@@ -48,7 +48,7 @@ struct RequestKind {
     kind: String,
 }
 
-/// What an API server wants to know.
+/// The request of a review.
 pub(super) struct Question {
     uid: String,
     kind: String,
@@ -58,7 +58,7 @@ pub(super) struct Question {
 }
 
 impl Question {
-    /// Reads a review; a problem says what is wrong with it.
+    /// Reads a review; the error says what is wrong with it.
     pub(super) fn read(body: &[u8], kind: &Kind) -> Result<Self, String> {
         let asked: Asked =
             serde_json::from_slice(body).map_err(|error| format!("this is no {KIND}: {error}"))?;
@@ -76,7 +76,7 @@ impl Question {
         if matches!(&*operation, "CREATE" | "UPDATE") {
             let metadata = object.get_mut("metadata").and_then(Value::as_object_mut);
             let metadata = metadata.ok_or("the review has no object with metadata")?;
-            // What the address of the request says, the object need not repeat.
+            // The object may omit what the URL of the request contains.
             for (field, value) in [("name", name), ("namespace", namespace)] {
                 if !value.is_empty() && metadata.get(field).is_none_or(Value::is_null) {
                     metadata.insert(field.into(), value.into());
@@ -92,8 +92,8 @@ impl Question {
         Ok(Self { uid, kind: kind.name.clone(), operation, object, old: old_object })
     }
 
-    /// Whether nothing may stand in the way: deletion, and whatever only changes metadata. An object that
-    /// has become wrong since must lose its finalizer all the same.
+    /// Whether the request is always allowed: deletion, and changes of metadata only. The finalizer of an object that
+    /// has become invalid must be removable.
     pub(super) fn is_exempt(&self) -> bool {
         match &*self.operation {
             "CREATE" => false,
@@ -105,12 +105,12 @@ impl Question {
         }
     }
 
-    /// Whether the object says the same as before; then nothing about it is refused.
+    /// Whether the spec is unchanged; then problems are warnings only.
     pub(super) fn is_same_spec(&self) -> bool {
         self.operation == "UPDATE" && self.object["spec"] == self.old["spec"]
     }
 
-    /// Annotations of profiles open what is closed.
+    /// Whether annotations of a profile change: they can permit what is forbidden by default.
     fn changes_annotations(&self) -> bool {
         let annotations = |object: &Value| object["metadata"]["annotations"].clone();
         self.kind == "KollectProfile" && annotations(&self.object) != annotations(&self.old)
@@ -144,7 +144,7 @@ fn clip(text: &str) -> String {
     line.chars().take(LONGEST_WARNING).chain("…".chars()).collect()
 }
 
-/// What a judge found.
+/// The result of a review.
 #[derive(Debug, Default)]
 pub(super) struct Verdict {
     pub(super) problems: Vec<Problem>,
@@ -155,7 +155,7 @@ pub(super) struct Verdict {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Problem {
     pub(super) error: SpecError,
-    /// A scope says no, and not the object itself.
+    /// A scope forbids it; the object itself is valid.
     pub(super) forbidden: bool,
 }
 

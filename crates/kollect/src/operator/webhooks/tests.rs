@@ -47,7 +47,7 @@ async fn what_is_wrong_in_itself_is_refused_with_every_problem_and_its_field() {
 
     let answer = world.ask(create("KollectTarget", "t", &json!({ "profileRef": "a/b" }))).await;
     answer.denied(422, &["KollectTarget \"t\": spec.profileRef = \"a/b\": "]);
-    // The rules are judged although there is no profile.
+    // The rules are checked although there is no profile.
     let rule = json!({ "gvk": { "version": "v1", "kind": "Pod" }, "matchPolicy": "object.x ==" });
     let answer =
         world.ask(create("KollectTarget", "t", &json!({ "profileRef": "p", "resourceRules": [rule] }))).await;
@@ -135,7 +135,7 @@ async fn what_is_missing_is_a_warning_because_objects_come_in_any_order() {
         object("KollectDatabaseSink", "portal", &sqlite()),
     ];
     let world = World::of(&there, strict());
-    // The sink cannot work, which its own status tells.
+    // The sink cannot work; its own status reports that.
     for question in [target, inventory, test, cluster] {
         world.ask(question).await.allowed(&[]);
     }
@@ -178,7 +178,7 @@ async fn scopes_are_enforced_with_the_field_that_breaks_them() {
 
     let inventory = |spec: Value| create("KollectInventory", "i", &spec);
     let missing = ["no database sink portal"];
-    // The default is not what somebody asked for: the floor raises it.
+    // The default was not requested by a user: the floor raises it.
     world.ask(inventory(json!({ "databaseSinkRefs": ["portal"] }))).await.allowed(&missing);
     let defaulted = json!({ "databaseSinkRefs": ["portal"], "exportMinInterval": "30s" });
     world.ask(inventory(defaulted)).await.allowed(&missing);
@@ -283,7 +283,7 @@ async fn deletion_and_metadata_are_never_in_the_way_q3() {
     deleted["request"]["object"] = Value::Null;
     world.ask(deleted).await.allowed(&[]);
 
-    // Whoever takes back a permission is not stopped, and is told what that means.
+    // An update that removes a permission is allowed, with a warning.
     let secret = json!({
         "targetGVK": { "version": "v1", "kind": "Secret" }, "attributes": [{ "name": "a", "path": "$.data.a" }],
     });
@@ -361,7 +361,7 @@ async fn nothing_is_allowed_before_scopes_are_known_or_while_they_cannot_be_seen
     let sink = json!({ "type": "nats", "nats": { "url": "nats://a.example:4222", "subject": "a" } });
     blind.ask(create("KollectEventSink", "s", &sink)).await.denied(403, &["no KollectScope can be seen"]);
     blind.ask(create("KollectClusterInventory", "i", &json!({}))).await.allowed(&[]);
-    // One discovery that does not know the kind proves nothing.
+    // A single discovery without the kind proves nothing.
     let unknown = World::blind("KollectScope", BlindReason::NotServed);
     unknown.ask(target.clone()).await.denied(403, &["no KollectScope can be seen"]);
     // Where the kind does not exist, no scope does.

@@ -1,5 +1,5 @@
-//! A team with nothing but `kollect-editor` in its namespace tries to get at what belongs to others. The operator
-//! may read everything here: nothing but Kollect itself stands in the way.
+//! A team with only `kollect-editor` in its namespace tries to read what belongs to others. The operator may read
+//! everything here: only Kollect itself can prevent it.
 
 use super::*;
 

@@ -1,8 +1,8 @@
-//! Every alert fires once and resolves once: what a real operator tells in each situation is recorded, and replayed with
-//! promtool's tests of rules.
+//! Every alert fires once and resolves once: the metrics of a real operator are recorded in each situation, and
+//! replayed with promtool's rule tests.
 //!
-//! The replay is slow motion, because alerts wait for minutes: a scrape of a second is one of a minute there, and durations
-//! are as much longer.
+//! The replay is slower than the recording, because alerts wait for minutes: one recorded second is one minute of the
+//! replay, and durations are longer by the same factor.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,5 +1,5 @@
-//! The API server that the operator comes back to is behind the one it saw: it lists what has changed since
-//! as it was. Nothing is written, removed or brought back because of that.
+//! The API server that the operator reconnects to is behind the one it saw before, and lists outdated objects. Nothing
+//! is written, removed or brought back because of that.
 
 use std::{
     thread,

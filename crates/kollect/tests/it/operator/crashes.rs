@@ -1,5 +1,5 @@
-//! The process ends between any two of its requests that change something, before or after the API server
-//! has heard of the request. Whoever comes after brings everything to its end, wherever that was.
+//! The process ends between any two of its requests that change something, before or after the API server has received
+//! the request. The next process completes everything, wherever the first one stopped.
 
 use std::{
     process::Command,
@@ -17,17 +17,17 @@ use serde_json::json;
 use super::{World, plane};
 use crate::program::eventually;
 
-/// Runs at the same time.
+/// Number of runs at the same time.
 const TOGETHER: usize = 4;
-/// Requests that no scenario needs so many of.
+/// More requests than any scenario needs.
 const MOST: usize = 40;
 
 /// Something to do, and how to see that it is done.
 struct Scenario {
     name: &'static str,
-    /// Done while the operator runs; nothing: it starts with everything there.
+    /// Runs while the operator runs; `None`: the operator starts when all objects exist.
     act: Option<fn(&World)>,
-    /// What is missing.
+    /// The error says what is missing.
     done: fn(&World) -> Result<(), String>,
 }
 
@@ -36,7 +36,7 @@ struct Scenario {
 enum End {
     /// The process died, and its successor finished.
     Died,
-    /// It was done before the request came.
+    /// Everything was done before that request came.
     NotReached,
 }
 
@@ -96,13 +96,13 @@ impl Scenario {
             act(&world);
         }
         let deadline = Instant::now() + Duration::from_mins(1);
-        // Looking costs more than waiting.
+        // Check only every 20 turns: a check costs more than a pause.
         for turn in 1_u32.. {
             if died.load(SeqCst) == 1 {
                 break;
             }
             if turn.is_multiple_of(20) && (self.done)(&world).is_ok() {
-                // The last request may be done, and the client not yet dead.
+                // The last request may be done while the process has not been killed yet.
                 thread::sleep(Duration::from_millis(300));
                 if died.load(SeqCst) == 0 {
                     return End::NotReached;

@@ -76,9 +76,9 @@ fn w23_a_database_that_comes_late_is_found_without_a_change_of_any_object() {
     world.becomes("kollectdatabasesink/portal", "Degraded", "True ConnectionTestFailed");
     world.becomes("kollectinventory/all", "Degraded", "True Progressing");
     world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "False ExportFailed");
-    // Targets know nothing of sinks.
+    // Targets do not depend on sinks.
     world.becomes("kollecttarget/maps", "Ready", "True Collecting");
-    // It is tried again and again, and that is not written again and again.
+    // The write is retried again and again, but the status is not rewritten each time.
     let began = std::time::Instant::now();
     let mut versions = std::collections::BTreeSet::new();
     while began.elapsed() < Duration::from_secs(5) {
@@ -329,14 +329,14 @@ fn a_sink_that_is_gone_holds_up_no_deletion() {
     world.install();
     world.start(&[]);
     world.becomes("kollectinventory/all", "Ready", "True Exported");
-    // Whoever has written there knows how to clean it.
+    // The process that has written there still has a client, and cleans up.
     world.delete("kollectdatabasesink/portal");
     world.becomes("kollectinventory/all", "Degraded", "True SinkNotFound");
     world.delete("kollectinventory/all");
     world.vanishes("kollectinventory/all");
     assert!(world.rows().is_empty());
 
-    // Another one does not, and says what it leaves behind.
+    // Another process has none, and reports what it leaves behind.
     world.install();
     world.becomes("kollectinventory/all", "Ready", "True Exported");
     world.stop();

@@ -1,4 +1,4 @@
-//! Finalizers: one object that cannot be changed holds up no other.
+//! Finalizers: an object that cannot be changed does not delay the others.
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn a_finalizer_that_takes_long_does_not_hold_up_the_others() {
         });
     };
     protected("kollectinventory/zoo");
-    assert!(proxy.requests().iter().any(|line| is_first(line)), "somebody tries");
+    assert!(proxy.requests().iter().any(|line| is_first(line)), "the operator tries");
     assert_eq!(finalizers("kollectinventory/all"), Value::Null);
     proxy.release();
     protected("kollectinventory/all");

@@ -68,7 +68,7 @@ fn a_branch_tells_what_happened_in_the_cluster() {
     let message = world.get("kollectinventory/all").to_string();
     assert!(!message.contains("wrong"), "{message}");
 
-    // The right password is enough, at once.
+    // The right password takes effect at once.
     secret(&world, GitHttp::PASSWORD);
     world.becomes("kollectsnapshotsink/history", "ConnectionVerified", "True ConnectionOK");
     world.becomes("kollectinventory/all", "Ready", "True Exported");

@@ -1,5 +1,5 @@
-//! Rows that nobody wants any more: they are found and removed, whatever happened to the process, the sink
-//! and the inventory meanwhile. Where nobody can remove them, somebody is told.
+//! Rows that no inventory wants any more are found and removed, whatever happened to the process, the sink and the
+//! inventory meanwhile. Rows that cannot be removed are reported.
 
 use std::{
     sync::{
@@ -112,7 +112,7 @@ fn a_destination_that_moved_while_nobody_looked_is_cleaned_or_told() {
     eventually("nothing is left", || world.left().is_null().then_some(()).ok_or(world.left().to_string()));
     assert_eq!(world.condition("kollectinventory/all", "LeftBehind"), "");
 
-    // Another server: whoever moved it away has its client.
+    // Another server: the running process still has the client of the old one, and cleans it.
     world.secret(&other.dsn());
     eventually("the new server is filled, the old one clean", || {
         let found = (count(&other, &second), count(world.postgres, &second));
@@ -122,7 +122,7 @@ fn a_destination_that_moved_while_nobody_looked_is_cleaned_or_told() {
 
     assert_eq!(world.events("CleanupTerminal"), [""; 0]);
 
-    // Nobody has, after a restart: the place is named.
+    // After a restart no process has that client: the status and an event name the place.
     let place = world.place();
     world.operator.as_mut().unwrap().kill();
     world.secret(&world.postgres.dsn());
@@ -136,7 +136,7 @@ fn a_destination_that_moved_while_nobody_looked_is_cleaned_or_told() {
     });
     assert_eq!(world.left()[0]["destination"], json!(place));
     assert_ne!(world.place(), place);
-    // Whoever has removed the rows by hand says so.
+    // An administrator who has removed the rows by hand removes the entry from the status.
     let patch = r#"[{"op":"remove","path":"/status/sinkExports/0/left"}]"#;
     world
         .plane
@@ -186,7 +186,7 @@ fn a_deleted_inventory_waits_for_a_sink_that_is_down_but_not_for_ever() {
     postgres.crash();
     world.logs("cannot clean", || world.delete("kollectinventory/all"));
     assert!(world.is_gone("kollectinventory/all").is_err());
-    // A restart changes nothing about that.
+    // A restart does not change that.
     world.operator.as_mut().unwrap().kill();
     world.start(&[]);
     world.logs("cannot clean", || {});
@@ -215,7 +215,7 @@ fn a_deleted_inventory_waits_for_a_secret_and_not_for_a_sink_that_is_gone() {
     world.install();
     world.start(&[]);
     world.becomes("kollectinventory/all", "Ready", "True Exported");
-    // The last client still works.
+    // The running process still has its client.
     world.delete("kollectdatabasesink/portal");
     world.becomes("kollectinventory/all", "Degraded", "True SinkNotFound");
     world.delete("kollectinventory/all");
@@ -223,7 +223,7 @@ fn a_deleted_inventory_waits_for_a_secret_and_not_for_a_sink_that_is_gone() {
     world.holds(&[]);
     assert_eq!(world.events("CleanupTerminal"), [""; 0]);
 
-    // Without one the Secret is needed, and may come back.
+    // Without a client the Secret is needed, and may come back.
     world.install();
     world.becomes("kollectinventory/all", "Ready", "True Exported");
     world.operator.as_mut().unwrap().kill();

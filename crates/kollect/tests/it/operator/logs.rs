@@ -27,10 +27,10 @@ fn a_failing_api_server_is_told_once_with_what_was_asked() {
         let body = r#"{"message":"the server is busy"}"#;
         proxy.answer(times, move |line| line.contains(part), 503, &[], body);
     };
-    // The client tries again by itself, 15 times at most.
+    // The client itself retries, at most 15 times.
     fails(5, "/configmaps");
     fails(5, "/kollecttargets/maps/status");
-    // At the level that operators have unless they ask for more.
+    // At the default log level.
     world.start(&["--log-level", "info"]);
     world.holds(&["a=1"]);
     world.becomes("kollecttarget/maps", "Ready", "True Collecting");

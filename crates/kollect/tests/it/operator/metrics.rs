@@ -10,7 +10,7 @@ use std::{
 use super::*;
 use crate::exposition::Exposition;
 
-/// Metrics without a guard, on a port that nobody else has.
+/// Metrics without TLS and authorization, on a free port.
 pub(super) const PLAIN: [&str; 4] =
     ["--metrics-bind-address", "127.0.0.1:0", "--metrics-secure=false", "--enable-http2"];
 
@@ -52,7 +52,7 @@ impl World {
         told
     }
 
-    /// A number; nothing if it is not told.
+    /// The value of a series; `None` if it is not exposed.
     pub(super) fn number(&self, series: &str) -> Option<f64> {
         self.scrape().get(series)
     }
@@ -192,7 +192,7 @@ fn places_that_cannot_be_seen_are_told_with_the_reason() {
     let place = r#"gvk="nobody.example/v1 Widget""#;
     world.counts(&format!(r#"kollect_coverage_blind{{{place},reason="NotServed"}}"#), 1.0);
     world.counts(&format!("kollect_watch_synced{{{place}}}"), 0.0);
-    // After a while it is certain that there are none.
+    // After a while it is certain that the kind does not exist.
     eventually("no widgets", || {
         let told = world.scrape();
         let found = (
@@ -242,7 +242,7 @@ fn law_9_a_right_that_is_taken_away_shows_and_empties_no_sink() {
     world.counts(&synced, 1.0);
     assert_eq!(world.number(&blind), None);
 
-    // The API server ends no watch for this; a lost connection is what shows it here.
+    // The API server does not end a watch when a right is revoked; here a lost connection shows it.
     let role = format!("{namespace}-watcher-0");
     world.plane.kubectl(&["delete", "rolebinding", "-n", &namespace, &role]).unwrap();
     let account = format!("--as=system:serviceaccount:{namespace}:watcher");
@@ -257,8 +257,8 @@ fn law_9_a_right_that_is_taken_away_shows_and_empties_no_sink() {
     world.map("b", "2");
     world.plane.kubectl(&["delete", "configmap", "-n", &namespace, "a"]).unwrap();
     world.audit(1);
-    assert_eq!(world.rows(), ["a=1"], "what nobody may see is neither written nor removed");
-    // Whoever has never seen it knows no better. It serves on another port, which its log says.
+    assert_eq!(world.rows(), ["a=1"], "what the operator may not see is neither written nor removed");
+    // A new process has never seen the objects: the same result. It serves on another port, which its log says.
     world.stop();
     std::fs::remove_file(world.dir.path().join("operator.log")).unwrap();
     world.start(&PLAIN);
@@ -296,7 +296,7 @@ fn of_two_replicas_one_leads_and_both_count_rows() {
     assert_eq!(second.number("kollect_leader"), Some(0.0));
     let lag = first.binding("kollect_binding_lag_seconds", "");
     first.counts(&lag, 0.0);
-    assert_eq!(second.number(&lag), None, "whoever does not write is not late");
+    assert_eq!(second.number(&lag), None, "a replica that does not write is not late");
     first.stop();
     second.counts("kollect_leader", 1.0);
     second.counts(&lag, 0.0);

@@ -45,12 +45,12 @@ fn law_6_a_target_that_goes_leaves_nothing_behind_wherever_its_objects_were() {
     world.holds(&["a=1", "b=2", &class]);
     world.stop();
 
-    // Whoever looks at less knows nothing about the rest: it stays, as long as its target does.
+    // An operator that watches fewer namespaces knows nothing about the others: their rows stay with their target.
     world.watched.clone_from(&world.namespace);
     world.start(ALL);
     world.map("c", "3");
     world.holds(&["a=1", "b=2", "c=3", &class]);
-    // A target that is gone is gone: nobody needs to see its objects to know that.
+    // Rows of a deleted target are removed, although the operator cannot see its objects.
     world.delete("kollecttarget/classes");
     world.holds(&["a=1", "b=2", "c=3"]);
     world.stop();

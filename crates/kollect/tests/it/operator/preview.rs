@@ -19,7 +19,7 @@ fn preview(world: &World, sink: &str) -> Value {
 #[test]
 fn w62_a_preview_is_written_once_and_changes_only_with_its_sink() {
     let mut world = World::new("previewed");
-    // Nobody answers there, and nobody is asked. The Secret of the database does not exist.
+    // No server answers there, and the operator must not connect. The Secret of the database does not exist.
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     server.set_nonblocking(true).unwrap();
     let nats =
@@ -70,17 +70,17 @@ fn w62_a_preview_is_written_once_and_changes_only_with_its_sink() {
         });
     }
 
-    // A look at what it wrote itself changes nothing: no write, no other time.
+    // The operator does not react to its own status write: no further write, and the same time.
     let versions = || shown.map(|(sink, _)| world.get(sink)["metadata"]["resourceVersion"].clone());
     let (before, began) = (versions(), std::time::Instant::now());
     while began.elapsed() < WATCHED {
         assert_eq!(versions(), before);
         std::thread::sleep(Duration::from_millis(500));
     }
-    assert!(server.accept().is_err(), "nobody has connected");
+    assert!(server.accept().is_err(), "the operator has not connected");
     assert!(!files.exists(), "and nothing has been created");
 
-    // The content moves with the spec, and the time with the content.
+    // The content changes with the spec, and the time with the content.
     let sink = "kollectsnapshotsink/files";
     let old = preview(&world, sink);
     assert_eq!(old["objectPath"], "inventory/team-a/api.json", "{old}");

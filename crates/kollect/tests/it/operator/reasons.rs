@@ -1,4 +1,4 @@
-//! Conditions that nothing else shows: each with its reason, as docs/conditions.md lists them.
+//! Conditions that no other test covers: each with its reason, as docs/conditions.md lists them.
 
 use std::net::TcpListener;
 
@@ -94,7 +94,7 @@ fn what_cannot_be_seen_is_said() {
         let spec = json!({ "profileRef": "maps", "includedNamespaces": [own], "resourceRules": rules });
         world.kollect("KollectTarget", name, spec);
     };
-    // Nobody serves widgets, and services may not be listed.
+    // Widgets are not served, and services may not be listed.
     let widgets = || kind("nobody.example", "Widget");
     target("widgets", json!([widgets()]));
     target("some-widgets", json!([widgets(), kind("", "ConfigMap")]));
@@ -185,7 +185,7 @@ fn a_row_that_its_sink_refuses_is_said() {
 #[test]
 fn a_probe_that_takes_long_and_a_server_that_is_trusted_blindly_are_said() {
     let mut world = World::new("probing");
-    // Somebody listens and says nothing.
+    // A server that listens and never answers.
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let nats =
         json!({ "url": format!("nats://{}", server.local_addr().unwrap()), "subject": "kollect.rows" });

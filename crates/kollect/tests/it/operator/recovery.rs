@@ -47,7 +47,7 @@ fn w24_a_mended_secret_is_read_within_seconds_after_any_failure_without_watching
     world.map("a", "1");
     world.install();
     world.kubeconfig = Some(super::secrets::get_only(&world));
-    // A database that does not exist: nothing that trying again could help.
+    // A database that does not exist: retries cannot help.
     let wrong = world.postgres.dsn().replace("/postgres", "/there_is_no_such");
     assert_ne!(wrong, world.postgres.dsn());
     world.secret(&wrong);

@@ -30,7 +30,7 @@ fn a_selector_that_selects_too_little_removes_nothing_until_it_is_released() {
     world.holds(&all);
     world.becomes("kollectinventory/all", "Ready", "True Exported");
 
-    // Objects that are gone are gone, however many.
+    // Rows of deleted objects are removed, however many.
     for name in ["a", "b", "c"] {
         world.delete(&format!("configmap/{name}"));
     }
@@ -54,12 +54,12 @@ fn a_selector_that_selects_too_little_removes_nothing_until_it_is_released() {
     let told = world.get("events")["items"].as_array().unwrap().clone();
     assert!(told.iter().any(|event| event["reason"] == "RemovalsHeld"), "an event says so");
 
-    // The right selector: everything goes on.
+    // The right selector again: nothing is held any more.
     world.select("shop");
     world.holds(&["a=1", "b=1", "c=1", "d=1", "e=1", "f=1"]);
     world.becomes("kollectinventory/all", "RemovalsHeld", "");
 
-    // It was meant: the message has the annotation that lets the rows go, once.
+    // The removal is intended: the message has the annotation that releases it, once.
     world.select("shopp");
     world.becomes("kollectinventory/all", "RemovalsHeld", "True RemovalsHeld");
     let message = world.message("kollectinventory/all", "RemovalsHeld");

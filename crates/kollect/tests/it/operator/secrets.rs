@@ -1,4 +1,4 @@
-//! Secrets that take their time: they concern the sinks that name them, and nobody else.
+//! Secrets that take long to read delay only the sinks that name them.
 
 use super::*;
 
@@ -50,8 +50,8 @@ fn law_11_a_secret_that_is_being_looked_up_holds_up_its_own_sinks_only() {
     world.becomes("kollectinventory/all", "Ready", "True Exported");
     world.map("b", "2");
     world.holds(&["a=1", "b=2"]);
-    assert!(proxy.requests().iter().any(|line| is_vault(line)), "somebody looks it up");
-    // Nobody knows yet, and nobody says otherwise.
+    assert!(proxy.requests().iter().any(|line| is_vault(line)), "the operator looks it up");
+    // The Secret is not known yet: statuses report progress, neither success nor failure.
     world.becomes("kollectinventory/late", "Synced", "False Progressing");
     world.becomes("kollectinventory/late", "Reconciling", "True Progressing");
     world.becomes("kollectdatabasesink/vault", "Reconciling", "True Probing");
@@ -63,7 +63,7 @@ fn law_11_a_secret_that_is_being_looked_up_holds_up_its_own_sinks_only() {
     world.becomes("kollectinventory/late", "Ready", "True Exported");
     world.becomes("kollectconnectiontest/late", "Ready", "True ProbeSucceeded");
 
-    // Another Secret is looked up for a sink that is being written: until it is there, the old one counts.
+    // Another Secret is looked up for a sink that is being written: the old one is used until it is there.
     proxy.hold(|line| line.contains("/secrets") && line.contains("other"));
     world.kollect("KollectDatabaseSink", "vault", sink("other"));
     eventually("the other one is looked up", || {

@@ -1,4 +1,4 @@
-//! A target that selects nothing, and attributes without a value, say so: in the status, by an event, as a number.
+//! A target that selects nothing, and attributes without a value, are reported: by status, event and metric.
 
 use serde_json::{Value, json};
 

@@ -1,11 +1,11 @@
-//! How the operator ends while a write does not.
+//! How the operator ends while a write hangs.
 
 use std::process::{Command, ExitStatus};
 
 use super::World;
 use crate::program::eventually;
 
-/// A table that is locked, and an operator that wants to.
+/// A table that is locked, and an operator that waits for the lock to write.
 struct Stuck {
     world: World,
 }
@@ -28,7 +28,7 @@ impl Stuck {
         stuck
     }
 
-    /// Waits for a lock on the table that another session has, or waits for.
+    /// Waits until a lock on the table is granted, or until a session waits for one.
     fn locks(&self, granted: bool) {
         let sql = format!(
             "SELECT count(*) > 0 FROM pg_locks WHERE relation = '{}'::regclass AND granted = {granted} \

@@ -1,5 +1,5 @@
-//! Statuses say what sinks have acknowledged, and nothing else: read while changes wait, servers hang and nothing can be
-//! seen.
+//! Statuses report what sinks have acknowledged, and nothing else, also while changes wait, servers hang and objects
+//! cannot be seen.
 
 use std::{
     collections::BTreeMap,
@@ -201,7 +201,7 @@ fn law_12_a_server_that_hangs_shows_after_ten_seconds_and_nothing_is_lost() {
     assert_eq!(count, "2\n");
     assert_eq!(world.line("database/portal")["revision"].to_string(), world.held_revision(&server));
 
-    // A comparison that takes long shows as well.
+    // A comparison that takes long shows in the status as well.
     let frozen = server.freeze().unwrap();
     world.annotate("kollectinventory/all", "kollect.dev/requestedAt=1");
     world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "False Comparing");
@@ -226,7 +226,7 @@ fn law_12_rows_that_wait_behind_slow_writes_are_pending() {
          CREATE TRIGGER slow AFTER INSERT OR UPDATE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION {table}_slow()"
     );
     world.postgres.psql(&slow).unwrap();
-    // Each write takes six seconds, and what changes meanwhile waits for it: twelve seconds until it is there.
+    // Each write takes six seconds, and changes meanwhile wait for it: a row is written after up to twelve seconds.
     let mut number = 0;
     world.eventually("it is late", |status| {
         number += 1;
@@ -342,7 +342,7 @@ fn w36_one_sink_that_fails_for_good_or_for_a_minute_makes_the_inventory_not_read
     world.becomes("kollectinventory/all", "Ready", "True Exported");
     assert!(world.events_about("kollectinventory/all").contains(&"Warning PartiallySynced".to_owned()));
 
-    // For good: at once, and nothing happens until it is mended. There is no such table.
+    // A permanent error: reported at once, and not retried until its cause is removed. The table does not exist.
     let mut sink = world.sink();
     sink["postgres"]["databaseRef"]["name"] = json!("second");
     sink["postgres"]["table"] = json!("there_is_no_such_table");
@@ -353,7 +353,7 @@ fn w36_one_sink_that_fails_for_good_or_for_a_minute_makes_the_inventory_not_read
     world.becomes("kollectinventory/all", "Stalled", "True PartiallySynced");
     world.export_becomes(("kollectinventory/all", "database/second"), "Synced", "False ExportTerminal");
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
-    // So does a sink that does not exist.
+    // A sink that does not exist stalls the inventory as well.
     world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal", "missing"] }));
     world.export_becomes(("kollectinventory/all", "database/missing"), "Synced", "False SinkNotFound");
     world.becomes("kollectinventory/all", "Stalled", "True PartiallySynced");
@@ -425,7 +425,7 @@ impl Drop for Load {
 #[test]
 fn kubectl_wait_for_exported_after_an_edit_returns_when_every_sink_has_the_new_rows() {
     let (mut world, destinations) = World::five_sinks("exported", "east");
-    // What does not change by itself: these rows must be those of the new generation.
+    // Objects that do not change by themselves: their rows must be those of the new generation.
     for number in 0..20 {
         world.map(&format!("still-{number}"), "1");
     }
@@ -556,14 +556,14 @@ fn rows_that_are_on_their_way_are_not_exported_and_say_why() {
     drop(frozen);
     world.becomes("kollectprofile/maps", "Exported", "True Exported");
     assert_eq!(exported("kollectprofile/maps"), (true, Some(2), Some(2)));
-    // While it is away that is said; annotations do not change a generation.
+    // While the server is down, the status says so. Annotations do not change a generation.
     server.crash();
     world.annotate("kollectprofile/maps", "note=1");
     world.kollect("KollectTarget", "maps", json!({ "profileRef": "maps", "names": ["a"] }));
     world.becomes("kollecttarget/maps", "Exported", "False ExportFailed");
     server.resume().unwrap();
     world.becomes("kollecttarget/maps", "Exported", "True Exported");
-    // A restart changes nothing of it.
+    // A restart does not change the conditions.
     let before = world.get("kollecttarget/maps")["status"]["conditions"].clone();
     world.stop();
     world.start(&[]);
@@ -574,7 +574,7 @@ fn rows_that_are_on_their_way_are_not_exported_and_say_why() {
         (found == "2\n").then_some(()).ok_or(found)
     });
     assert_eq!(world.get("kollecttarget/maps")["status"]["conditions"], before);
-    // Used by nothing, or in vain.
+    // Without a sink, and suspended.
     world.kollect("KollectInventory", "all", json!({}));
     world.becomes("kollectinventory/all", "Exported", "False NoExport");
     world.becomes("kollecttarget/maps", "Exported", "False NoExport");

@@ -1,4 +1,4 @@
-//! What happens while no operator runs is never told as an event. The next one finds the difference.
+//! Changes while no operator runs cause no event. The next operator finds the difference.
 
 use serde_json::{Value, json};
 

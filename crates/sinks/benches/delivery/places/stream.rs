@@ -41,7 +41,7 @@ impl Place for Stream<'_> {
     }
 
     async fn count(&self) -> Result<()> {
-        // Its queue must hold all that is heard between two looks.
+        // The queue must hold all messages that arrive between two reads.
         let options = async_nats::ConnectOptions::new().subscription_capacity(1 << 20);
         let client = options.connect(self.server.url()).await?;
         let messages = client.subscribe(format!("{}.default.team.all.*.*.*", self.name)).await?;
@@ -53,7 +53,7 @@ impl Place for Stream<'_> {
     async fn written(&self) -> Result<usize> {
         let mut heard = self.heard.lock().await;
         let Heard { client, messages, count } = heard.as_mut().context("nobody listens")?;
-        // The answer comes after all messages that the server had taken before. `flush` waits for none.
+        // The answer arrives after all messages that the server had taken before. `flush` does not wait for them.
         let answer = client.new_inbox();
         let mut end = client.subscribe(answer.clone()).await?;
         client.publish(answer, "end".into()).await?;

@@ -1,4 +1,4 @@
-//! A directory. Whoever writes a file puts a new one in its place, and that shows.
+//! A directory. Every write replaces a file with a new one, which has another inode.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use super::{Place, planned_spec};
 
-/// Where the sink keeps its books, which are no rows.
+/// The directory of the books, which are not rows.
 const BOOKS: &str = ".kollect";
 
 /// A directory in one of the layouts.
@@ -29,11 +29,11 @@ pub(crate) struct Tree {
 #[derive(Default)]
 struct Seen {
     files: BTreeMap<PathBuf, File>,
-    /// Files that were different when somebody looked again.
+    /// How many files differed, over all calls of `look`.
     different: usize,
 }
 
-/// Tells a file from one that took its place.
+/// Distinguishes a file from another one with the same path.
 #[derive(PartialEq)]
 struct File {
     inode: u64,
@@ -46,7 +46,7 @@ impl Tree {
         Ok(Self { directory: tempfile::tempdir()?, mode, seen: Mutex::default() })
     }
 
-    /// Bytes of all files, but for the books.
+    /// Bytes of all files except the books.
     pub(crate) fn bytes(&self) -> Result<u64> {
         Ok(self.files()?.values().map(|file| file.bytes).sum())
     }
@@ -70,7 +70,7 @@ impl Tree {
         Ok(files)
     }
 
-    /// Looks again. Answers how many files were different, whenever somebody looked.
+    /// Compares the files with the last call. Returns how many differed, over all calls.
     fn look(&self) -> Result<usize> {
         let files = self.files()?;
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! Addresses of repositories, as people write them into `spec.endpoint`.
+//! Addresses of repositories, as users write them into `spec.endpoint`.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ pub(in crate::git) enum Address {
 }
 
 impl Address {
-    /// An address, and the branch that its fragment names. A problem is said without the text.
+    /// An address, and the branch that its fragment names. An error does not repeat the text.
     pub(super) fn parse(text: &str) -> Result<(Self, Option<String>), String> {
         let (place, fragment) = text.split_once('#').map_or((text, None), |(a, b)| (a, Some(b)));
         let branch = match fragment {
@@ -75,14 +75,14 @@ impl Address {
         }
     }
 
-    /// One text for one repository, as far as addresses tell.
+    /// A text that is equal for addresses of one repository, as far as addresses tell.
     pub(super) fn place(&self) -> String {
         let text = self.to_string();
         text.strip_suffix(".git").unwrap_or(&text).to_owned()
     }
 }
 
-/// Without the user: who writes says nothing about where.
+/// Without the user: two users of one repository write the same destination.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -98,17 +98,17 @@ impl fmt::Display for Address {
     }
 }
 
-/// A value of the field to print: nothing if it may hold a password.
+/// A value of the field for printing: hidden if it may hold a password.
 pub(super) fn shown(text: &str) -> String {
     let before_at = text.rsplit_once('@').map_or("", |(before, _)| before);
     let user = before_at.split_once("://").map_or(before_at, |(_, user)| user);
-    // Tokens are written there as well.
+    // In HTTP URLs the user may be a token.
     let http = text.starts_with("http://") || text.starts_with("https://");
     if user.contains(':') || (http && !user.is_empty()) { "…".to_owned() } else { text.to_owned() }
 }
 
 fn plain(mut url: Url) -> Url {
-    // Neither fails for addresses that have a host.
+    // This cannot fail for addresses that have a host.
     url.set_username("").ok();
     url.set_fragment(None);
     let path = url.path().trim_end_matches('/').to_owned();
@@ -132,7 +132,7 @@ fn file(path: &str) -> Result<Address, String> {
     Ok(Address::File(path))
 }
 
-/// `/~user/x` is below a home directory, and has no slash on the command line.
+/// The path for the command line. `/~user/x` is below a home directory and loses its slash.
 fn ssh_path(path: &str) -> Result<String, String> {
     let path = decoded(path)?;
     if path.chars().any(char::is_control) {
@@ -147,7 +147,7 @@ fn decoded(text: &str) -> Result<String, String> {
     decoded.map(Into::into).map_err(|_| "has percent signs that spell no text".into())
 }
 
-/// Most often the short form of SSH.
+/// The error for an address without a scheme: most often it is the short form of SSH.
 fn no_scheme(text: &str) -> String {
     match text.split_once(':') {
         Some((host, path)) if !host.is_empty() && !host.contains('/') && !path.contains('@') => {

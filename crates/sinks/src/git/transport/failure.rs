@@ -1,5 +1,5 @@
-//! What went wrong on the way, from words of servers and silence to the closed set of reasons. Words of a server
-//! decide, and are not shown.
+//! Maps errors of the Git transport to the closed set of reasons. The words of a server decide the reason, and are
+//! not shown.
 
 use std::{error::Error, io};
 
@@ -7,22 +7,22 @@ use kollect_model::sink::{SinkError, SinkReason};
 
 use crate::cause::{cause, tls_error};
 
-/// A failure in the middle of a conversation.
+/// An error during a conversation with a server.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// The connection broke.
     Io(io::Error),
-    /// The server ended the conversation before its end.
+    /// The server ended the conversation early.
     Ended,
-    /// What the server says is not Git's protocol, or not one that we know.
+    /// The server's answer is not the Git protocol, or a version that we do not support.
     Malformed(&'static str),
-    /// The server refused. What it said is not shown: it may be any server that a sink is pointed at.
+    /// The server refused. Its text is not shown: a sink may be pointed at any server.
     Said(Said),
-    /// The server refused by its answer's status.
+    /// The server refused with an HTTP status.
     Refused(SinkReason, String),
     /// What arrived could not be stored here.
     Unstored(io::Error),
-    /// Said already.
+    /// Already an error of a sink.
     Sink(SinkError),
 }
 
@@ -39,7 +39,7 @@ impl From<io::Error> for Failure {
 }
 
 impl Failure {
-    /// The error of a sink.
+    /// Converts it to the error of a sink.
     pub(super) fn into_error(self, attempt: &str) -> SinkError {
         let said = |reason, why: &str| SinkError::new(reason, format!("{attempt}: {why}"));
         match self {
@@ -58,10 +58,10 @@ impl Failure {
     }
 }
 
-/// Why a connection did not come about, or broke.
+/// The error of a connection that failed or broke.
 pub(super) fn of_connection(attempt: &str, error: &(dyn Error + 'static)) -> SinkError {
     let reason = match tls_error(error) {
-        // Alerts come from the server: it does not like our certificate, or misses one.
+        // Alerts come from the server: it refuses our certificate, or requires one.
         Some(rustls::Error::AlertReceived(_)) => SinkReason::Forbidden,
         Some(_) => SinkReason::Incompatible,
         None => SinkReason::Unreachable,
@@ -70,7 +70,7 @@ pub(super) fn of_connection(attempt: &str, error: &(dyn Error + 'static)) -> Sin
     SinkError::new(reason, format!("{attempt}: {why}"))
 }
 
-/// What a refusal of a server means, by words that servers are known to use.
+/// The meaning of a server's refusal, found by words that servers are known to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Said {
     /// The branch has moved between two requests.
@@ -108,7 +108,7 @@ impl Said {
         }
     }
 
-    /// Trying again is the mildest answer to unknown words.
+    /// Unknown words become a reason that is retried.
     fn reason(self) -> SinkReason {
         match self {
             Self::NotOurRef => SinkReason::Busy,

@@ -9,7 +9,7 @@ use kollect_model::sink::{SinkError, SinkReason};
 use super::{Advertised, Rejected};
 use crate::Files;
 
-/// A repository, opened for each use: it may come and go.
+/// A repository, opened for each use: it may be removed and created again.
 #[derive(Clone)]
 pub(super) struct Directory {
     path: PathBuf,
@@ -34,7 +34,7 @@ impl Directory {
             let mut found = Advertised::default();
             for reference in repository.references()? {
                 let reference = reference?;
-                // Refs that lead nowhere are no refs for others either.
+                // Skip dangling refs: Git does not advertise them either.
                 if let (Ok(name), Ok(target)) = (reference.name(), reference.resolve()) {
                     found.refs.extend(target.target().map(|target| (name.to_owned(), target)));
                 }
@@ -46,7 +46,7 @@ impl Directory {
         .await
     }
 
-    /// The whole history: nothing is saved by less where it is at hand.
+    /// Sends the whole history: a limit on depth saves nothing on the same machine.
     pub(super) async fn fetch(
         &self,
         want: Oid,
@@ -60,7 +60,7 @@ impl Directory {
             walk.set_sorting(Sort::TOPOLOGICAL)?;
             walk.push(want)?;
             for known in have {
-                // Others may have commits that this repository has never seen.
+                // The mirror may know commits that this repository does not have.
                 if repository.find_commit(known).is_ok() {
                     walk.hide(known)?;
                 }
@@ -76,7 +76,7 @@ impl Directory {
             written
         })
         .await?;
-        // What is missing there, behind commits that it has, was not asked for.
+        // Shallow commits stay shallow: their parents were not requested.
         Ok(shallow.to_vec())
     }
 
@@ -98,7 +98,7 @@ impl Directory {
                 return Ok(outcome);
             }
             if new.is_zero() {
-                // Compared by hand: nobody else deletes refs of ours.
+                // The ref was compared above, not atomically with this: only Kollect deletes its refs.
                 repository.find_reference(&reference)?.delete()?;
                 return Ok(Ok(()));
             }
@@ -128,7 +128,7 @@ impl Directory {
         .await
     }
 
-    /// Runs work on the repository, where blocking hurts nobody.
+    /// Runs work on the repository on a thread that may block.
     async fn run<T: Send + 'static>(
         &self,
         what: &str,

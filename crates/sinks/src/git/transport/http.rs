@@ -1,8 +1,8 @@
 //! Git over HTTP, with and without TLS.
 //!
-//! One connection per use, for its few requests. Credentials go to the host of the address and to no other,
-//! and only after it has asked for them, unless the sink says otherwise. Only the first question follows
-//! redirects; what comes after it goes where that was answered.
+//! One connection per use, for its few requests. Credentials are sent only to the host of the address, and only
+//! after it has asked for them unless the sink says otherwise. Only the first request follows redirects; later
+//! requests go to the server that answered it.
 
 use std::{
     fmt,
@@ -41,9 +41,9 @@ use crate::{Network, connection_task, git::remote::RemoteConfig};
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 const REDIRECTS: u32 = 5;
-/// What a server is called that another one redirects to.
+/// How errors name a server that another one redirects to.
 const ELSEWHERE: &str = "the server that it redirects to";
-/// For whoever cannot change every sink.
+/// Environment variable that sets `forceBasicAuth` for all sinks.
 const FORCE_BASIC_AUTH: &str = "KOLLECT_GIT_FORCE_BASIC_AUTH";
 
 /// A repository on a web server.
@@ -53,7 +53,7 @@ pub(super) struct Http {
     tls: Option<Arc<ClientConfig>>,
     /// The header with user and password.
     authorization: Option<HeaderValue>,
-    /// The server has asked for them, or need not ask.
+    /// Whether the credentials are sent: the server has asked for them, or the sink does not wait for that.
     authorize: AtomicBool,
 }
 
@@ -97,7 +97,7 @@ impl Server for Http {
             let response = talk.good(response)?;
             let expected = format!("application/x-{}-advertisement", service.program());
             let found = response.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-            // Without what may follow, such as a character set.
+            // A suffix such as a character set is allowed.
             if !found.starts_with(expected.as_bytes()) {
                 return Err(Failure::Malformed(
                     "the answer is not that of a Git server; is this the address of a repository?",
@@ -112,7 +112,7 @@ impl Server for Http {
 /// Requests to one server, one after the other.
 struct Talk<'a> {
     http: &'a Http,
-    /// Where the repository is: not the configured address after a redirect.
+    /// The address of the repository: after a redirect, not the configured one.
     base: Url,
     sender: Option<SendRequest<Pieces>>,
 }
@@ -133,7 +133,7 @@ impl Conversation for Talk<'_> {
 }
 
 impl Talk<'_> {
-    /// One request, twice if the server asks for credentials.
+    /// Sends a request, and sends it again with credentials if the server asks for them.
     async fn exchange(
         &mut self,
         method: Method,
@@ -181,7 +181,7 @@ impl Talk<'_> {
         sender.send_request(request).await.map_err(broken)
     }
 
-    /// The connection, a new one if the last one cannot be used any more.
+    /// The connection; a new one if the last one cannot be used any more.
     async fn sender(&mut self) -> Result<&mut SendRequest<Pieces>, Failure> {
         let mut usable = None;
         if let Some(mut sender) = self.sender.take()
@@ -199,7 +199,7 @@ impl Talk<'_> {
     async fn connect(&self) -> Result<SendRequest<Pieces>, Failure> {
         let host = self.base.host_str().unwrap_or_default();
         let port = self.base.port_or_known_default().unwrap_or_default();
-        // Where a server redirects to is its answer.
+        // The target of a redirect is text from a server and is not shown.
         let shown = self.is_elsewhere().then_some(ELSEWHERE);
         let stream = self.http.network.connect_as(shown, host, port, CONNECT_LIMIT).await?;
         let stream = Attentive::new(stream, SILENCE_LIMIT);
@@ -220,12 +220,12 @@ impl Talk<'_> {
         self.base.origin() != self.http.url.origin()
     }
 
-    /// User and password, for their own server only.
+    /// User and password, only for the configured server.
     fn authorization(&self) -> Option<&HeaderValue> {
         self.http.authorization.as_ref().filter(|_| !self.is_elsewhere())
     }
 
-    /// Goes where the server says, if that is the same repository elsewhere.
+    /// Follows a redirect, if its target is the same request to a repository. HTTPS is never left for HTTP.
     fn follow(&mut self, response: &Response<Incoming>, question: &str) -> Result<(), Failure> {
         let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
         let asked = format!("{}/{question}", self.base);
@@ -252,7 +252,7 @@ impl Talk<'_> {
         Ok(())
     }
 
-    /// The response, or what is wrong by its status.
+    /// The response, or an error by its status.
     fn good(&self, response: Response<Incoming>) -> Result<Response<Incoming>, Failure> {
         let status = response.status();
         if status == StatusCode::OK {
@@ -321,7 +321,7 @@ where
     TokioIo<S>: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
 {
     let (sender, connection) = http1::handshake(stream).await.map_err(broken)?;
-    // Ends with the last request, and tells whoever waits for an answer what went wrong.
+    // Ends with the last request. Errors are reported to the task that waits for the answer.
     let drive = async move {
         connection.await.ok();
     };
@@ -355,7 +355,7 @@ impl Chunks for Incoming {
     }
 }
 
-/// A request as a body: its parts are neither joined nor copied as a whole.
+/// A request as an HTTP body, sent in pieces and never copied as a whole.
 struct Pieces(Request);
 
 impl Body for Pieces {

@@ -13,7 +13,8 @@ const SSH_PORT: u16 = 22;
 pub(in crate::git) struct KnownHosts(Vec<Entry>);
 
 impl KnownHosts {
-    /// Reads a file. Lines with kinds of keys that nobody knows are left out, but for revoked ones.
+    /// Parses a file. Lines that cannot be parsed, such as unknown kinds of keys, are skipped; with a marker (`@`) they
+    /// are an error.
     pub(in crate::git) fn parse(text: &str) -> Result<Self, String> {
         let mut entries = Vec::new();
         for (number, line) in text.lines().enumerate() {
@@ -39,12 +40,12 @@ impl KnownHosts {
         Ok(Self(entries))
     }
 
-    /// Kinds of keys that the host is known by, for the server to show one of these.
+    /// The kinds of keys that are known for the host. The server is asked for one of these.
     pub(super) fn algorithms(&self, host: &str, port: u16) -> Vec<Algorithm> {
         let mut found = Vec::new();
         for entry in self.of(host, port).filter(|entry| entry.marker().is_none()) {
             let kinds = match entry.public_key().algorithm() {
-                // One key, several ways to sign; the oldest is broken.
+                // One RSA key has several signature algorithms; the oldest, with SHA-1, is broken.
                 Algorithm::Rsa { .. } => [HashAlg::Sha512, HashAlg::Sha256]
                     .map(|hash| Algorithm::Rsa { hash: Some(hash) })
                     .to_vec(),
@@ -55,7 +56,7 @@ impl KnownHosts {
         found
     }
 
-    /// Whether the key that a server shows belongs to the host.
+    /// Returns an error unless the key that a server presents belongs to the host.
     pub(super) fn check(&self, host: &str, port: u16, shown: &PublicKey) -> Result<(), String> {
         let print = shown.fingerprint(HashAlg::Sha256);
         let is_shown = |entry: &&Entry| entry.public_key().key_data() == shown.key_data();
@@ -87,7 +88,7 @@ impl KnownHosts {
         })
     }
 
-    /// Entries for the host at that port, else for the host.
+    /// Entries for the host with that port; if there are none, entries for the host alone.
     fn of(&self, host: &str, port: u16) -> impl Iterator<Item = &Entry> {
         let [with_port, alone] = names(host, port);
         let is_there = self.0.iter().any(|entry| matches(entry, &with_port));
@@ -101,7 +102,7 @@ impl KnownHosts {
     }
 }
 
-/// How a file names a host, the most exact first.
+/// The names of a host in a file, the most specific first.
 fn names(host: &str, port: u16) -> [String; 2] {
     let host = host.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase();
     let with_port = if port == SSH_PORT { host.clone() } else { format!("[{host}]:{port}") };
@@ -122,8 +123,7 @@ fn matches(entry: &Entry, name: &str) -> bool {
     }
 }
 
-/// `*` stands for any characters and `?` for one. Goes back to the last star only, so that no pattern takes
-/// long.
+/// `*` matches any characters and `?` one. Backtracks to the last star only, so that no pattern takes long.
 fn fits(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n) = (0, 0);
     let mut star = None;

@@ -1,34 +1,34 @@
-//! Private keys from Secrets: read, and opened with their passphrase at a bounded cost.
+//! Private keys from Secrets: parsed, and decrypted with their passphrase at a bounded cost.
 //!
-//! How much work it is to make a key from a passphrase is written into the private key, up to 2^32 rounds,
-//! and a Secret is written by a tenant. So the work is read first, and a key that asks for too much is refused
-//! before anything is computed. The bounds allow about a second of work in a release build (docs/adr/0009).
+//! The private key itself says how much work it takes to derive a key from the passphrase, up to 2^32 rounds,
+//! and a tenant writes the Secret. So this work is read first, and a key that needs too much is refused before
+//! anything is computed. The bounds allow about a second of work in a release build (docs/adr/0009).
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use pkcs8::{EncryptedPrivateKeyInfoRef, pkcs5::pbes2};
 use russh::keys::{self, PrivateKey, ssh_key::Kdf};
 
-/// Bytes of the text of a key. One of RSA with 16,384 bits, the most that `ssh-keygen` makes, has 12,700. To
-/// check an RSA key takes work that grows with the square of its size: minutes for one that fills a Secret.
+/// Maximum bytes of the text of a key. An RSA key with 16,384 bits, the most that `ssh-keygen` makes, has 12,700.
+/// Checking an RSA key takes time that grows with the square of its size: minutes for one that fills a Secret.
 const MAX_TEXT_BYTES: u64 = 16 << 10;
-/// Rounds of bcrypt. `ssh-keygen` writes 16 or 24, and `ssh-keygen -a 100` is common advice.
+/// Maximum rounds of bcrypt. `ssh-keygen` writes 16 or 24, and `ssh-keygen -a 100` is common advice.
 const MAX_BCRYPT_ROUNDS: u32 = 100;
-/// Iterations of PBKDF2. OpenSSL writes 2,048; advice for passwords goes up to some 600,000.
+/// Maximum iterations of PBKDF2. OpenSSL writes 2,048; advice for passwords goes up to some 600,000.
 const MAX_PBKDF2_ITERATIONS: u32 = 1_000_000;
-/// Bytes that scrypt fills. OpenSSL makes it 16 MiB.
+/// Maximum bytes of memory for scrypt. OpenSSL uses 16 MiB.
 const MAX_SCRYPT_BYTES: u64 = 64 << 20;
-/// KiB that Argon2 fills in one pass, and in all passes. PuTTY makes it 8 MiB and a few dozen passes.
+/// Maximum KiB of memory for Argon2, in one pass and in all passes. PuTTY uses 8 MiB and a few dozen passes.
 const MAX_ARGON2_KIB: u64 = 64 << 10;
 const MAX_ARGON2_KIB_IN_ALL_PASSES: u64 = 1 << 20;
 
 const UNREADABLE: &str =
     "a private key that cannot be read; write what ssh-keygen makes, from -----BEGIN to the end";
 
-/// How to write a key anew so that its passphrase takes less work.
+/// How to write a key again so that its passphrase takes less work.
 const WITH_SSH_KEYGEN: &str = "ssh-keygen -p -a 16 -f FILE";
 const WITH_PUTTYGEN: &str = "puttygen FILE -O private-openssh-new -o NEW";
 
-/// A private key from a Secret. A problem says what the Secret has, and nothing of what the key holds.
+/// Parses a private key from a Secret. An error describes the format only, never the content of the key.
 pub(in crate::git) fn private_key(text: &str, passphrase: Option<&str>) -> Result<PrivateKey, String> {
     let bytes = text.len() as u64;
     if bytes > MAX_TEXT_BYTES {
@@ -40,7 +40,7 @@ pub(in crate::git) fn private_key(text: &str, passphrase: Option<&str>) -> Resul
     if passphrase.is_some() {
         check_work(text.trim())?;
     }
-    // Secrets that were written by hand often lack the newline at the end.
+    // Secrets written by hand often lack the newline at the end.
     match keys::decode_secret_key(&format!("{}\n", text.trim()), passphrase) {
         Ok(key) => Ok(key),
         Err(keys::Error::KeyIsEncrypted) => {
@@ -53,12 +53,12 @@ pub(in crate::git) fn private_key(text: &str, passphrase: Option<&str>) -> Resul
     }
 }
 
-/// Refuses keys whose passphrase takes too much work.
+/// Refuses keys whose passphrase needs too much work.
 fn check_work(text: &str) -> Result<(), String> {
     if text.starts_with("PuTTY-User-Key-File-") {
         return check_putty(text);
     }
-    // With two of them, it would depend on the reader which one counts.
+    // With two keys it would depend on the parser which one is used.
     if text.lines().filter(|line| line.starts_with("-----BEGIN ")).count() > 1 {
         return Err("more than one private key; write one".into());
     }
@@ -66,7 +66,7 @@ fn check_work(text: &str) -> Result<(), String> {
     let body = body.take_while(|line| !line.starts_with("-----END "));
     let is_base64 = |line: &&str| line.bytes().all(|b| b.is_ascii_alphanumeric() || b"+/=".contains(&b));
     let body: String = body.filter(is_base64).collect();
-    // What cannot be decoded here is refused there as well.
+    // The parser refuses a text that cannot be decoded here as well.
     let Ok(body) = STANDARD.decode(body) else { return Err(UNREADABLE.into()) };
     if let Ok(key) = PrivateKey::from_bytes(&body)
         && let Kdf::Bcrypt { rounds, .. } = key.kdf()
@@ -95,7 +95,7 @@ fn check_pkcs8(kdf: &pbes2::Kdf) -> Result<(), String> {
 }
 
 fn check_putty(text: &str) -> Result<(), String> {
-    // A name that is repeated counts with its largest value, whichever a reader takes.
+    // If a name is repeated, its largest value counts, because parsers differ in which one they use.
     let number = |name: &str| {
         let values = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
         values.map(|value| value.parse().unwrap_or(u64::MAX)).max().unwrap_or(0)
@@ -126,7 +126,7 @@ mod tests {
         format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", STANDARD.encode(body))
     }
 
-    /// A key that nothing opens, in the form of `ssh-keygen`.
+    /// A key that no passphrase decrypts, in the format of `ssh-keygen`.
     fn openssh(rounds: u32) -> String {
         fn put(bytes: &mut Vec<u8>, text: &[u8]) {
             bytes.extend(u32::try_from(text.len()).unwrap().to_be_bytes());

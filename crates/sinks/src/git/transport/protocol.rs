@@ -1,7 +1,7 @@
-//! The conversation itself, version 0, whatever carries it.
+//! Version 0 of the Git protocol, independent of the transport.
 //!
-//! Everything is one request and one answer: nothing is negotiated, so that HTTP needs one round trip and
-//! SSH cannot block. What is read is bounded, packs excepted: these go on as they come.
+//! Each conversation is one request and one answer without negotiation, so that HTTP needs one round trip and
+//! SSH cannot deadlock. All data that is read is bounded, except packs: these are passed on as they arrive.
 
 use std::{collections::BTreeMap, fmt, io::Write};
 
@@ -15,23 +15,23 @@ use super::{
     failure::{Failure, Said},
 };
 
-/// Of all names and lines of an advertisement.
+/// Maximum size of an advertisement.
 const ADVERTISEMENT_LIMIT: usize = 64 << 20;
-/// Of a server's report about a push.
+/// Maximum size of a server's report about a push.
 const REPORT_LIMIT: usize = 256 << 10;
-/// Of a server's words for people.
+/// Maximum size of a server's messages for people.
 const WORDS_LIMIT: usize = 8 << 10;
-/// A line with its length. No server sends longer ones.
+/// Maximum length of a line, including its length field; defined by the protocol.
 const LINE_LIMIT: usize = 65520;
-/// Commits that are named as known: more make packs hardly smaller, and requests larger.
+/// Maximum number of known commits in a request: more make packs hardly smaller, and requests larger.
 const HAVE_LIMIT: usize = 256;
-/// Pieces of a pack that wait to be written.
+/// Maximum number of pieces of a pack that wait to be written.
 const PIECES: usize = 16;
-/// Packs are sent in pieces, so that none is copied as a whole.
+/// The size of a piece. Packs are sent in pieces, so that none is copied as a whole.
 pub(super) const PIECE: usize = 64 << 10;
 pub(super) const AGENT: &str = "git/kollect";
 
-/// Something to be asked for.
+/// A service of a Git server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Service {
     Fetch,
@@ -47,14 +47,14 @@ impl Service {
     }
 }
 
-/// What is sent to a service: lines, then a pack.
+/// A request to a service: lines, then a pack.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Request {
     pub(super) head: Bytes,
     pub(super) pack: Bytes,
 }
 
-/// Who speaks the protocol, however it is carried.
+/// A server of the protocol, over any transport.
 #[async_trait]
 pub(super) trait Server: fmt::Display + Send + Sync {
     /// Begins a conversation. The answer starts with the advertisement.
@@ -64,7 +64,7 @@ pub(super) trait Server: fmt::Display + Send + Sync {
 /// A conversation whose advertisement has been read.
 #[async_trait]
 pub(super) trait Conversation: Send {
-    /// Sends the request, and answers what comes after it.
+    /// Sends the request, and returns the answer to it.
     async fn send(
         self: Box<Self>,
         service: Service,
@@ -73,7 +73,7 @@ pub(super) trait Conversation: Send {
     ) -> Result<Answer, Failure>;
 }
 
-/// Bytes of a server, as they come; `None` at the end.
+/// Bytes of a server, as they arrive; `None` at the end.
 #[async_trait]
 pub(super) trait Chunks: Send {
     async fn next(&mut self) -> Result<Option<Bytes>, Failure>;
@@ -85,7 +85,7 @@ pub(super) struct Answer {
     buffer: BytesMut,
 }
 
-/// A line, or one of the marks between lines.
+/// A line, or a flush packet between lines.
 #[derive(Debug, PartialEq, Eq)]
 enum Line {
     Flush,
@@ -97,10 +97,10 @@ impl Answer {
         Self { chunks: Box::new(chunks), buffer: BytesMut::new() }
     }
 
-    /// The refs of a repository, and what the server can do.
+    /// The refs of a repository, and the capabilities of the server.
     pub(super) async fn advertisement(&mut self) -> Result<Advertised, Failure> {
         let mut lines = self.lines_until_flush().await?;
-        // HTTP says first which service answers.
+        // Over HTTP the first lines name the service.
         if lines.first().is_some_and(|line| line.starts_with(b"# service=")) {
             lines = self.lines_until_flush().await?;
         }
@@ -113,8 +113,8 @@ impl Answer {
             let (reference, capabilities) = text.split_once('\0').unwrap_or((text, ""));
             found.capabilities.extend(capabilities.split_whitespace().map(str::to_owned));
             let (id, name) = reference.split_once(' ').ok_or(NO_GIT)?;
-            // What tags point at, objects that refs of others hold, and the place of capabilities if there
-            // is no ref at all.
+            // Skip the targets of tags, objects that other repositories have, HEAD itself, and the placeholder line for
+            // capabilities if there is no ref.
             if name.ends_with("^{}") || name == ".have" || name == "HEAD" {
                 continue;
             }
@@ -130,7 +130,7 @@ impl Answer {
         Ok(found)
     }
 
-    /// The answer to [`fetch_request`]: the pack goes into `into`. Answers the commits without parents.
+    /// The answer to [`fetch_request`]: writes the pack to `into`. Returns the commits whose parents are missing.
     pub(super) async fn pack(
         mut self,
         deepened: bool,
@@ -159,7 +159,7 @@ impl Answer {
                     Line::Data(data) if data.starts_with(b"ACK ") || data.starts_with(b"NAK") => {}
                     Line::Data(mut data) if data.first() == Some(&1) => {
                         if storing.pieces.send(data.split_off(1)).await.is_err() {
-                            // It failed, and says why below.
+                            // The writer has failed; its error is returned below.
                             return Ok(());
                         }
                     }
@@ -181,12 +181,12 @@ impl Answer {
         let (mut report, mut words) = (BytesMut::new(), BytesMut::new());
         loop {
             match self.line().await {
-                // A whole report is a report, even if nothing ends it.
+                // A complete report counts even if the end marker is missing.
                 Ok(Line::Flush) | Err(Failure::Ended) => break,
                 Ok(Line::Data(data)) => match data.first() {
                     Some(1) if report.len() + data.len() > REPORT_LIMIT => return Err(TOO_LONG),
                     Some(1) => report.extend_from_slice(&data[1..]),
-                    // Words for people, of a hook for instance.
+                    // Messages for people, for example from a hook.
                     Some(2) if words.len() + data.len() <= WORDS_LIMIT => words.extend_from_slice(&data[1..]),
                     Some(2) => {}
                     Some(3) => return Err(refusal(&data)),
@@ -209,14 +209,14 @@ impl Answer {
                         outcome = Some(Err(rejection(why, &words)));
                     }
                 }
-                // Options of a line above.
+                // Option lines of the line above.
                 _ => {}
             }
         }
         outcome.ok_or(Failure::Ended)
     }
 
-    /// Reads what is left, which should be nothing: then the connection can be used again.
+    /// Reads the rest of the answer, which should be empty: then the connection can be used again.
     pub(super) async fn end(mut self) {
         self.chunks.next().await.ok();
     }
@@ -272,12 +272,12 @@ const SHA256: Failure = Failure::Malformed(
 );
 const TOO_LONG: Failure = Failure::Malformed("the answer is longer than any that makes sense");
 
-/// The server has stopped, and says why.
+/// The error of a server that has stopped with a message.
 fn refusal(data: &[u8]) -> Failure {
     Failure::Said(Said::of(data.get(1..).unwrap_or_default()))
 }
 
-/// Nothing follows.
+/// An empty stream.
 struct Nothing;
 
 #[async_trait]
@@ -288,7 +288,7 @@ impl Chunks for Nothing {
 }
 
 impl Advertised {
-    /// What follows a prefix in the list of capabilities.
+    /// The value of the capability with this prefix.
     fn capability(&self, prefix: &str) -> Option<&str> {
         self.capabilities.iter().find_map(|capability| capability.strip_prefix(prefix))
     }
@@ -301,7 +301,7 @@ impl Advertised {
     }
 }
 
-/// Asks for a commit. There is no second request: whatever is not named as known is sent.
+/// Asks for a commit. There is no second request: the server sends everything that is not named as known.
 pub(super) fn fetch_request(
     advertised: &Advertised,
     want: Oid,
@@ -310,7 +310,7 @@ pub(super) fn fetch_request(
     shallow: &[Oid],
 ) -> Result<Bytes, Failure> {
     advertised.needs("side-band-64k")?;
-    // Some servers insist on it. We take any number of acknowledgements.
+    // Some servers require it. We accept any number of acknowledgements.
     let several = advertised.capability("multi_ack_detailed").map_or("", |_| " multi_ack_detailed");
     let mut request = Vec::new();
     write_line(
@@ -336,7 +336,7 @@ pub(super) fn fetch_request(
     Ok(request.into())
 }
 
-/// What goes before a pack.
+/// The lines before a pack.
 pub(super) fn push_request(
     advertised: &Advertised,
     reference: &str,
@@ -356,8 +356,8 @@ fn write_line(to: &mut Vec<u8>, line: &str) {
     to.extend_from_slice(format!("{:04x}{line}", line.len() + 4).as_bytes());
 }
 
-/// Why a ref has not moved, by reasons that servers are known to give. What they say, and what a hook says beside the
-/// report, decides and is not repeated.
+/// Why a ref has not moved, found by words that servers are known to use. The words of the server and of a hook
+/// decide, and are not shown.
 fn rejection(why: &str, words: &[u8]) -> Rejected {
     let lower = why.to_ascii_lowercase();
     let explained = format!("{lower} {}", String::from_utf8_lossy(words).to_ascii_lowercase());
@@ -389,7 +389,7 @@ fn rejection(why: &str, words: &[u8]) -> Rejected {
     Rejected::Refused(words.into())
 }
 
-/// Writes a pack where blocking hurts nobody.
+/// Writes a pack on a thread that may block.
 struct Storing {
     pieces: mpsc::Sender<Bytes>,
     task: JoinHandle<std::io::Result<()>>,

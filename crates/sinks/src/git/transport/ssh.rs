@@ -1,4 +1,4 @@
-//! Git over SSH, with a key, to hosts that are known.
+//! Git over SSH, with a key, to known hosts.
 
 use std::{
     fmt, io,
@@ -28,9 +28,9 @@ use crate::{
 };
 
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// How long a connection may take to say why it has ended.
+/// How long to wait for the error of a connection that has ended.
 const LAST_WORDS_LIMIT: Duration = Duration::from_secs(1);
-/// Of a server's words for people.
+/// Maximum size of a server's messages for people.
 const WORDS_LIMIT: usize = 8 << 10;
 
 /// A repository behind an SSH server.
@@ -41,7 +41,7 @@ pub(super) struct Ssh {
     path: String,
     user: String,
     key: Arc<PrivateKey>,
-    /// `None`: anybody may answer.
+    /// `None`: any host key is accepted.
     known: Option<Arc<KnownHosts>>,
     network: Network,
 }
@@ -78,7 +78,7 @@ impl Ssh {
         })
     }
 
-    /// A connection to the right host, as the right user.
+    /// A connection to a checked host, authenticated as the user.
     async fn connect(&self) -> Result<Handle<Doorkeeper>, Failure> {
         let attempt = format!("connect to {} port {} with SSH", self.host, self.port);
         let failed = |trouble: Trouble| Failure::Sink(trouble.into_error(&attempt));
@@ -113,7 +113,7 @@ impl Ssh {
     }
 
     async fn authenticate(&self, handle: &mut Handle<Doorkeeper>) -> Result<AuthResult, Trouble> {
-        // RSA keys sign in several ways, and the oldest is broken.
+        // RSA keys have several signature algorithms; the oldest, with SHA-1, is broken.
         let hash = if self.key.algorithm().is_rsa() {
             handle.best_supported_rsa_hash().await?.flatten().or(Some(HashAlg::Sha512))
         } else {
@@ -142,10 +142,10 @@ impl Server for Ssh {
     }
 }
 
-/// What goes to the program on the other side.
+/// The sending half of a conversation with the remote program.
 struct Sending {
     write: ChannelWriteHalf<Msg>,
-    /// Gone when nobody waits for the answer any more.
+    /// Expires when no task waits for the answer any more.
     listened: Weak<()>,
 }
 
@@ -157,7 +157,7 @@ impl Conversation for Sending {
         request: Request,
         advertisement: Answer,
     ) -> Result<Answer, Failure> {
-        // Beside the reading: a program that talks while it listens must not wait for us.
+        // In a task beside the reading: the remote program may send before it has read everything, and must not block.
         let send = async move {
             let Request { head, mut pack } = request;
             let is_listened = || self.listened.strong_count() > 0;
@@ -165,19 +165,19 @@ impl Conversation for Sending {
             while !pack.is_empty() && sent.is_ok() && is_listened() {
                 sent = self.write.data_bytes(pack.split_to(pack.len().min(PIECE))).await;
             }
-            // If that failed, the program has ended, and whoever reads learns why.
+            // If sending failed, the program has ended, and the task that reads the answer gets the reason.
         };
         drop(connection_task::spawn("send a pack", send).detach());
         Ok(advertisement)
     }
 }
 
-/// What comes from the program on the other side.
+/// The receiving half of a conversation with the remote program.
 struct Receiving {
     read: ChannelReadHalf,
-    /// The connection lives as long as this.
+    /// Dropping it closes the connection.
     handle: Handle<Doorkeeper>,
-    /// What the program says to people.
+    /// Messages of the program for people.
     words: Vec<u8>,
     _listened: Arc<()>,
 }
@@ -195,7 +195,7 @@ impl Chunks for Receiving {
                 }
                 Some(ChannelMsg::ExitStatus { exit_status }) => good = exit_status == 0,
                 Some(ChannelMsg::Failure) => {
-                    // No program may be run.
+                    // The server does not allow to run a program.
                     return Err(Failure::Said(Said::Denied));
                 }
                 Some(ChannelMsg::Close) => break,
@@ -212,18 +212,18 @@ impl Chunks for Receiving {
     }
 }
 
-/// Looks at the key that a server shows.
+/// Checks the host key of a server.
 struct Doorkeeper {
     known: Option<Arc<KnownHosts>>,
     host: String,
     port: u16,
 }
 
-/// Why there is no connection.
+/// Why a connection failed.
 #[derive(Debug)]
 enum Trouble {
     Ssh(russh::Error),
-    /// Somebody else may have answered.
+    /// The host key is not a known one: it may be another server.
     WrongHost(String),
     Late,
 }
@@ -252,7 +252,7 @@ impl Trouble {
                 SinkError::new(SinkReason::Incompatible, why)
             }
             Self::Ssh(russh::Error::IO(error)) => of_connection(attempt, &error),
-            // Other errors of the library may quote what the server sent.
+            // Other errors of the library may contain text that the server sent.
             Self::Ssh(_) => {
                 let why = format!("{attempt}: the server ended the connection");
                 SinkError::new(SinkReason::Unreachable, why)
@@ -261,7 +261,7 @@ impl Trouble {
     }
 }
 
-/// An error in the middle of a connection. Its text may quote what the server sent, its cause does not.
+/// An error during a connection. Its text may contain text that the server sent, its cause does not.
 fn broken(error: russh::Error) -> Failure {
     match error {
         russh::Error::IO(error) => Failure::Io(error),

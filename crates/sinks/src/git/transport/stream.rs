@@ -1,4 +1,4 @@
-//! A connection that is given up when nothing moves on it.
+//! A connection that fails if no data moves for a while.
 
 use std::{
     io,
@@ -12,10 +12,10 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-/// Servers that work for long say so every few seconds.
+/// Servers that work for long send progress every few seconds.
 pub(super) const SILENCE_LIMIT: Duration = Duration::from_mins(1);
 
-/// Fails to read when no byte has gone either way for a while.
+/// A read fails if no byte was read or written for `limit`.
 pub(super) struct Attentive<S> {
     stream: S,
     limit: Duration,

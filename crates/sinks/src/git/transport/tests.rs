@@ -1,4 +1,4 @@
-//! Every way against a real server, or against a repository that the real Git reads.
+//! Every transport against a real server, or against a repository that the real Git reads.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ mod ssh;
 const MAIN: &str = "refs/heads/main";
 const NONE: Oid = Oid::ZERO_SHA1;
 
-/// What a sink says about a repository.
+/// The settings of a sink for a repository.
 #[derive(Clone, Default)]
 struct Settings {
     ca: Option<String>,
@@ -69,7 +69,7 @@ fn guarded() -> Policy {
     }
 }
 
-/// An error with its causes, which must not hold what is secret.
+/// The text of an error with its causes, which must not contain secrets.
 fn said(error: &SinkError) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
@@ -90,7 +90,7 @@ fn assert_error<T: fmt::Debug>(outcome: Result<T, SinkError>, reason: SinkReason
     }
 }
 
-/// A repository of our own.
+/// A local repository that the tests push from.
 struct Local {
     repository: Repository,
     _directory: TempDir,
@@ -130,7 +130,7 @@ impl Local {
         repository.commit(None, &author, &author, "rows", &tree, &parents).unwrap()
     }
 
-    /// What a repository needs that has `old`.
+    /// A pack with the objects that a repository with `old` needs.
     fn pack(&self, new: Oid, old: Option<Oid>) -> Bytes {
         let mut walk = self.repository.revwalk().unwrap();
         walk.push(new).unwrap();
@@ -166,7 +166,7 @@ impl Local {
     }
 }
 
-/// What every way can do.
+/// Operations that every transport must support.
 async fn conversation(remote: &Remote, server: &OnServer) {
     let ours = Local::new();
     assert_eq!(remote.refs().await.unwrap().refs, BTreeMap::new(), "an empty repository");
@@ -212,7 +212,7 @@ async fn conversation(remote: &Remote, server: &OnServer) {
     assert!(nothing < size, "{nothing}");
 }
 
-/// A part of the history, which grows.
+/// Fetches a part of the history, then more.
 async fn shallow_history(remote: &Remote) {
     let ours = Local::new();
     let first = ours.commit(None, b"1");
@@ -236,7 +236,7 @@ async fn shallow_history(remote: &Remote) {
     assert_eq!(shallow, [second]);
 }
 
-/// A push that a hook declines is refused in our own words; one that another writer has overtaken is not a refusal.
+/// A push that a hook declines is reported in our own words; a push that loses a race is not reported as refused.
 async fn rejections(remote: &Remote, server: &OnServer) {
     let ours = Local::new();
     let first = ours.commit(None, b"1");
@@ -250,7 +250,7 @@ async fn rejections(remote: &Remote, server: &OnServer) {
         assert_eq!(words, "a hook of the server declined it");
         server.hook(hook, "exit 0").unwrap();
     }
-    // Between the advertisement and the push.
+    // The ref moves between the advertisement and the push.
     let third = ours.commit(Some(first), b"3");
     remote.push("refs/heads/other", NONE, third, &[], ours.pack(third, Some(first))).await.unwrap().unwrap();
     server.hook("pre-receive", &format!("env -u GIT_QUARANTINE_PATH git update-ref {MAIN} {third}")).unwrap();
@@ -259,7 +259,7 @@ async fn rejections(remote: &Remote, server: &OnServer) {
     assert_eq!(remote.refs().await.unwrap().refs[MAIN], third);
 }
 
-/// More than any buffer on the way.
+/// A pack larger than any buffer between client and server.
 async fn large_packs(remote: &Remote, server: &OnServer) {
     let ours = Local::new();
     let mut random = fastrand::Rng::with_seed(1);

@@ -16,7 +16,7 @@ fn listed(manifests: &[(&str, &str)]) -> Vec<Listed> {
     manifests.iter().map(|(books, version)| ((*books).to_owned(), Some((*version).to_owned()))).collect()
 }
 
-/// Asks for paths of an inventory `own`. Answers what is found, and which manifests were read.
+/// Searches for paths of an inventory `own`. Returns the owners, and which manifests were read.
 fn find(
     known: &mut PathOwners,
     manifests: &[(&str, &str, &Manifest)],
@@ -44,7 +44,7 @@ fn manifests_are_read_when_they_have_changed() {
     let all = [("one", "1", &one), ("own", "1", &own), ("two", "1", &two)];
     assert_eq!(find(&mut known, &all, &["x"]), (Owners::new(), vec!["one".into(), "two".into()]));
     assert_eq!(find(&mut known, &all, &["y"]), (Owners::new(), vec![]));
-    // The manifest itself is read for the answer, once.
+    // The manifest is read once to find the owner.
     for read in [vec!["two".to_owned()], vec![]] {
         let (found, really_read) = find(&mut known, &all, &["b", "y"]);
         assert_eq!(really_read, read);
@@ -55,7 +55,7 @@ fn manifests_are_read_when_they_have_changed() {
     assert_eq!(find(&mut known, &all, &["x"]), (Owners::new(), vec!["one".into()]));
     assert_eq!(find(&mut known, &all, &["a"]), (Owners::new(), vec![]));
     assert_eq!(find(&mut known, &all, &["b"]).0["b"].len(), 2);
-    // What is gone names nothing.
+    // Manifests that are not listed any more are forgotten.
     assert_eq!(find(&mut known, &[], &["b"]), (Owners::new(), vec![]));
     assert_eq!((known.manifests.len(), known.count), (0, 0));
 }
@@ -101,7 +101,7 @@ fn hashes_are_found_in_lists_of_any_length() {
     }
 }
 
-/// Of any number of manifests exactly one has a path, whichever asks. Once it has repaired the file, it still has it.
+/// Exactly one of several manifests owns a path, whichever asks. After it has repaired the file it still owns it.
 #[test]
 fn one_of_all_manifests_has_a_path() {
     let mut random = fastrand::Rng::with_seed(3);

@@ -1,4 +1,4 @@
-//! Writes that are cut off between any two operations on files.
+//! Writes that are interrupted between any two file operations.
 
 use std::sync::{
     Arc,
@@ -19,7 +19,7 @@ use kollect_sinks::{
 
 use super::*;
 
-/// A directory that fails after some operations that change something, for good.
+/// A directory in which every write and deletion fails after a number of them.
 struct Failing {
     directory: Directory,
     left: Arc<AtomicUsize>,
@@ -78,8 +78,8 @@ fn pod(uid: usize, name: &str, text: usize) -> Arc<Row> {
     object(&format!("u{uid}"), "", "Pod", "shop", name, &format!(r#"{{"s":"{}"}}"#, "x".repeat(text)))
 }
 
-/// Whenever a write stops, whoever comes next brings everything in order, and rows that nobody can see at
-/// the moment are still there.
+/// A write may stop at any point: the next write repairs everything, and rows that are not visible to the collector
+/// at the moment are still there.
 #[tokio::test(flavor = "multi_thread")]
 async fn w64_a_write_may_stop_anywhere() {
     let all = inventory("", "all");
@@ -135,7 +135,7 @@ async fn w64_a_write_may_stop_anywhere() {
             let delta = difference(&failing.baseline(&all).await.unwrap(), &after);
             let batch = Batch { part_bytes: 1200, ..Batch::new(&all, &claim, &delta) };
             let ended = failing.write(&batch).await.is_ok();
-            // And it stops once more while it is being repaired.
+            // The repair is interrupted, too.
             left.store(stop / 2, Ordering::SeqCst);
             let delta = difference(&failing.baseline(&all).await.unwrap(), &after);
             let batch = Batch { part_bytes: 1200, ..Batch::new(&all, &claim, &delta) };
@@ -154,7 +154,7 @@ async fn w64_a_write_may_stop_anywhere() {
             }
             assert_eq!(held, holding(&after), "{from} {to} {stop}");
 
-            // Exactly the files of one write, and in them exactly the rows.
+            // Exactly the files of one uninterrupted write, with exactly these rows.
             let direct = tempfile::tempdir().unwrap();
             let once = open_dir(direct.path(), to).await;
             let claim = once.claim(&all, &Claimant::default()).await.unwrap();
@@ -184,7 +184,7 @@ async fn w64_a_write_may_stop_anywhere() {
     }
 }
 
-/// Of a first write that was cut off, and of a removal that was, nothing is left in the end.
+/// After an interrupted first write and an interrupted removal, a complete removal leaves nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn w9_a_removal_may_stop_anywhere() {
     let all = inventory("", "all");

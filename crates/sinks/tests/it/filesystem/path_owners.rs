@@ -1,4 +1,4 @@
-//! A path belongs to one inventory: the one whose manifest names it, whether the file is there or not.
+//! A path belongs to one inventory: the one whose manifest names it, whether the file exists or not.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -23,12 +23,12 @@ use super::*;
 
 const PATH: &str = "p.json";
 
-/// A file per row, whose name does not tell the inventory.
+/// One file per row; the path does not contain the inventory.
 fn shared_names() -> Value {
     json!({ "layout": { "mode": "perResource", "pathTemplate": "{sourceName}.json" } })
 }
 
-/// The row of one object in an inventory. `content` is all that the file would tell of it.
+/// The row of one object in an inventory. Rows with equal `content` have files with equal attributes.
 fn pod(inventory: &str, content: &str) -> Arc<Row> {
     object(&format!("{inventory}-{content}"), "", "Pod", "shop", "p", &format!(r#"{{"n":"{content}"}}"#))
 }
@@ -38,7 +38,7 @@ fn twin() -> Arc<Row> {
     object("u", "", "Pod", "shop", "p", "{}")
 }
 
-/// Every file with its bytes and the time of its last change, but for claims.
+/// Every file with its bytes and the time of its last change, except claims.
 fn dated(root: &Path) -> BTreeMap<String, (String, SystemTime)> {
     let mut files: Vec<PathBuf> = tree(root).into_keys().map(|path| root.join(path)).collect();
     files.extend(books(root).iter().map(|books| books.join("manifest.ndjson")));
@@ -54,7 +54,7 @@ async fn a_path_whose_file_was_deleted_keeps_its_owner() {
     for rows in [[pod("one", "1"), pod("two", "2")], [twin(), twin()]] {
         let dir = tempfile::tempdir().unwrap();
         let sink = open_dir(dir.path(), &shared_names()).await;
-        // The later name has the path: the order of names decides nothing here.
+        // The inventory with the later name has the path: here the order of names has no effect.
         let (one, two) = (inventory("", "two"), inventory("", "one"));
         write(&*sink, &one, None, &added(&rows[..1])).await.unwrap();
         let before = tree(dir.path());
@@ -96,7 +96,7 @@ async fn a_document_that_was_deleted_keeps_its_owner() {
         compare(&*sink, &one, &[twin()]).await.unwrap();
         assert_eq!(owners(dir.path(), PATH), ["one"]);
         assert_eq!(sink.baseline(&one).await.unwrap(), holding(&[twin()]));
-        // Once the inventory is gone, the other one gets the path.
+        // Once the inventory is forgotten, the other one gets the path.
         let claim = sink.claim(&one, &Claimant::default()).await.unwrap();
         sink.forget(&one, &claim).await.unwrap();
         compare(&*sink, &two, &[twin()]).await.unwrap();
@@ -104,7 +104,7 @@ async fn a_document_that_was_deleted_keeps_its_owner() {
     }
 }
 
-/// Its row is gone, the inventory is forgotten, or its files are elsewhere.
+/// Three ways to give up a path: its row is removed, the inventory is forgotten, or its files move.
 #[tokio::test]
 async fn a_path_that_was_given_up_goes_to_the_next() {
     for how in ["row", "inventory", "layout"] {
@@ -132,13 +132,13 @@ async fn a_path_that_was_given_up_goes_to_the_next() {
     }
 }
 
-/// All rows of an inventory: one that the other one wants to have the file of, and one of its own.
+/// All rows of an inventory: one whose path the other inventory also needs, and one with a path of its own.
 pub(crate) fn with_own(name: &str, row: &Arc<Row>) -> [Arc<Row>; 2] {
     [row.clone(), object(&format!("own-{name}"), "", "Pod", "shop", &format!("own-{name}"), "{}")]
 }
 
-/// A directory as an older release may have left it: the manifests of both inventories name one path. `file` is what
-/// is there.
+/// A directory as an older release may have left it: the manifests of both inventories name one path. `file`:
+/// whose file exists, or another text for its content; `None` for no file.
 async fn contested(more: &Value, rows: &[Arc<Row>; 2], file: Option<&str>) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let other = tempfile::tempdir().unwrap();
@@ -205,7 +205,7 @@ async fn a_path_of_two_manifests_goes_to_one_of_them() {
     }
 }
 
-/// The one that loses a document has none, and says so; the file of the other one stays as it is.
+/// The inventory that loses a document has none and reports that; the file of the other one is not changed.
 #[tokio::test]
 async fn a_document_of_two_manifests_goes_to_one_of_them() {
     for mode in ["document", "split"] {
@@ -225,7 +225,7 @@ async fn a_document_of_two_manifests_goes_to_one_of_them() {
                 }
             }
             assert_eq!(owners(dir.path(), PATH), ["two"], "{mode} {order:?}");
-            // It goes without taking the file along.
+            // Forgetting the losing inventory does not delete the file.
             let claim = sink.claim(&inventory("", "one"), &Claimant::default()).await.unwrap();
             sink.forget(&inventory("", "one"), &claim).await.unwrap();
             assert_eq!(fs::read_to_string(dir.path().join(PATH)).unwrap(), before, "{mode}");
@@ -233,7 +233,7 @@ async fn a_document_of_two_manifests_goes_to_one_of_them() {
     }
 }
 
-/// An inventory leaves a contested path before the other one was there: the file stays for the other one.
+/// An inventory gives up a contested path before the other one has settled it: the file stays for the other one.
 #[tokio::test]
 async fn a_contested_file_is_not_deleted() {
     for (forget, file) in [(true, "one"), (true, "two"), (false, "one"), (false, "two")] {
@@ -254,12 +254,12 @@ async fn a_contested_file_is_not_deleted() {
     }
 }
 
-/// The files of one inventory are gone. It repairs them, and another one wants their paths in the same moment.
+/// The files of one inventory were deleted. It repairs them while another one needs their paths.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_repair_and_a_claim_at_once_leave_one_owner() {
     for round in 0..20 {
         let dir = tempfile::tempdir().unwrap();
-        // In every other round the files would be equal.
+        // In every second round the files would be equal.
         let rows = |name: &str| -> Vec<Arc<Row>> {
             let name = if round % 2 == 0 { "" } else { name };
             let pod = |i: usize| object(&format!("{name}{i}"), "", "Pod", "shop", &format!("p{i}"), "{}");
@@ -287,7 +287,7 @@ async fn a_repair_and_a_claim_at_once_leave_one_owner() {
     }
 }
 
-/// A directory that notes which manifests are read and how often they are listed.
+/// A directory that counts reads of manifests and listings.
 struct Counting {
     directory: Directory,
     counts: Arc<Counts>,
@@ -300,7 +300,7 @@ struct Counts {
 }
 
 impl Counts {
-    /// What was counted since the last time: reads of each manifest of others, and lists.
+    /// The counts since the last call: reads of each manifest of others, and listings.
     fn take(&self, own: &str) -> (Vec<usize>, usize) {
         let reads = std::mem::take(&mut *self.reads.lock().unwrap_or_else(PoisonError::into_inner));
         let others = reads.into_iter().filter(|(path, _)| !path.contains(&format!("team.{own}-")));
@@ -355,8 +355,7 @@ async fn opened(dir: &Path) -> (Directory, Settings) {
     kollect_sinks::filesystem::directory(config, &kollect_sinks::Files::Anywhere).await.unwrap()
 }
 
-/// Among 200 other inventories no manifest is read twice as long as it does not change, and none at all by a write
-/// that has no new path.
+/// With 200 other inventories, no unchanged manifest is read twice, and a write without new paths reads none.
 #[tokio::test(flavor = "multi_thread")]
 async fn manifests_of_others_are_read_once() {
     const OTHERS: usize = 200;
@@ -367,7 +366,7 @@ async fn manifests_of_others_are_read_once() {
         let name = format!("i{i}");
         write(&*elsewhere, &inventory("", &name), None, &added(&[row(&name, 0)])).await.unwrap();
     }
-    // Another process: it remembers nothing of the above.
+    // Like another process: it remembers no paths.
     let (counts, remembered) =
         (Arc::new(Counts::default()), Arc::<tokio::sync::Mutex<PathOwners>>::default());
     let (directory, settings) = opened(dir.path()).await;
@@ -388,14 +387,14 @@ async fn manifests_of_others_are_read_once() {
     sink.baseline(&own).await.unwrap();
     assert_eq!(counts.take("own"), (vec![], 1), "a comparison");
 
-    // What a sink of this process writes is known without reading it.
+    // Manifests written by a sink of this process are known without reading them.
     let (directory, settings) = opened(dir.path()).await;
     let counting = Counting { directory, counts: counts.clone() };
     let sibling = Keeper::new(counting, settings, remembered);
     let other = inventory("", "i7");
     write(&sibling, &other, None, &added(&[row("c", 0)])).await.unwrap();
     counts.take("own");
-    // It needs the manifest itself to name a row, once.
+    // To name the owner in a refusal, the manifest is read once.
     for reads in [vec![1], vec![]] {
         let receipt = put(added(&[row("c", 1)])).await;
         assert!(receipt.refused[0].why.contains("a file of inventory team/i7"), "{receipt:?}");
@@ -403,13 +402,13 @@ async fn manifests_of_others_are_read_once() {
     }
     put(added(&[row("d", 0)])).await;
     assert_eq!(counts.take("own"), (vec![], 1));
-    // What others write is read.
+    // Manifests written by others are read.
     write(&*elsewhere, &inventory("", "i9"), None, &added(&[row("e", 0)])).await.unwrap();
     assert_eq!(put(added(&[row("e", 1)])).await.refused.len(), 1);
     assert_eq!(counts.take("own"), (vec![1], 1));
 }
 
-/// A manifest that cannot be read concerns its inventory only.
+/// A damaged manifest affects only its own inventory.
 #[tokio::test]
 async fn law_11_a_damaged_manifest_stops_no_other_inventory() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
-//! Which files there are, and what is in them.
+//! Which files there are, and their content.
 
 use super::*;
 
-/// Objects of two kinds and one that is in no namespace.
+/// Objects of two kinds and one without a namespace.
 fn shop() -> Vec<Arc<Row>> {
     vec![
         object(
@@ -25,7 +25,7 @@ async fn written(dir: &Path, more: &Value, rows: &[Arc<Row>]) -> BTreeMap<String
     tree(dir)
 }
 
-/// Golden trees: one text per layout and format.
+/// Golden files: one text per layout and format.
 #[tokio::test]
 async fn files_are_as_documented() {
     for (name, more) in [
@@ -69,7 +69,7 @@ async fn files_are_as_documented() {
     }
 }
 
-/// Zero rows are a state: an empty document, and no file in a tree.
+/// Zero rows give an empty document, and no file in a tree.
 #[tokio::test]
 async fn nothing_is_written_as_nothing() {
     for (more, expected) in [
@@ -86,7 +86,7 @@ async fn nothing_is_written_as_nothing() {
     }
 }
 
-/// W63: a layout block without a mode leaves the choice to the rows, for as long as they agree.
+/// W63: without a mode, the rows decide: separate files only while all rows are whole objects.
 #[tokio::test]
 async fn w63_whole_objects_become_manifests_by_themselves() {
     let whole = |uid: &str, kind: &str| {
@@ -102,7 +102,7 @@ async fn w63_whole_objects_become_manifests_by_themselves() {
     assert_eq!(files.keys().collect::<Vec<_>>(), ["prod/shop/pod/a.yaml", "prod/shop/service/b.yaml"]);
     assert_eq!(files["prod/shop/pod/a.yaml"], "apiVersion: v1\nkind: Pod\nmetadata:\n  name: a\n");
 
-    // One that is not: all of them go into a document, the ones that the delta does not mention too.
+    // With one row that is not a whole object, all rows go into a document, also those not in the delta.
     let sink = open_dir(dir.path(), &more).await;
     let all = inventory("prod", "all");
     write(&*sink, &all, None, &added(std::slice::from_ref(&other))).await.unwrap();
@@ -111,7 +111,7 @@ async fn w63_whole_objects_become_manifests_by_themselves() {
     let held = items(".yaml", &files["inventory/team/all.yaml"]);
     assert_eq!(held.iter().map(|item| item["uid"].as_str().unwrap()).collect::<Vec<_>>(), ["a", "b", "c"]);
     assert_eq!(held[0]["attributes"]["resource"]["metadata"]["name"], "a");
-    // And back again.
+    // And back to separate files.
     let delta = Delta { removed: vec![gone(&other)], ..Delta::default() };
     write(&*sink, &all, None, &delta).await.unwrap();
     assert_eq!(
@@ -119,7 +119,7 @@ async fn w63_whole_objects_become_manifests_by_themselves() {
         ["prod/shop/pod/a.yaml", "prod/shop/service/b.yaml"]
     );
     assert_eq!(tree(dir.path())["prod/shop/pod/a.yaml"], "apiVersion: v1\nkind: Pod\nmetadata:\n  name: a\n");
-    // Whoever sees the rows writes them once more, to be sure.
+    // The digests are 0: the next comparison writes the rows once more.
     let held = sink.baseline(&all).await.unwrap();
     assert_eq!(held.values().collect::<Vec<_>>(), [&RowDigest(0), &RowDigest(0)]);
 }
@@ -137,7 +137,7 @@ async fn rows_without_a_manifest_are_refused_by_name() {
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&whole]));
 }
 
-/// W18: the same kind in two groups, one object in two targets. Everybody gets a name of their own.
+/// W18: the same kind in two groups, and one object in two targets. Each row gets its own path.
 #[tokio::test]
 async fn w18_rows_with_one_path_are_told_apart() {
     let more = json!({ "layout": { "mode": "perResource" } });
@@ -172,7 +172,7 @@ async fn w18_rows_with_one_path_are_told_apart() {
     assert!(three[1..].iter().all(|name| name.starts_with("default/shop/ingress/cart-")), "{three:?}");
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&apps, &network, &again]));
 
-    // A row whose own name is what the other would be called.
+    // A row whose name equals the suffixed name of another row.
     let odd = object(
         "u4",
         "",
@@ -186,7 +186,7 @@ async fn w18_rows_with_one_path_are_told_apart() {
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&apps, &network, &again, &odd]));
 }
 
-/// W17: nobody removes what belongs to others, and nothing stays behind.
+/// W17: an inventory removes only its own files, and leaves none of them behind.
 #[tokio::test]
 async fn w17_inventories_share_directories() {
     let dir = tempfile::tempdir().unwrap();
@@ -204,7 +204,7 @@ async fn w17_inventories_share_directories() {
     );
     assert!(!dir.path().join("default/shop/deployment").exists(), "empty directories go");
 
-    // The same object in both: this row is refused, by name and with the way out, and no other.
+    // The same object in both: only this row is refused, by name and with advice.
     let receipt = write(&*sink, &one, None, &added(&rows)).await.unwrap();
     let whys: Vec<&str> = receipt.refused.iter().map(|refusal| &*refusal.why).collect();
     assert_eq!(
@@ -217,7 +217,7 @@ async fn w17_inventories_share_directories() {
     );
     assert_eq!(sink.baseline(&one).await.unwrap(), holding(&rows[..2]));
     assert_eq!(sink.baseline(&two).await.unwrap(), holding(&rows[2..]));
-    // The way out works, and all files move in one write.
+    // The advice works, and all files move in one write.
     let more = json!({ "layout": {
         "mode": "perResource", "pathTemplate": "{cluster}/{namespace}/{name}/{kind}/{sourceName}{extension}",
     } });
@@ -231,8 +231,8 @@ async fn w17_inventories_share_directories() {
     assert!(dir.path().join("default/team/one/node/n1.json").is_file());
 }
 
-/// Kinds of one name in different API groups, in different inventories: the one that comes later has its group in
-/// the path, and no file of the other moves.
+/// Kinds with equal names in different API groups and different inventories: the later one gets its group in the
+/// path, and no file of the other one moves.
 #[tokio::test]
 async fn kinds_of_one_name_in_two_inventories_are_told_apart() {
     let core = object("u1", "", "Service", "shop", "cart", "{}");
@@ -259,7 +259,7 @@ async fn kinds_of_one_name_in_two_inventories_are_told_apart() {
     }
     assert_eq!(sink.baseline(&one).await.unwrap(), holding([&core]));
     assert_eq!(sink.baseline(&two).await.unwrap(), holding(&rows));
-    // Once nothing is in the way, it has the path that it would have had.
+    // Once the other file is gone, the row gets the path without the group.
     let claim = sink.claim(&one, &Claimant::default()).await.unwrap();
     sink.forget(&one, &claim).await.unwrap();
     write(&*sink, &two, None, &Delta::default()).await.unwrap();
@@ -267,7 +267,7 @@ async fn kinds_of_one_name_in_two_inventories_are_told_apart() {
     assert_eq!(sink.baseline(&two).await.unwrap(), holding(&rows));
 }
 
-/// The same with a template of the user: the rows that collide are refused, and the advice helps.
+/// The same with a template of the user: only colliding rows are refused, and the advice works.
 #[tokio::test]
 async fn rows_that_collide_in_a_template_are_refused_alone() {
     let core = object("u1", "", "Service", "shop", "cart", "{}");
@@ -294,7 +294,7 @@ async fn rows_that_collide_in_a_template_are_refused_alone() {
     assert!(write(&*sink, &two, None, &delta).await.unwrap().refused.is_empty());
     assert_eq!(sink.baseline(&two).await.unwrap(), holding([&knative, &plain]));
 
-    // A file that a row cannot move to: it stays where it is.
+    // A row that cannot move because of an existing file keeps its old file.
     let file = dir.path().join("moved/other.json");
     fs::create_dir_all(file.parent().unwrap()).unwrap();
     fs::write(&file, "precious").unwrap();
@@ -322,7 +322,7 @@ async fn files_of_others_are_never_overwritten() {
         let sink = open_dir(dir.path(), &more).await;
         let all = inventory("", "all");
         if more["layout"]["mode"] == "perResource" {
-            // It concerns one row.
+            // Only one row is affected.
             let receipt = write(&*sink, &all, None, &added(&shop())).await.unwrap();
             assert_eq!(receipt.refused.len(), 1);
             assert!(receipt.refused[0].why.contains(path), "{}", receipt.refused[0].why);
@@ -340,7 +340,7 @@ async fn files_of_others_are_never_overwritten() {
     }
 }
 
-/// W48 and W17: parts come and go with the rows.
+/// W48 and W17: parts are added and removed with the rows.
 #[tokio::test]
 async fn w17_w48_parts_shrink() {
     for format in ["json", "yaml", "ndjson"] {
@@ -380,7 +380,7 @@ async fn w17_w48_parts_shrink() {
     }
 }
 
-/// W64: edits by others are seen and undone; a date alone changes no file.
+/// W64: edits by others are found and undone; a different date alone changes no file.
 #[tokio::test]
 async fn w64_documents_change_only_with_their_rows() {
     for more in [
@@ -418,7 +418,7 @@ async fn w64_documents_change_only_with_their_rows() {
     }
 }
 
-/// W29: names say where a file is, never whose it is. None of them leads out of the directory.
+/// W29: no name of an object leads out of the directory, and names never decide who owns a file.
 #[tokio::test]
 async fn w29_no_name_leads_out() {
     let outer = tempfile::tempdir().unwrap();
@@ -478,7 +478,7 @@ async fn links_that_lead_out_are_refused() {
     assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
 }
 
-/// Other settings: everything moves, what the delta does not mention too.
+/// After a change of settings everything moves, also rows that are not in the delta.
 #[tokio::test]
 async fn a_new_layout_replaces_the_old_one() {
     let layouts = [
@@ -499,7 +499,7 @@ async fn a_new_layout_replaces_the_old_one() {
             let sink = open_dir(dir.path(), to).await;
             let held = sink.baseline(&all).await.unwrap();
             assert!(held.len() == 3 && held.values().all(|digest| *digest == RowDigest(0)), "{from} {to}");
-            // Two can be seen at the moment, one cannot.
+            // The delta has two rows; the third is not visible to the collector at the moment.
             let delta = Delta { changed: rows[..2].iter().map(changed).collect(), ..Delta::default() };
             write(&*sink, &all, None, &delta).await.unwrap();
             let mut expected = holding(&rows);
@@ -515,7 +515,7 @@ async fn a_new_layout_replaces_the_old_one() {
     }
 }
 
-/// Manifests of an older release name the same settings in another way: that is no reason to write.
+/// Manifests of an older release spell the same settings in another way: that alone is no reason to write.
 #[tokio::test]
 async fn a_manifest_of_an_older_release_is_as_good() {
     // What the older release wrote for these settings.
@@ -544,7 +544,7 @@ async fn a_manifest_of_an_older_release_is_as_good() {
         assert_eq!(fs::read_to_string(&manifest).unwrap(), older, "nothing was written");
         assert_eq!(tree(dir.path()), files);
 
-        // What changes is written, and the manifest with it.
+        // A change writes its row, and the manifest with the new spelling.
         let second = object("u2", "", "Service", "shop", "cart", r#"{"ports":[81]}"#);
         let delta = Delta { changed: vec![changed(&second)], ..Delta::default() };
         write(&*sink, &all, None, &delta).await.unwrap();
@@ -556,7 +556,7 @@ async fn a_manifest_of_an_older_release_is_as_good() {
     }
 }
 
-/// Law 13: after any deltas in any order the bytes are those of one write.
+/// Law 13: after any deltas in any order the bytes equal those of one write.
 #[tokio::test]
 async fn bytes_do_not_depend_on_the_order_of_deltas() {
     for (mode, format) in [

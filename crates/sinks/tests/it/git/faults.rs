@@ -1,4 +1,4 @@
-//! Mirrors and servers that fail, and names that want to leave the tree.
+//! Mirrors and servers that fail, and names that try to leave the tree.
 
 use std::{
     fs,
@@ -72,7 +72,7 @@ async fn a_mirror_stays_small() {
     let rows: Vec<_> =
         (0..200).map(|i| object(&format!("u{i}"), "", "Pod", "s", &format!("p{i}"), "{}")).collect();
     write(&*sink, &all, None, &added(&rows)).await.unwrap();
-    // The mirror is tidied after a write has ended: what goes in the meantime has no size.
+    // The mirror is tidied after a write has ended: a file that disappears meanwhile counts as empty.
     let length = |path: &std::path::PathBuf| path.metadata().map_or(0, |metadata| metadata.len());
     let size = || files(&remote.mirror()).iter().map(length).sum::<u64>();
     let (first, claim) = (size(), sink.claim(&all, &claimant(None)).await.unwrap());
@@ -83,7 +83,7 @@ async fn a_mirror_stays_small() {
         largest = largest.max(size());
     }
     assert_eq!(remote.commits(), 151);
-    // Half a hundred packs of one commit each, then one again. A pack takes ten thousand bytes.
+    // At most about fifty packs of one commit each, then they are merged. A pack takes about ten thousand bytes.
     assert!(largest < first + 60 * 12_288, "{first} {largest}");
     let packs =
         files(&remote.mirror()).into_iter().filter(|path| path.extension().is_some_and(|e| e == "pack"));
@@ -120,7 +120,7 @@ async fn a_mirror_belongs_to_us_alone() {
     assert_eq!(fs::metadata(&good).unwrap().permissions().mode() & 0o777, 0o700);
 }
 
-/// Between commit and push, whatever happens: objects of a commit are nowhere until it is pushed.
+/// If a push fails, the objects of its commits are stored nowhere.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_push_that_fails_leaves_nothing() {
     let mut server = GitHttp::start().unwrap();
@@ -166,7 +166,7 @@ async fn w41_credentials_stay_in_memory() {
     assert!(!format!("{refused:?}").contains(GitHttp::PASSWORD), "{refused:?}");
 }
 
-/// The probe uses the client of the export, with its certificates and known hosts.
+/// The check uses the same client as the export, with its certificates and known hosts.
 #[tokio::test(flavor = "multi_thread")]
 async fn w21_w22_the_probe_is_the_client_of_the_export() {
     for way in [Way::Https, Way::Ssh, Way::File] {
@@ -177,17 +177,17 @@ async fn w21_w22_the_probe_is_the_client_of_the_export() {
         let error = sink.check().await.unwrap_err();
         assert_eq!(error.reason, SinkReason::Missing, "{way:?} {error}");
     }
-    // Whoever may read and not write hears about it before the first export.
+    // A user who may read and not write gets the error before the first export.
     let remote = Remote::new(Way::Https, json!({}));
     remote.git(&["config", "http.receivepack", "false"]);
     let error = remote.open().await.check().await.unwrap_err();
     assert_eq!(error.reason, SinkReason::Forbidden, "{error}");
-    // `engine: cli` means the same engine.
+    // `engine: cli` uses the same engine.
     let remote = Remote::new(Way::Https, json!({ "git": { "engine": "cli" } }));
     write(&*remote.open().await, &inventory("", "all"), None, &added(&[row("u1", "{}")])).await.unwrap();
 }
 
-/// Names that mean something to Git, to file systems or to nobody.
+/// Names that are special to Git or to file systems, and ordinary ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_name_leaves_the_tree() {
     let template = ".{sourceName}/{sourceNamespace}.{group}/{kind}~{uid}{extension}";
@@ -253,7 +253,7 @@ async fn a_directory_is_enough_and_made_if_need_be() {
     write(&*sink, &inventory("", "all"), None, &added(&[row("u1", "{}")])).await.unwrap();
     let log = super::git(&path, &["log", "--format=%s", "main"]);
     assert!(log.starts_with("chore(default/team/all): export 1 items @ "), "{log}");
-    // The operator keeps files below its root, or not at all.
+    // In the operator, files must be below its root, or are refused.
     for (files, why) in
         [(Files::Refused, "--file-sink-root"), (Files::Below(directory.path().into()), "relative")]
     {

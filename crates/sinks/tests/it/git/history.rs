@@ -1,4 +1,4 @@
-//! What auditors read: commits that say what happened, and none where nothing did.
+//! The history: commits that say what happened, and no commit if nothing changed.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ async fn the_log_alone_answers_what_happened() {
         removed: vec![Removed { key: node.key.clone(), before: None }],
     };
     write(&*sink, &all, None, &delta).await.unwrap();
-    // After a restart nobody knows what a row was; the files do.
+    // After a restart the delta has no former rows; they are read from the files.
     let again = remote.open().await;
     let newer = deployment("cart", r#"{"image":"cart:1.3","note":"two\nlines"}"#);
     write(&*again, &all, None, &change(&newer)).await.unwrap();
@@ -66,7 +66,7 @@ async fn the_log_alone_answers_what_happened() {
             + "~ shop/Deployment/cart: image cart:1.2 → cart:1.3, note - → \"two\\nlines\""
     );
     assert_eq!(commits.len(), 3);
-    // The books are there, and not in the way.
+    // The books are committed, but hidden in diffs.
     let diff = remote.checkout().git(&["log", "-1", "-p"]);
     assert!(diff.contains("-    image: cart:1.2\n+    image: cart:1.3\n"), "{diff}");
     assert!(diff.contains("Binary files a/.kollect/") && !diff.contains("+{\"target\""), "{diff}");
@@ -111,7 +111,7 @@ async fn long_lists_are_cut_with_a_count() {
     assert!(body.ends_with("+ shop/Deployment/d49\n… and 10 more"), "{body}");
 }
 
-/// Also after a restart, and whatever a file says about when it was written.
+/// Also after a restart, and although documents contain the time of the export.
 #[tokio::test(flavor = "multi_thread")]
 async fn w64_nothing_changed_makes_no_commit() {
     for (mode, format) in [
@@ -139,7 +139,7 @@ async fn w64_nothing_changed_makes_no_commit() {
     }
 }
 
-/// Files go with their rows, the last one of a directory too; files of siblings in the same directories stay.
+/// Files are removed with their rows, also the last one of a directory; files of other inventories there stay.
 #[tokio::test(flavor = "multi_thread")]
 async fn w17_files_belong_to_inventories() {
     let more = json!({ "layout": { "mode": "perResource" } });
@@ -155,7 +155,7 @@ async fn w17_files_belong_to_inventories() {
     assert_eq!(files(), ["default/night/job/copy.yaml", cart_file, web_file]);
     write(&*sink, &one, None, &removed(&job)).await.unwrap();
     assert_eq!(files(), [cart_file, web_file]);
-    // The same object in both: nobody takes it from the other.
+    // The same object in both: neither inventory takes the file of the other.
     let receipt = write(&*sink, &two, None, &added(std::slice::from_ref(&cart))).await.unwrap();
     assert!(receipt.refused[0].why.contains("cart.yaml is a file of inventory team/one"), "{receipt:?}");
     assert_eq!(sink.baseline(&two).await.unwrap(), holding([&web]));
@@ -185,7 +185,7 @@ async fn w18_rows_with_one_path_are_told_apart() {
     assert_eq!(files, grouped);
     assert_eq!(receipt.warnings, Vec::<String>::new());
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&knative, &core]));
-    // The group does not tell these apart.
+    // The group does not distinguish these two.
     let twin = object("c2", "", "Service", "shop", "cart", "{}");
     let receipt = write(&*sink, &all, None, &added(std::slice::from_ref(&twin))).await.unwrap();
     let files: Vec<String> = tree(&remote.checkout().path).into_keys().collect();
@@ -197,7 +197,7 @@ async fn w18_rows_with_one_path_are_told_apart() {
         warning.contains("Service shop/cart") && warning.contains("c1") && warning.contains("c2"),
         "{warning}"
     );
-    // It is told when it begins, not with every write.
+    // The warning is given when the collision begins, not with every write.
     let web = deployment("web", "{}");
     assert_eq!(write(&*sink, &all, None, &added(&[web])).await.unwrap().warnings, Vec::<String>::new());
     for gone in [&twin, &knative] {
@@ -207,7 +207,7 @@ async fn w18_rows_with_one_path_are_told_apart() {
     assert_eq!(files, ["default/shop/deployment/web.yaml", "default/shop/service/cart.yaml"]);
 }
 
-/// Kinds of one name in different API groups, in different inventories: both are written, and a file that is there
+/// Kinds with equal names in different API groups and different inventories: both are written, and an existing file
 /// does not move because of the other.
 #[tokio::test(flavor = "multi_thread")]
 async fn kinds_of_one_name_in_two_inventories_are_told_apart() {
@@ -229,14 +229,14 @@ async fn kinds_of_one_name_in_two_inventories_are_told_apart() {
     assert_eq!(remote.commits(), 2, "nothing is written again");
     assert_eq!(sink.baseline(&one).await.unwrap(), holding([&core]));
     assert_eq!(sink.baseline(&two).await.unwrap(), holding([&knative, &other]));
-    // Once nothing is in the way, one commit moves it to the path that it would have had.
+    // Once the other file is gone, one commit moves the row to the path without the group.
     write(&*sink, &one, None, &removed(&core)).await.unwrap();
     write(&*sink, &two, None, &Delta::default()).await.unwrap();
     assert_eq!(files(), [plain, second]);
     assert_eq!(remote.commits(), 4);
 }
 
-/// Books of an older release name the same settings in another way: that is no reason for a commit.
+/// Books of an older release spell the same settings in another way: that alone is no reason for a commit.
 #[tokio::test(flavor = "multi_thread")]
 async fn books_of_an_older_release_are_as_good() {
     let remote = Remote::new(Way::File, json!({ "layout": { "mode": "perResource" } }));
@@ -267,7 +267,7 @@ async fn books_of_an_older_release_are_as_good() {
     assert_eq!(header(&remote.checkout().path).2, now);
 }
 
-/// `layout: {}` leaves the choice to the rows: whole objects become files of their own.
+/// With `layout: {}` the rows decide: whole objects get separate files.
 #[tokio::test(flavor = "multi_thread")]
 async fn w63_an_empty_layout_still_chooses() {
     let remote = Remote::new(Way::File, json!({ "layout": {} }));
@@ -282,7 +282,7 @@ async fn w63_an_empty_layout_still_chooses() {
     );
 }
 
-/// One changed file among many: a handful of objects is sent, whatever else is there.
+/// One changed file among many sends only a few objects.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_change_sends_few_objects() {
     let remote = Remote::new(Way::Https, json!({ "layout": { "mode": "perResource" } }));
@@ -306,12 +306,12 @@ async fn one_change_sends_few_objects() {
     assert_eq!(remote.commits(), 2);
 }
 
-/// Inventories that are written at the same time share a push.
+/// Inventories that are written at the same time share one push.
 #[tokio::test(flavor = "multi_thread")]
 async fn inventories_on_one_branch_have_one_writer() {
     let remote = Remote::new(Way::Https, json!({}));
     let count = remote.repository.path().join("pushes");
-    // Slow enough for the others to gather.
+    // Slow enough that the other writes queue up.
     remote.repository.hook("post-receive", &format!("cat >> {}; sleep 0.3", count.display())).unwrap();
     let sinks = remote.sinks();
     let sink: Arc<dyn Sink> =

@@ -1,4 +1,4 @@
-//! A branch is shared: with people, with other operators, and with the rules of its server.
+//! A branch is shared with people, with other operators, and with the rules of its server.
 
 use std::{fs, sync::Arc};
 
@@ -28,7 +28,7 @@ async fn files_of_others_stay_and_their_commits_too() {
     assert_eq!(tree(&remote.checkout().path)["README.md"], "Ours.\n");
     let subjects = remote.git(&["log", "--format=%an", "main"]);
     assert_eq!(subjects, "kollect\nEve\nkollect");
-    // What is not ours is not written over.
+    // Files of others are not overwritten.
     let theirs = inventory("", "theirs");
     let checkout = remote.checkout();
     fs::write(checkout.path.join("inventory/team/theirs.yaml"), "mine\n").unwrap();
@@ -39,7 +39,7 @@ async fn files_of_others_stay_and_their_commits_too() {
     assert_eq!(tree(&remote.checkout().path)["inventory/team/theirs.yaml"], "mine\n");
 }
 
-/// Two operators with mirrors of their own: no lost file, no lost commit, one line of history.
+/// Two operators with separate mirrors: no lost file, no lost commit, linear history.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_operators_push_to_one_branch() {
     let remote = Arc::new(Remote::new(Way::Https, json!({ "layout": { "mode": "perResource" } })));
@@ -54,7 +54,7 @@ async fn two_operators_push_to_one_branch() {
             for i in 0..12 {
                 let delta =
                     added(&[object(&format!("{name}{i}"), "", "Pod", "shop", &format!("p{i}"), "{}")]);
-                // Somebody was quicker too often: the engine tries again as well.
+                // Other pushes were first too many times: the engine retries as well.
                 while let Err(error) = sink.write(&Batch::new(&place, &claim, &delta)).await {
                     assert_eq!(error.reason, SinkReason::Busy, "{error}");
                 }
@@ -89,7 +89,7 @@ async fn a_refused_push_says_why_without_the_words_of_the_server() {
     assert_eq!(sink.baseline(&all).await.unwrap().len(), 2);
 }
 
-/// A server may not want one inventory: the others of the same push are written.
+/// If a server refuses one inventory, the others of the same push are written.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_bad_inventory_stays_one_bad_inventory() {
     let remote = Remote::new(Way::Https, json!({}));
@@ -163,8 +163,8 @@ async fn a_missing_branch_begins_at_the_default_one() {
     remote.open_with(&existing).await.check().await.unwrap();
 }
 
-/// A sink that moves to a new branch finds its rows there, because it begins at the old one; it is made all
-/// the same, before anybody cleans the old one.
+/// A sink that moves to a new branch finds its rows there, because the branch starts from the old one. The branch is
+/// still created, before the old one is cleaned.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_branch_is_made_even_if_no_row_differs() {
     let remote = Remote::new(Way::Https, json!({}));
@@ -179,7 +179,7 @@ async fn a_new_branch_is_made_even_if_no_row_differs() {
     main.forget(&all, &claim).await.unwrap();
     assert_eq!(moved.baseline(&all).await.unwrap(), holding(&rows));
     assert_eq!(remote.git(&["ls-tree", "--name-only", "-r", "main"]), "");
-    // Nothing is to be forgotten where nothing is, and nothing is made for that.
+    // A missing branch has nothing to forget, and is not created for that.
     let never = json!({ "git": { "branch": "never" }, "provisioning": { "mode": "existing" } });
     let other = remote.open_with(&never).await;
     let claim = other.claim(&all, &claimant(None)).await.unwrap();
@@ -187,7 +187,7 @@ async fn a_new_branch_is_made_even_if_no_row_differs() {
     assert_eq!(remote.git(&["branch", "--list", "never"]), "");
 }
 
-/// Two who claim in the same second know who of them has it, and a claim that somebody removed is made again.
+/// Claims in the same second get different epochs, and a claim that another user has removed is made again.
 #[tokio::test(flavor = "multi_thread")]
 async fn claims_are_told_apart_and_found_missing() {
     let remote = Arc::new(Remote::new(Way::Https, json!({})));
@@ -220,7 +220,7 @@ async fn claims_are_told_apart_and_found_missing() {
     write(&*sink, &all, Some("c"), &delta).await.unwrap();
 }
 
-/// Somebody has made something else of one claim: the other inventories of the branch go on.
+/// One claim is damaged by another user: the other inventories of the branch are still written.
 #[tokio::test(flavor = "multi_thread")]
 async fn law_11_one_bad_claim_concerns_its_inventory_only() {
     let remote = Remote::new(Way::Https, json!({}));
@@ -265,7 +265,7 @@ async fn force_push_puts_right_what_others_did_to_our_files() {
     write(&*sink, &all, None, &added(&rows)).await.unwrap();
     assert_eq!(sink.baseline(&all).await.unwrap(), holding(&rows));
     assert_eq!(remote.commits(), 1, "it is as it was");
-    // The server has forgotten our commits: we go on from what it has.
+    // The server has dropped our commits: continue from what it has.
     let name = ["-c", "user.name=Eve", "-c", "user.email=eve@example.com"];
     let empty = remote.git(&["hash-object", "-t", "tree", "-w", "/dev/null"]);
     let start = remote.git(&[&name[..], &["commit-tree", "-m", "start again", &empty]].concat());
@@ -277,7 +277,7 @@ async fn force_push_puts_right_what_others_did_to_our_files() {
     assert_eq!(remote.open().await.baseline(&all).await.unwrap(), holding(&more));
 }
 
-/// Where our file was, somebody has put something else: it stays.
+/// Another user has replaced our file with something else: it stays.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_others_put_in_the_place_of_our_files_stays() {
     let remote = Remote::new(Way::File, json!({ "layout": { "mode": "perResource" } }));
@@ -333,8 +333,8 @@ async fn files_and_directories_change_places() {
     assert_eq!(seen, [["shop/p1", "shop/p2"], ["shop/p1/pod", "shop/p2/pod"], ["shop/p1", "shop/p2"]]);
 }
 
-/// Somebody takes the branch back to an older state, or away: what we know is not true any more, and is
-/// not built upon.
+/// Another user resets the branch to an older state, or deletes it: the known state is outdated and must not be
+/// used.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rewritten_or_deleted_branch_is_compared_again() {
     for delete in [false, true] {
@@ -367,7 +367,7 @@ async fn a_rewritten_or_deleted_branch_is_compared_again() {
     }
 }
 
-/// A claim of another writer leaves no commit, and stops those who came before.
+/// A claim of another writer makes no commit, and fences earlier writers.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_writer_that_wakes_up_late_is_stopped() {
     let remote = Remote::new(Way::Ssh, json!({}));
@@ -384,7 +384,7 @@ async fn a_writer_that_wakes_up_late_is_stopped() {
     assert_eq!(remote.git(&["rev-parse", "main"]), before);
 }
 
-/// Whoever gives up waiting must not be written for: he may have lost the right to.
+/// A caller that stops waiting may have lost its claim: nothing is written for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_written_for_those_who_left() {
     let remote = Remote::new(Way::Https, json!({}));
@@ -404,12 +404,12 @@ async fn nothing_is_written_for_those_who_left() {
     let left = tokio::time::timeout(std::time::Duration::from_millis(100), sink.write(&batch));
     assert!(left.await.is_err(), "the other one was not slow");
     slow.await.unwrap().unwrap();
-    // The next one takes along whoever waits.
+    // The next write serves all callers that still wait.
     write(&*sink, &one, None, &added(&[row("u2", "{}")])).await.unwrap();
     assert_eq!(tree(&remote.checkout().path).into_keys().collect::<Vec<_>>(), ["inventory/team/one.yaml"]);
 }
 
-/// A foreign edit of our files is put right, and seen as what it is.
+/// Edits of our files by others are found in the baseline and undone.
 #[tokio::test(flavor = "multi_thread")]
 async fn foreign_edits_show_in_the_baseline() {
     let remote = Remote::new(Way::File, json!({ "layout": { "mode": "perResource" } }));

@@ -1,4 +1,4 @@
-//! A path belongs to one inventory: the one whose manifest names it, whether the file is there or not.
+//! A path belongs to one inventory: the one whose manifest names it, whether the file exists or not.
 
 use std::{fs, slice::from_ref, sync::Arc};
 
@@ -18,7 +18,7 @@ use crate::{
 
 const PATH: &str = "p.json";
 
-/// A file per row, whose name does not tell the inventory.
+/// One file per row; the path does not contain the inventory.
 fn shared_names() -> Value {
     json!({ "layout": { "mode": "perResource", "pathTemplate": "{sourceName}.json" } })
 }
@@ -32,7 +32,7 @@ fn twin() -> Arc<Row> {
     object("u", "", "Pod", "shop", "p", "{}")
 }
 
-/// A commit of others without the file.
+/// Another user commits the removal of the file.
 fn delete(remote: &Remote) {
     let checkout = remote.checkout();
     fs::remove_file(checkout.path.join(PATH)).unwrap();
@@ -44,7 +44,7 @@ async fn a_path_whose_file_was_deleted_keeps_its_owner() {
     for rows in [[pod("one", "1"), pod("two", "2")], [twin(), twin()]] {
         let remote = Remote::new(Way::Https, shared_names());
         let sink = remote.open().await;
-        // The later name has the path: the order of names decides nothing here.
+        // The inventory with the later name has the path: here the order of names has no effect.
         let (one, two) = (inventory("", "two"), inventory("", "one"));
         write(&*sink, &one, None, &added(&rows[..1])).await.unwrap();
         let before = tree(&remote.checkout().path);
@@ -86,7 +86,7 @@ async fn a_document_that_was_deleted_keeps_its_owner() {
     }
 }
 
-/// Its row is gone, the inventory is forgotten, or its files are elsewhere.
+/// Three ways to give up a path: its row is removed, the inventory is forgotten, or its files move.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_path_that_was_given_up_goes_to_the_next() {
     for how in ["row", "inventory", "layout"] {
@@ -115,8 +115,8 @@ async fn a_path_that_was_given_up_goes_to_the_next() {
     }
 }
 
-/// A branch as an older release may have left it: the manifests of both inventories name one path. `file` is what is
-/// there.
+/// A branch as an older release may have left it: the manifests of both inventories name one path. `file`: whose
+/// file exists, or another text for its content; `None` for no file.
 async fn contested(more: &Value, rows: &[Arc<Row>; 2], file: Option<&str>) -> Remote {
     let (remote, other) = (Remote::new(Way::File, more.clone()), Remote::new(Way::File, more.clone()));
     for (remote, name, row) in [(&remote, "one", &rows[0]), (&other, "two", &rows[1])] {
@@ -190,7 +190,7 @@ async fn a_path_of_two_manifests_goes_to_one_of_them() {
     }
 }
 
-/// The one that loses a document has none, and says so; the file of the other one stays as it is.
+/// The inventory that loses a document has none and reports that; the file of the other one is not changed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_of_two_manifests_goes_to_one_of_them() {
     for mode in ["document", "split"] {
@@ -216,7 +216,7 @@ async fn a_document_of_two_manifests_goes_to_one_of_them() {
                 }
             }
             assert_eq!(owners(&remote.checkout().path, PATH), ["two"], "{mode} {order:?}");
-            // It goes without taking the file along.
+            // Forgetting the losing inventory does not delete the file.
             let claim = sink.claim(&inventory("", "one"), &claimant(None)).await.unwrap();
             sink.forget(&inventory("", "one"), &claim).await.unwrap();
             assert_eq!(tree(&remote.checkout().path)[PATH], before, "{mode}");
@@ -224,7 +224,7 @@ async fn a_document_of_two_manifests_goes_to_one_of_them() {
     }
 }
 
-/// An inventory leaves a contested path before the other one was there: the file stays for the other one.
+/// An inventory gives up a contested path before the other one has settled it: the file stays for the other one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_contested_file_is_not_deleted() {
     for (forget, file) in [(true, "one"), (true, "two"), (false, "one"), (false, "two")] {
@@ -246,8 +246,8 @@ async fn a_contested_file_is_not_deleted() {
     }
 }
 
-/// The file of one inventory is gone. It repairs it, and another one wants its path in the same moment: in one
-/// process, and in two.
+/// The file of one inventory was deleted. It repairs it while another one needs its path: in one process, and in
+/// two.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repair_and_a_claim_at_once_leave_one_owner() {
     for round in 0..8 {
@@ -277,7 +277,7 @@ async fn a_repair_and_a_claim_at_once_leave_one_owner() {
     }
 }
 
-/// Two inventories want a free path in the same moment: one gets it.
+/// Two inventories need a free path at the same time: one gets it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_free_path_goes_to_one_of_two() {
     for round in 0..8 {
@@ -299,7 +299,7 @@ async fn a_free_path_goes_to_one_of_two() {
     }
 }
 
-/// Books that cannot be read concern their inventory only.
+/// Damaged books affect only their own inventory.
 #[tokio::test(flavor = "multi_thread")]
 async fn law_11_damaged_books_stop_no_other_inventory() {
     let remote = Remote::new(Way::File, shared_names());

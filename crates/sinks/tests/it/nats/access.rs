@@ -1,4 +1,4 @@
-//! Who gets in, and what is said to those who do not.
+//! Authentication, and the errors if it fails.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kollect_model::sink::{ErrorClass, SinkReason};
@@ -12,7 +12,7 @@ use crate::conformance::{added, inventory, row, write};
 const COMMON: &str = "spec.secretRef";
 const OWN: &str = "spec.nats.secretRef";
 
-/// What comes of opening with credentials from a Secret.
+/// The outcome of opening a sink with credentials from a Secret.
 async fn outcome(url: &str, more: Value, secrets: &Secrets) -> Result<(), SinkReason> {
     let plan = plan(&spec(url, "access", "rows", more)).unwrap().with_secrets(secrets).unwrap();
     match open(&plan).await {
@@ -35,7 +35,7 @@ async fn tokens_open_and_wrong_ones_do_not() {
     let url = &server.url();
     assert_eq!(outcome(url, common.clone(), &secrets(COMMON, &[("token", "hunter2\n")])).await, Ok(()));
     assert_eq!(outcome(url, own.clone(), &secrets(OWN, &[("token", "hunter2")])).await, Ok(()));
-    // As the Go implementation: a token wins.
+    // As in the Go implementation, a token takes precedence.
     let both = secrets(COMMON, &[("token", "hunter2"), ("username", "u"), ("password", "hunter3")]);
     assert_eq!(outcome(url, common.clone(), &both).await, Ok(()));
     let wrong = secrets(COMMON, &[("token", "hunter4")]);
@@ -122,7 +122,7 @@ async fn tls_trusts_whom_it_is_told_and_checks_the_name() {
     let wrong = bundle(&stranger.certificates().unwrap().ca);
     assert_eq!(outcome(&named, wrong, none).await, Err(SinkReason::Incompatible));
     assert_eq!(outcome(&named, json!({}), none).await, Err(SinkReason::Incompatible));
-    // Whoever asks for TLS does not talk without it.
+    // A sink with TLS settings does not connect without TLS.
     let without = outcome(&Nats::shared().url(), anybody, none).await;
     assert!(without.is_err(), "{without:?}");
 }

@@ -1,4 +1,4 @@
-//! Streams whose limits could remove rows that are still wanted.
+//! Streams whose limits could remove rows that are still needed.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap()
 }
 
-/// Limits, what an error says about them, and how their owner lifts them.
+/// Limits, what an error says about them, and how the owner of the stream lifts them.
 fn limits() -> [(&'static str, Value, &'static str, &'static str, Value); 4] {
     let hour = nanoseconds(Duration::from_hours(1));
     [
@@ -102,7 +102,7 @@ async fn a_stream_that_may_remove_rows_is_refused_until_its_owner_lifts_the_limi
         write(&*sink, &all, None, &added(std::slice::from_ref(&one))).await.unwrap();
         assert_eq!(sink.baseline(&all).await.unwrap(), holding([&one]));
 
-        // Limits that come later are noticed, and what is there can still be removed.
+        // Limits that are set later are found, and existing rows can still be removed.
         update(&other, name, &limit).await;
         assert_names(&sink.check().await.unwrap_err(), name, setting, flags);
         assert_names(&sink.baseline(&all).await.unwrap_err(), name, setting, flags);
@@ -123,13 +123,13 @@ async fn a_stream_that_is_full_and_discards_new_messages_keeps_its_rows() {
         }))
         .await;
     let (sink, all) = (opened(server, name, "rows").await, inventory("", "all"));
-    // The third message is the record of who may write.
+    // The third message is the claim.
     let rows = [row("u1", "{}"), row("u2", "{}")];
     write(&*sink, &all, None, &added(&rows)).await.unwrap();
     let error = write(&*sink, &all, None, &added(&[row("u3", "{}")])).await.unwrap_err();
     assert_eq!((error.reason, error.class()), (SinkReason::WriteFailed, ErrorClass::Transient), "{error}");
     assert_eq!(sink.baseline(&all).await.unwrap(), holding(&rows));
-    // A message that replaces another needs no room.
+    // A message that replaces another one needs no additional room.
     let later = row("u2", r#"{"n":2}"#);
     let delta = Delta { changed: vec![changed(&later)], removed: vec![gone(&rows[0])], ..Delta::default() };
     write(&*sink, &all, None, &delta).await.unwrap();

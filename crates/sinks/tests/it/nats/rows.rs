@@ -41,7 +41,7 @@ impl Place for Subjects {
                 self.other.purge(self.name, &message.subject).await;
             }
             if message.uid() == "u2" {
-                // A copy elsewhere is nobody's row; what has no headers is no row at all.
+                // A copy on another subject is not a row, nor is a message without headers.
                 let copy = format!("{}x", message.subject);
                 let sent =
                     self.other.jetstream.publish_with_headers(copy, message.headers_of_key(), "x".into());
@@ -57,7 +57,7 @@ impl Place for Subjects {
         message.json()["data"]["after"]["attributes"].to_string()
     }
 
-    /// What is removed stays as a marker for a while.
+    /// Without removals, which stay as markers for a while.
     async fn look(&self) -> String {
         let all = self.other.rows(self.name, "torn").await;
         all.iter().filter(|one| one.header("Kollect-Op") != Some("removed")).map(|one| &*one.body).collect()
@@ -139,7 +139,7 @@ async fn messages_say_in_headers_what_is_compared() {
     let marker = other.rows(name, "all").await.remove(0);
     assert_eq!((marker.header("Kollect-Op"), marker.header("Nats-TTL")), (Some("removed"), Some("86400s")));
     assert_eq!(marker.json()["data"]["before"], json!(*new));
-    // The claim is a message of its own.
+    // The claim is a separate message.
     let message = other.messages(name, "headers.default.team.all.$holder").await;
     assert_eq!(message[0].json(), json!(claim));
 }
@@ -157,7 +157,7 @@ async fn removals_expire_and_rows_come_back_after_that() {
     let removal = Delta { removed: vec![gone(&one)], ..Delta::default() };
     sink.write(&Batch::new(&all, &claim, &removal)).await.unwrap();
     eventually("the removal expires", async || other.rows(name, "all").await.is_empty()).await;
-    // The sink remembers a message that is no longer there.
+    // The sink remembers a message that does not exist any more.
     sink.write(&Batch::new(&all, &claim, &first)).await.unwrap();
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&one]));
 }
@@ -180,7 +180,7 @@ async fn a_stream_without_expiry_keeps_removals() {
 async fn w35_two_sinks_share_a_stream() {
     let (server, name) = (Nats::shared(), "w35");
     let other = Other::at(server).await;
-    // As its owner wants it, with a setting that no client of ours knows of.
+    // A stream of another owner, with a setting that our client does not know.
     other
         .create(json!({
             "name": name, "subjects": ["w35.theirs"], "max_msgs_per_subject": 1, "max_msg_size": 1_000_000,
@@ -193,7 +193,7 @@ async fn w35_two_sinks_share_a_stream() {
         open(&plan(&spec(&server.url(), name, "rows", more)).unwrap()).await.unwrap()
     };
     let (all, one) = (inventory("", "all"), row("u1", "{}"));
-    // At the same moment, and again.
+    // At the same time, and again.
     let first = futures::join!(sink("w35.a"), sink("w35.b"), sink("w35.c"));
     let second = (sink("w35.a").await, sink("w35.b").await, sink("w35.c").await);
     for (number, sink) in [first.0, first.1, first.2, second.0, second.1, second.2].iter().enumerate() {
@@ -273,7 +273,7 @@ async fn a_late_writer_is_fenced_also_with_what_it_has_read_before() {
     late.write(&Batch::new(&all, &new, &delta)).await.unwrap();
     let error = early.write(&Batch::new(&all, &old, &delta)).await.unwrap_err();
     assert_eq!(error.reason, SinkReason::Fenced);
-    // A new claim reads again what another writer has changed in between.
+    // After a new claim, changes by another writer in between are read again.
     let again = early.claim(&all, &claimant(Some("c1"))).await.unwrap();
     let back = Delta { changed: vec![changed(&one)], ..Delta::default() };
     early.write(&Batch::new(&all, &again, &back)).await.unwrap();
@@ -341,7 +341,7 @@ async fn rows_that_are_too_large_are_named_and_all_others_are_written() {
     );
     assert_eq!(sink.baseline(&all).await.unwrap(), holding([&small]));
 
-    // Before and after together are too large: what it was is left out, what changed is not.
+    // Before and after together are too large: the former row is left out.
     let (old, new) = (row("both", &text(5)), row("both", &text(6)));
     write(&*sink, &all, None, &added(std::slice::from_ref(&old))).await.unwrap();
     let change = Changed { before: Some(old), after: new.clone() };
@@ -374,7 +374,7 @@ async fn existing_never_creates_or_alters() {
     );
     assert_eq!(other.stream(name).await["config"], before);
 
-    // Part of what is needed is not enough, all of it is, in whatever words.
+    // A part of the needed subjects is not enough; all of them are, in any spelling.
     for (subjects, enough) in [("existing.*.*.>", false), ("existing.>", true)] {
         let mut config = before.clone();
         config["subjects"] = json!(["else", subjects]);

@@ -1,4 +1,4 @@
-//! `mode: snapshot`, and no mode at all.
+//! `mode: snapshot`, and the default mode.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ async fn w9_no_rows_are_an_event_too() {
     let sent = other.messages(name, name).await;
     assert_eq!(sent.len(), 2);
     assert_eq!(sent[1].json()["payload"]["items"], json!([]));
-    // An inventory that is forgotten is empty as well.
+    // A forgotten inventory is sent as empty, too.
     let next = inventory("", "next");
     send(&*sink, &next, &[row("u1", "{}")], None).await;
     let claim = sink.claim(&next, &claimant(None)).await.unwrap();
@@ -92,7 +92,7 @@ async fn w35_snapshots_that_come_back_arrive_and_repeated_ones_do_not() {
     let values: Vec<_> =
         sent.iter().map(|m| m.json()["payload"]["items"][0]["attributes"]["n"].clone()).collect();
     assert_eq!(values, ["a", "b", "a", "b", "a", "b"]);
-    // The same again from a writer who does not know whether it arrived: times differ, content does not.
+    // The same snapshot from a writer that does not know whether it arrived: times differ, content does not.
     let place = inventory("", "unknown");
     for _ in 0..2 {
         send(&*opened(server, name, "snapshot").await, &place, &a, None).await;
@@ -120,7 +120,7 @@ async fn w35_snapshot_sinks_share_a_stream() {
     assert_eq!(after["config"]["subjects"], json!(["sharing.theirs", "sharing.a", "sharing.b"]));
     assert_eq!(other.messages(name, "sharing.*").await.len(), 2);
 
-    // A stream for rows keeps one message of a subject: one inventory would remove the other.
+    // A stream for rows keeps one message per subject: one inventory would replace the other.
     opened(server, "for_rows", "rows").await;
     let error = refused(&planned(&server.url(), "for_rows", "snapshot")).await;
     assert_eq!(error.reason, SinkReason::Incompatible);

@@ -88,7 +88,7 @@ fn what_one_feed_has_seen_vanish_no_slower_feed_brings_back() {
     assert!(!is_old(&order, &whole, "u", 7, 1));
     order.note_object(watched(&whole, &object("u", 8)));
     assert!(is_old(&order, &whole, "u", 7, 1), "it came back");
-    // Feeds of other targets have told nothing to this one.
+    // Feeds of other targets have reported nothing to this one.
     assert!(!is_old(&order, &whole, "u", 6, 3));
     let others = Arc::new([3].into());
     let newest = object("u", 9);
@@ -104,7 +104,7 @@ fn versions_are_remembered_while_feeds_overlap_only() {
     alone.note_deletion(watched(&whole, &new));
     alone.note_object(watched(&whole, &new));
     assert!(alone.newest.is_empty());
-    // A list shows objects in no order: only those without a row are remembered.
+    // A list sends objects in no order: only versions of objects without a row are recorded.
     let mut order = overlapping();
     let listing = ObjectEvent { listing: true, ..watched(&whole, &new) };
     order.note_object(listing);
@@ -112,7 +112,7 @@ fn versions_are_remembered_while_feeds_overlap_only() {
     assert!(order.newest.is_empty(), "its row keeps the version");
     order.keep_version(listing, || false);
     assert!(order.is_old(watched(&whole, &old), 1));
-    // A streamed list tells of deletions.
+    // A streamed list reports deletions.
     let other = object("v", 7);
     order.note_deletion(ObjectEvent { listing: true, ..watched(&whole, &other) });
     assert!(order.is_old(watched(&whole, &object("v", 6)), 1));

@@ -1,4 +1,4 @@
-//! Expressions that would take forever, or all memory: they end soon, with a name for why.
+//! Expressions that would take forever, or all memory: they end soon, with an error that names the bound.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Random paths: nothing panics, and what must hold holds.
+//! Random paths: nothing panics, and the invariants hold.
 
 use std::collections::{BTreeSet, HashSet};
 

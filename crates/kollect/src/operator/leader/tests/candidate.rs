@@ -1,4 +1,4 @@
-//! A candidate with somebody who writes while it leads, and remembers when that was.
+//! A candidate with a writer task that runs while it leads and records when that was.
 
 use std::{
     path::Path,
@@ -60,7 +60,7 @@ impl Candidate {
         let handle = Leader::start(client, namespace, identity, timings, &Tasks::default()).unwrap();
         let terms: Arc<Mutex<Vec<Term>>> = Arc::default();
         let (mut leadership, written) = (handle.watch(), terms.clone());
-        // What the operator does with its writers.
+        // As the operator starts and stops its writers.
         let writer = tokio::spawn(async move {
             while let Some(number) = gained(&mut leadership).await {
                 written.lock().unwrap().push(Term { number, from: Instant::now(), until: None });
@@ -104,7 +104,7 @@ impl Candidate {
         self.until("leading", |now| now.term().is_some()).await;
         let deadline = Instant::now() + LIMIT;
         while self.terms().last().is_none_or(|term| term.until.is_some()) {
-            assert!(Instant::now() < deadline, "nobody heard that it leads: {}", self.now());
+            assert!(Instant::now() < deadline, "its writer has not started: {}", self.now());
             time::sleep(Duration::from_millis(5)).await;
         }
     }

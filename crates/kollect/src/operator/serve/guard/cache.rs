@@ -1,4 +1,4 @@
-//! A few answers, each for a short time. Full, it forgets what was not asked for the longest.
+//! A small cache whose entries expire. When it is full, the least recently used entry is removed.
 
 use std::collections::HashMap;
 
@@ -28,7 +28,7 @@ impl<T: Copy> Cache<T> {
         Some(entry.value)
     }
 
-    /// Looks at all entries when it is full; a review costs more.
+    /// Scans all entries when the cache is full; a review costs more.
     pub(super) fn put(&mut self, key: Key, value: T, now: Instant, expires: Instant) {
         if self.entries.len() >= self.capacity {
             self.entries.retain(|_, entry| now < entry.expires);

@@ -97,7 +97,7 @@ async fn only_those_with_the_right_to_the_path_get_through() {
     assert_eq!(status(address, "POST", "/metrics", &with(&reader)).await, 403, "get is not post");
     assert_eq!(status(address, "GET", "/metrics", &with(&operator_token)).await, 403);
     assert_eq!(status(address, "GET", "/metrics", &with(&format!("{reader}x"))).await, 401);
-    assert_eq!(status(address, "GET", "/missing", "").await, 401, "nobody learns which paths exist");
+    assert_eq!(status(address, "GET", "/missing", "").await, 401, "not 404 without a token");
     assert_eq!(status(address, "GET", "/metrics", &with(plane.admin_token())).await, 200);
     assert_eq!(notices.all(), []);
 
@@ -143,7 +143,7 @@ async fn answers_are_remembered_and_failures_are_not() {
     assert_eq!(status(address, "GET", "/metrics", "").await, 401, "needs no review");
     proxy.refuse(false);
 
-    // Half of the answer is no answer.
+    // A failed second review counts as no answer.
     proxy.answer(1, |line| line.contains("subjectaccessreviews"), 403, &[], "{}");
     assert_eq!(status(address, "GET", "/metrics", &with(&reader)).await, 500);
     let before = reviews(&proxy);
@@ -163,7 +163,7 @@ async fn answers_are_remembered_and_failures_are_not() {
     if started.elapsed() < super::REFUSED {
         assert_eq!(reviews(&proxy), before + 1, "an unknown token needs one review");
     }
-    // A refusal is forgotten soon.
+    // A refusal is cached only for a short time.
     let asked_again = async {
         while reviews(&proxy) < before + 2 {
             assert_eq!(status(address, "GET", "/metrics", &with(&unknown)).await, 401);

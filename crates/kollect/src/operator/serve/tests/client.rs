@@ -130,7 +130,7 @@ pub(in super::super) fn files(dir: PathBuf) -> Tls {
     Tls::Files { dir, cert: "tls.crt".into(), key: "tls.key".into() }
 }
 
-/// Believes everybody, as those do who scrape a self-signed server.
+/// Accepts every certificate, as clients that scrape a self-signed server do.
 #[derive(Debug)]
 struct Credulous;
 

@@ -1,4 +1,4 @@
-//! What one row can have been: every combination of versions of what it depends on, and which of them come first.
+//! The possible states of one row: every combination of versions of what it depends on, and which of them come first.
 
 use kollect_model::row::{RowDigest, RowKey};
 
@@ -37,7 +37,7 @@ pub(super) struct Course<'a> {
 }
 
 impl<'a> Course<'a> {
-    /// `None`: such a row never was.
+    /// `None`: such a row never existed.
     pub(super) fn of(history: &'a History, place: &'a Place, key: &'a RowKey) -> Option<Self> {
         let (destination, inventory) = place;
         Some(Self {
@@ -249,7 +249,7 @@ impl<'a> Course<'a> {
     }
 }
 
-/// Only points that are not after another one.
+/// Keeps only points that do not come after another one.
 pub(super) fn earliest(mut points: Vec<Point>) -> Vec<Point> {
     points.sort_unstable();
     points.dedup();

@@ -1,6 +1,6 @@
-//! A status that begins to say Exported: the destinations hold the rows of that generation.
+//! Checks a status that begins to say Exported: the destinations must hold the rows of that generation.
 //!
-//! Only what has not changed since the object was edited is looked at: there a row must be as the specs of now make it,
+//! Only what has not changed since the object was edited is checked: rows must be as the current specs make them,
 //! and no other row may be there.
 
 use kollect_model::row::{RowDigest, RowKey, TargetId};
@@ -60,7 +60,7 @@ pub(super) fn check<'a>(
     held: impl Fn(&Place) -> Option<Contents<'a>>,
 ) -> Result<u64, String> {
     let Some(record) = exported.record(history) else { return Ok(0) };
-    // Rows of what may not be listed are those of the last list.
+    // Rows of kinds that may not be listed are those of the last list.
     if history.sees_everything.unchanged_since(record) != Some(&true) {
         return Ok(0);
     }

@@ -1,4 +1,4 @@
-//! Half of a change of kinds: a row of the old kind has left, and rows of the new kind are not there.
+//! Checks for half of a change of kinds: a row of the old kind was removed, and rows of the new kind are missing.
 
 use kollect_model::row::RowKey;
 
@@ -8,8 +8,8 @@ use super::{
     history::{Collected, History},
 };
 
-/// Whether the rows of the new kind are there, now that `gone` has left because a profile has got another kind with
-/// `version`. Where anything else that rows depend on has changed since then, nothing is said.
+/// Checks that the rows of the new kind are there, now that `gone` was removed because `version` of a profile has
+/// another kind. If anything else that the rows depend on has changed since then, nothing is checked.
 pub(super) fn check(
     history: &History,
     Look { place, held, limit, .. }: &Look<'_>,

@@ -10,9 +10,9 @@ use super::{
     history::{Collected, History},
 };
 
-/// Whether `gone`, which has left `place` because the place was cleaned, is where the sink leads now. `holds` says
-/// whether a place holds a row, or may refuse it. Where anything else that the row depends on has changed since the
-/// sink was moved, or the inventory since the sink led here, nothing is said.
+/// Checks that `gone`, which was removed when `place` was cleaned, is where the sink leads now. `holds` says whether a
+/// place holds a row, or may refuse it. If anything else that the row depends on has changed since the sink was moved,
+/// or the inventory since the sink led here, nothing is checked.
 pub(super) fn check(
     history: &History,
     place: &Place,

@@ -90,7 +90,7 @@ impl Sink for OpenSink {
         let at_once = if is_atomic(&self.destination) { rows.len().max(1) } else { 1 };
         let mut receipt = Receipt::default();
         let mut rows = rows.into_iter().peekable();
-        // Without rows, too, the claim is checked.
+        // The claim is checked even if there are no rows.
         loop {
             let part: Vec<RowWrite> = rows.by_ref().take(at_once).collect();
             let ends = rows.peek().is_none();

@@ -215,7 +215,7 @@ impl State {
         admitted
     }
 
-    /// What is cleaned is where its sinks lead now, unless others have changed it there.
+    /// Rows that were cleaned are where their sinks lead now, unless other writers have changed that destination.
     fn check_cleaned(&mut self, by: &Sender, place: Place, gone: &[(RowKey, Option<RowDigest>)]) {
         let holds = |(name, inventory): &Place, key: &RowKey, size: i64| {
             let destination = self.destinations.get(name);

@@ -1,4 +1,4 @@
-//! `/metrics` over TLS: the API server says who may read, whoever vouches for the certificate.
+//! `/metrics` over TLS: the API server decides who may read, whichever authority signed the certificate.
 
 use std::sync::Arc;
 
@@ -81,14 +81,14 @@ fn is_guarded(mut world: World, args: &[&str], client: rustls::ConfigBuilder<Cli
         (status == "200").then(|| drop(Exposition::parse(&body))).ok_or(status)
     });
     let mut plain = TcpStream::connect(address).unwrap();
-    // The server may hang up before it has heard all of it.
+    // The server may close the connection before it has read the whole request.
     write!(plain, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{reader}\r\n").ok();
     let mut answer = Vec::new();
     plain.read_to_end(&mut answer).ok();
     assert!(!String::from_utf8_lossy(&answer).contains("kollect_"), "nothing without TLS");
 }
 
-/// Trusts whoever proves to have the key of the certificate that it shows.
+/// Trusts every server that proves to have the key of the certificate that it shows.
 #[derive(Debug)]
 struct Anybody(Arc<CryptoProvider>);
 

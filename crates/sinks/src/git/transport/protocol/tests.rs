@@ -5,7 +5,7 @@ use super::*;
 const ID: &str = "1234567890123456789012345678901234567890";
 const OTHER: &str = "abcdefabcdefabcdefabcdefabcdefabcdefabcd";
 
-/// Comes byte by byte, as nothing promises that lines arrive in one piece.
+/// Delivers single bytes: a line may arrive in any number of pieces.
 struct Slowly(Bytes);
 
 #[async_trait]
@@ -136,7 +136,7 @@ async fn reports_say_whether_somebody_was_quicker_or_a_rule_forbids_it() {
         write_line(&mut inner, unpack);
         write_line(&mut inner, line);
         inner.extend_from_slice(b"0000");
-        // Cut where nobody expects it.
+        // Cut in the middle of a line.
         let (first, second) = inner.split_at(7);
         let band = |data: &[u8]| [b"\x01", data].concat();
         let lines = [b"\x02remote: see\nthe rules\n".to_vec(), band(first), band(second), Vec::new()];

@@ -1,4 +1,4 @@
-//! Directories of this machine.
+//! Repositories in directories of this machine.
 
 use std::path::Path;
 

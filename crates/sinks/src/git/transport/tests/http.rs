@@ -1,4 +1,4 @@
-//! Web servers: a real one, and scripts where it must misbehave or where requests are looked at.
+//! Web servers: a real one, and scripted ones that misbehave or record requests.
 
 use kollect_testbed::GitHttp;
 use tokio::{
@@ -10,20 +10,20 @@ use tokio::{
 
 use super::*;
 
-/// Whoever knows the server and the password.
+/// Settings with the right certificate and password.
 fn settings() -> Settings {
     let secret = vec![("username", GitHttp::USER.into()), ("password", GitHttp::PASSWORD.into())];
     Settings { ca: Some(GitHttp::shared().certificates().ca.clone()), secret, ..Settings::default() }
 }
 
-/// Answers each request on a connection of its own, and tells what was asked.
+/// Answers each request on a separate connection, and returns the requests.
 async fn script(answers: Vec<String>) -> (String, JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}/x.git", listener.local_addr().unwrap());
     let served = tokio::spawn(async move {
         let mut asked = Vec::new();
         for answer in answers {
-            // Whoever does not come has not asked.
+            // No connection within the limit: the client has sent no further request.
             let Ok(accepted) = timeout(Duration::from_secs(10), listener.accept()).await else { break };
             let (mut stream, _) = accepted.unwrap();
             let mut request = Vec::new();

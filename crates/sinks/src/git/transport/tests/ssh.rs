@@ -1,4 +1,4 @@
-//! The SSH server of the machine.
+//! The SSH server of this machine.
 
 use kollect_testbed::{GitSsh, git::ClientKey};
 
@@ -13,7 +13,7 @@ fn with(key: &ClientKey, known_hosts: impl Into<String>) -> Settings {
     Settings { secret, ..Settings::default() }
 }
 
-/// Whoever has a key and knows the host.
+/// Settings with an accepted key and the known host.
 fn settings() -> Settings {
     with(&GitSsh::shared().keys()[0], GitSsh::shared().known_hosts())
 }
@@ -78,7 +78,7 @@ async fn hosts_must_be_known() {
     let url = ssh.url("hosts");
     let key = &ssh.keys()[0];
     let name = format!("[localhost]:{}", ssh.port());
-    // Whichever of its keys is known, the server is asked for that one.
+    // The server is asked for the key that is known, whichever of its keys that is.
     for known in ssh.host_keys().iter().map(|host_key| format!("{name} {host_key}")) {
         with(key, known).remote(&url).refs().await.unwrap();
     }
@@ -129,7 +129,7 @@ async fn a_server_that_does_not_speak_ssh_is_noticed() {
     served.await.unwrap();
 }
 
-/// Servers that are none, or that end the conversation with a text.
+/// Servers that do not speak SSH, or that end the conversation with a text.
 #[tokio::test]
 async fn what_the_server_says_is_not_repeated() {
     use tokio::io::AsyncWriteExt as _;
