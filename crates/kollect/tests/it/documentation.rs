@@ -66,12 +66,12 @@ fn every_command_in_the_documentation_works() {
         for command in commands(&fs::read_to_string(&page).unwrap()) {
             count += 1;
             match command.split_whitespace().collect::<Vec<_>>()[..] {
-                // Those run everything, or are run by a test of their own.
+                // These run everything, or have a test of their own.
                 ["make", target, ..] => {
                     assert!(makefile.contains(&format!("\n{target}:")), "{}: {command}", page.display());
                 }
                 ["cargo", "test", ..] => {}
-                // Those run until somebody stops them.
+                // These run until they are stopped.
                 [program, "watch", ..] if program.ends_with("kollect") => {
                     run(&format!("timeout --preserve-status -s INT 5 {command}"), dir.path(), plane);
                 }
@@ -82,7 +82,7 @@ fn every_command_in_the_documentation_works() {
     assert!(count > 5, "the pages were found");
 }
 
-/// What CI runs, people can run.
+/// Everything that CI runs can be run by hand.
 #[test]
 fn ci_runs_targets_of_the_makefile_that_the_readme_explains() {
     let read = |file: &str| fs::read_to_string(root().join(file)).unwrap();
@@ -168,6 +168,30 @@ fn every_fault_has_a_test_that_exists_or_a_reason() {
     let wanted = wanted.map(|number| format!("W{number}"));
     let wanted: Vec<String> = wanted.into_iter().chain((1..=31).map(|number| format!("⚠{number}"))).collect();
     assert_eq!(faults, wanted);
+}
+
+#[test]
+fn every_word_of_the_glossary_stands_once_and_names_types_that_exist() {
+    let page = fs::read_to_string(root().join("docs/glossary.md")).unwrap();
+    let mut code = String::new();
+    sources(&root().join("crates"), &mut code);
+    let mut words = std::collections::BTreeSet::new();
+    for line in page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| Word")) {
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [word, _, types] = cells[..] else { unreachable!("three cells: {line}") };
+        assert!(words.insert(word.to_owned()), "{word} stands twice");
+        for name in types.split('`').skip(1).step_by(2) {
+            let is_defined = ["struct", "enum", "trait", "type"].iter().any(|what| {
+                let definition = format!("{what} {name}");
+                code.match_indices(&definition).any(|(at, _)| {
+                    let next = code.get(at + definition.len()..).and_then(|rest| rest.chars().next());
+                    !next.is_some_and(|next| next.is_alphanumeric() || next == '_')
+                })
+            });
+            assert!(is_defined, "{word}: there is no type {name}");
+        }
+    }
+    assert!(words.len() > 40);
 }
 
 /// `make demo` builds less than the tests do.
