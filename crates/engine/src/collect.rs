@@ -29,7 +29,7 @@ use crate::{
     coverage::{Coverage, Place, State},
     extract::{CompiledProfile, ExtractError},
     select::{Namespaces, Selection},
-    store::{Sight, StoreWriter},
+    store::{StoreWriter, Visibility},
     tasks::{self, Task, TaskKind, TaskName, Tasks},
     watch::{BlindReason, Blindness, WatchSource},
 };
@@ -264,7 +264,7 @@ fn follow_kind(context: &Arc<Context>, gvk: &Gvk, wanted: watch::Receiver<Vec<Ar
             // The task may have stopped anywhere: all objects are read again, and no absent row counts as gone.
             let rows = own.store.rows(&target.id, &gvk);
             rows.outdate(None);
-            rows.set_sight(Sight::Partial);
+            rows.set_visibility(Visibility::Partial);
         }
         time::sleep(pause)
     })
@@ -293,11 +293,11 @@ impl Context {
 }
 
 /// How much has been seen of targets and kinds that do not belong to a run.
-pub fn rest(source: &dyn WatchSource, settings: &Settings) -> Sight {
+pub fn rest(source: &dyn WatchSource, settings: &Settings) -> Visibility {
     match &settings.within {
-        _ if !source.is_complete() => Sight::Partial,
-        Some(namespaces) => Sight::Within(namespaces.clone()),
-        None => Sight::Everything,
+        _ if !source.is_complete() => Visibility::Partial,
+        Some(namespaces) => Visibility::Within(namespaces.clone()),
+        None => Visibility::Everything,
     }
 }
 

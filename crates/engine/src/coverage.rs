@@ -95,7 +95,7 @@ pub struct Gap {
 
 /// What is known about a place.
 #[derive(Clone, Debug)]
-pub struct Known {
+pub struct ScopeCoverage {
     /// Current state.
     pub state: State,
     /// Resource name as in RBAC rules, such as `deployments.apps`; `None`: not known yet.
@@ -106,7 +106,7 @@ pub struct Known {
     pub repaired: u64,
 }
 
-impl Known {
+impl ScopeCoverage {
     fn add_gap(&mut self, gap: Gap) {
         if self.gaps.len() == GAPS {
             self.gaps.pop_front();
@@ -124,7 +124,7 @@ pub struct Coverage {
 
 #[derive(Default)]
 struct Ledger {
-    places: BTreeMap<Place, Known>,
+    places: BTreeMap<Place, ScopeCoverage>,
     /// Number of ended gaps by reason, including gaps of places that were removed.
     restarts: BTreeMap<BlindReason, u64>,
     /// Resource name of each kind as in RBAC rules, and whether the kind is namespaced.
@@ -153,12 +153,12 @@ impl Coverage {
         self.news.send_replace(());
     }
 
-    fn with<T>(&self, change: impl FnOnce(&mut BTreeMap<Place, Known>) -> T) -> T {
+    fn with<T>(&self, change: impl FnOnce(&mut BTreeMap<Place, ScopeCoverage>) -> T) -> T {
         change(&mut self.ledger().places)
     }
 
     /// Calls `look` for every place, without a copy. The ledger is locked meanwhile: `look` must return soon.
-    pub fn visit(&self, mut look: impl FnMut(&Place, &Known)) {
+    pub fn visit(&self, mut look: impl FnMut(&Place, &ScopeCoverage)) {
         self.with(|places| places.iter().for_each(|(place, known)| look(place, known)));
     }
 
@@ -168,7 +168,7 @@ impl Coverage {
     }
 
     /// Like [`Self::visit`], for the places of one kind.
-    pub fn visit_kind(&self, gvk: &Gvk, mut look: impl FnMut(&Place, &Known)) {
+    pub fn visit_kind(&self, gvk: &Gvk, mut look: impl FnMut(&Place, &ScopeCoverage)) {
         let first = Place { gvk: gvk.clone(), namespace: None, field_selector: None };
         self.with(|places| {
             let own = places.range(first..).take_while(|(place, _)| place.gvk == *gvk);
@@ -182,7 +182,7 @@ impl Coverage {
     }
 
     /// A copy of all places.
-    pub fn read(&self) -> BTreeMap<Place, Known> {
+    pub fn read(&self) -> BTreeMap<Place, ScopeCoverage> {
         self.with(|places| places.clone())
     }
 
@@ -191,7 +191,8 @@ impl Coverage {
         let Ledger { places, restarts, resources, .. } = &mut *ledger;
         let Some(known) = places.get_mut(place) else {
             let resource = resources.get(&place.gvk).map(|(resource, _)| resource.clone());
-            places.insert(place.clone(), Known { state, resource, gaps: VecDeque::new(), repaired: 0 });
+            places
+                .insert(place.clone(), ScopeCoverage { state, resource, gaps: VecDeque::new(), repaired: 0 });
             self.report(&mut ledger, &place.gvk);
             return;
         };
@@ -237,7 +238,7 @@ impl Coverage {
     /// Adds objects to the count of a running list.
     pub(crate) fn count(&self, place: &Place, more: u64) {
         self.with(|places| {
-            if let Some(Known { state: State::Listing { seen, .. }, .. }) = places.get_mut(place) {
+            if let Some(ScopeCoverage { state: State::Listing { seen, .. }, .. }) = places.get_mut(place) {
                 *seen += more;
             }
         });
@@ -252,7 +253,7 @@ impl Coverage {
     }
 
     /// A copy of the places of one kind.
-    pub(crate) fn of_kind(&self, gvk: &Gvk) -> BTreeMap<Place, Known> {
+    pub(crate) fn of_kind(&self, gvk: &Gvk) -> BTreeMap<Place, ScopeCoverage> {
         let mut found = BTreeMap::new();
         self.visit_kind(gvk, |place, known| drop(found.insert(place.clone(), known.clone())));
         found
@@ -262,7 +263,7 @@ impl Coverage {
     /// remaining places of the kind.
     pub(crate) fn forget(&self, gvk: &Gvk, keep: impl Fn(&Place) -> bool) {
         let kind = self.of_kind(gvk);
-        let gone: Vec<(&Place, &Known)> = kind.iter().filter(|(place, _)| !keep(place)).collect();
+        let gone: Vec<(&Place, &ScopeCoverage)> = kind.iter().filter(|(place, _)| !keep(place)).collect();
         if gone.is_empty() {
             return;
         }

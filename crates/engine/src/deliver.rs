@@ -16,7 +16,7 @@ use kollect_model::{
 use tokio::{sync::watch, time};
 
 use crate::{
-    export::{Binding, Leftover, MayWrite, Stopped, Told, clean, follow},
+    export::{Binding, BindingEvent, Leftover, MayWrite, Stopped, clean, follow},
     schedule::{TRANSIENT_PAUSES, TerminalPauses},
     store::StoreReader,
     tasks::{Task, TaskKind, TaskName, Tasks},
@@ -62,7 +62,7 @@ pub fn duplicates(wanted: &BTreeMap<BindingName, Wanted>) -> BTreeMap<BindingNam
 /// Status message of a binding whose task panicked.
 const PANICKED: &str = "the task of this binding panicked and is started again; this is a bug: see the log";
 
-type Tell = dyn Fn(&BindingName, &Place, Told<'_>) + Send + Sync;
+type Tell = dyn Fn(&BindingName, &Place, BindingEvent<'_>) + Send + Sync;
 
 /// Runs the bindings that are wanted.
 pub struct Deliveries {
@@ -162,7 +162,7 @@ impl Deliveries {
         rows: StoreReader,
         tasks: Tasks,
         may_write: Arc<MayWrite>,
-        tell: impl Fn(&BindingName, &Place, Told<'_>) + Send + Sync + 'static,
+        tell: impl Fn(&BindingName, &Place, BindingEvent<'_>) + Send + Sync + 'static,
     ) -> Self {
         let (running, ending) = (BTreeMap::new(), BTreeMap::new());
         Self { rows, tasks, may_write, tell: Arc::new(tell), running, ending }
@@ -232,7 +232,7 @@ impl Deliveries {
     }
 
     /// The function to call with what a binding does in a place.
-    fn tell_of(&self, name: &BindingName, place: Place) -> Arc<dyn Fn(Told<'_>) + Send + Sync> {
+    fn tell_of(&self, name: &BindingName, place: Place) -> Arc<dyn Fn(BindingEvent<'_>) + Send + Sync> {
         let (tell, name) = (self.tell.clone(), name.clone());
         Arc::new(move |told| tell(&name, &place, told))
     }
@@ -253,7 +253,7 @@ impl Deliveries {
         };
         let panicked = move |pause| {
             let error = SinkError::new(SinkReason::WriteFailed, PANICKED);
-            tell(Told::Failed { error: &error, pause: Some(pause) });
+            tell(BindingEvent::Failed { error: &error, pause: Some(pause) });
             changed.mark_unchanged();
             let mut changed = changed.clone();
             async move {
@@ -284,7 +284,7 @@ impl Deliveries {
         };
         let panicked = move |pause| {
             let error = SinkError::new(SinkReason::WriteFailed, PANICKED);
-            tell(Told::NotCleaned { error: &error, pause, moved });
+            tell(BindingEvent::NotCleaned { error: &error, pause, moved });
             time::sleep(pause)
         };
         let name = TaskName::of_binding(TaskKind::Cleaning, &leftover.name);
@@ -316,14 +316,14 @@ async fn clean_until_done(
     leftover: &Leftover,
     rows: &StoreReader,
     may_write: &MayWrite,
-    tell: impl Fn(Told<'_>),
+    tell: impl Fn(BindingEvent<'_>),
 ) {
     let moved = leftover.moved;
     let (mut backoff, mut terminal) = (TRANSIENT_PAUSES, TerminalPauses::default());
     loop {
         let error = match clean(leftover, rows, may_write).await {
             Ok(cleaned) => {
-                tell(Told::Cleaned { cleaned: &cleaned, moved });
+                tell(BindingEvent::Cleaned { cleaned: &cleaned, moved });
                 return;
             }
             Err(Stopped::Sink(error)) => error,
@@ -334,7 +334,7 @@ async fn clean_until_done(
             _ if error.reason == SinkReason::Fenced => backoff.next(fastrand::f64()),
             ErrorClass::Terminal | ErrorClass::Forbidden => terminal.next_pause(),
         };
-        tell(Told::NotCleaned { error: &error, pause, moved });
+        tell(BindingEvent::NotCleaned { error: &error, pause, moved });
         time::sleep(pause).await;
     }
 }

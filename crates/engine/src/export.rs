@@ -21,8 +21,8 @@ use std::sync::Arc;
 use kollect_model::{row::TargetId, sink::SinkError};
 use tokio::sync::watch;
 
-use crate::store::{Sight, Snapshot, StoreReader};
-pub use binding::{Binding, Choice, LastChecksum, MayWrite, Open, Told};
+use crate::store::{Snapshot, StoreReader, Visibility};
+pub use binding::{Binding, BindingEvent, LastChecksum, MayWrite, Open, RowFilter};
 pub use claims::{ClaimChecks, CurrentClaim, Sibling, Siblings};
 pub(crate) use clean::clean;
 pub use clean::{Cleaned, Leftover};
@@ -41,8 +41,9 @@ pub async fn export(binding: &Binding, snapshot: &Snapshot) -> Result<Outcome, S
     let sink = deadline::open(&*binding.sink).await?;
     let granted = claims::claim(binding, &*sink, 0).await?;
     let mut sink = ClaimedSink::new(sink, granted, binding);
-    let difference = sink.compare(binding, snapshot, snapshot.sights()).await?;
-    let receipt = sink.write(binding, &difference.delta, snapshot.reached.all(), snapshot.sights()).await?;
+    let difference = sink.compare(binding, snapshot, snapshot.visibilities()).await?;
+    let receipt =
+        sink.write(binding, &difference.delta, snapshot.reached.all(), snapshot.visibilities()).await?;
     Ok(difference.written(receipt, 0).0)
 }
 
@@ -52,7 +53,7 @@ pub async fn follow(
     mut wanted: watch::Receiver<Option<Arc<Binding>>>,
     rows: &StoreReader,
     may_write: &MayWrite,
-    tell: impl Fn(Told<'_>),
+    tell: impl Fn(BindingEvent<'_>),
 ) {
     // Nothing is written before every kind has been seen or is known to be blind.
     let binding = loop {
@@ -80,7 +81,7 @@ pub async fn follow(
             // The second branch only reports that the first one takes long.
             biased;
             attempted = state.act(&woken, &tell) => attempted,
-            () = progress.watch(cadence, || tell(Told::Late)) => return,
+            () = progress.watch(cadence, || tell(BindingEvent::Late)) => return,
         };
         progress.end();
         woken = match attempted {
@@ -95,10 +96,10 @@ pub async fn follow(
 
 /// Returns when every kind of the targets has been seen or is known to be blind.
 async fn settled(rows: &StoreReader, targets: &[TargetId]) {
-    let mut sights = rows.sight_changes();
-    while rows.sights(targets).values().any(|sight| *sight == Sight::Pending) {
+    let mut visibilities = rows.visibility_changes();
+    while rows.visibilities(targets).values().any(|visibility| *visibility == Visibility::Pending) {
         // The sender lives as long as the reader.
-        drop(sights.changed().await);
+        drop(visibilities.changed().await);
     }
 }
 

@@ -9,7 +9,7 @@ mod changes;
 mod kind_rows;
 mod nulls;
 mod read;
-mod sight;
+mod visibility;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,9 +27,9 @@ use changes::{Dirty, Touched};
 pub use kind_rows::{Failed, KindRows};
 use nulls::NullCounts;
 pub use nulls::{NullAttribute, NullAttributes, NullCause, NullCount};
-pub use read::{Listing, Sights, Snapshot, StoreReader};
-pub use sight::Sight;
-use sight::is_replaced;
+pub use read::{Listing, Snapshot, StoreReader, Visibilities};
+pub use visibility::Visibility;
+use visibility::is_replaced;
 
 /// What a row was made from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,10 +71,10 @@ struct Kind {
     failures: BTreeMap<Arc<str>, Failure>,
     /// Attributes of the rows that have no value.
     nulls: NullCounts,
-    sight: Sight,
+    visibility: Visibility,
     /// The running list; readers see its rows when it has ended.
     listing: Option<RunningList>,
-    /// The definition of the target that has set `sight`.
+    /// The definition of the target that has set `visibility`.
     seen_by: Option<u32>,
     /// The last definition of the target that has read everything it selects, and the revision of the target then.
     completed: Option<(u32, u64)>,
@@ -96,21 +96,21 @@ struct RunningList {
 
 impl Kind {
     /// Sets how much of the kind has been seen. `revision` is the number of the last change.
-    fn see(&mut self, sight: Sight, revision: u64) {
-        self.listing = match sight {
-            Sight::Pending => self.listing.or(Some(RunningList { since: Instant::now(), revision })),
+    fn see(&mut self, visibility: Visibility, revision: u64) {
+        self.listing = match visibility {
+            Visibility::Pending => self.listing.or(Some(RunningList { since: Instant::now(), revision })),
             _ => None,
         };
-        self.sight = sight;
+        self.visibility = visibility;
     }
 
     /// The rows that readers see now; the others wait.
     fn shown_rows(&self) -> ShownRows<'_> {
-        match &self.sight {
+        match &self.visibility {
             _ if self.left => ShownRows::All,
-            Sight::Pending => ShownRows::None,
+            Visibility::Pending => ShownRows::None,
             _ if !self.replaces => ShownRows::All,
-            sight if sight.is_listed() => ShownRows::CoveredBy(sight),
+            visibility if visibility.is_listed() => ShownRows::CoveredBy(visibility),
             _ => ShownRows::None,
         }
     }
@@ -119,7 +119,7 @@ impl Kind {
 /// The rows of a kind that readers see.
 enum ShownRows<'a> {
     All,
-    CoveredBy(&'a Sight),
+    CoveredBy(&'a Visibility),
     None,
 }
 
@@ -127,7 +127,7 @@ impl ShownRows<'_> {
     fn contain(&self, key: &RowKey) -> bool {
         match self {
             Self::All => true,
-            Self::CoveredBy(sight) => sight.covers(key),
+            Self::CoveredBy(visibility) => visibility.covers(key),
             Self::None => false,
         }
     }
@@ -158,8 +158,8 @@ struct Shared {
     targets: RwLock<BTreeMap<TargetId, Arc<Mutex<Target>>>>,
     /// Counts changes of rows, and of which rows readers see.
     revision: Mutex<u64>,
-    /// Notified when a sight changes.
-    sights: watch::Sender<()>,
+    /// Notified when a visibility changes.
+    visibilities: watch::Sender<()>,
     /// Targets in which something has changed since [`StoreReader::take_changed_targets`] was last called.
     changed: Mutex<BTreeSet<TargetId>>,
     news: watch::Sender<()>,
@@ -224,12 +224,12 @@ impl Shared {
         }
     }
 
-    /// Reports that the sight of a kind has changed, and wakes the readers of the target.
-    fn report_sight(&self, id: &TargetId, target: &mut Target) {
+    /// Reports that the visibility of a kind has changed, and wakes the readers of the target.
+    fn report_visibility(&self, id: &TargetId, target: &mut Target) {
         target.revision = self.next_revision();
         target.wake_readers(id);
         self.report(id, target);
-        self.sights.send_replace(());
+        self.visibilities.send_replace(());
     }
 }
 
@@ -293,7 +293,7 @@ impl StoreWriter {
         let rows = self.0.with(target, |entry, locked| {
             if std::mem::take(&mut locked.frozen) {
                 for kind in locked.kinds.values_mut() {
-                    kind.see(Sight::Pending, shared.last_revision());
+                    kind.see(Visibility::Pending, shared.last_revision());
                     (kind.seen_by, kind.completed) = (None, None);
                     // Events were missed while the target was frozen: rows that no list makes again are removed, also
                     // those whose namespace is gone.
@@ -305,7 +305,7 @@ impl StoreWriter {
                 rows: BTreeMap::new(),
                 failures: BTreeMap::new(),
                 nulls: NullCounts::default(),
-                sight: Sight::Pending,
+                visibility: Visibility::Pending,
                 listing: None,
                 seen_by: None,
                 completed: None,
@@ -313,15 +313,15 @@ impl StoreWriter {
                 shown: false,
                 replaces: false,
             });
-            if std::mem::take(&mut own.left) || own.sight == Sight::Pending {
-                own.see(Sight::Pending, shared.last_revision());
+            if std::mem::take(&mut own.left) || own.visibility == Visibility::Pending {
+                own.see(Visibility::Pending, shared.last_revision());
             }
             let number = own.number;
             locked.users += 1;
             self.0.report(target, locked);
             KindRows { id: target.clone(), target: entry.clone(), shared, kind, number, definition: None }
         });
-        self.0.sights.send_replace(());
+        self.0.visibilities.send_replace(());
         rows
     }
 
@@ -329,9 +329,9 @@ impl StoreWriter {
     pub fn freeze(&self, id: &TargetId) {
         self.0.with(id, |_, target| {
             target.frozen = true;
-            target.kinds.values_mut().for_each(|kind| kind.see(Sight::Partial, 0));
+            target.kinds.values_mut().for_each(|kind| kind.see(Visibility::Partial, 0));
             target.show_kinds();
-            self.0.report_sight(id, target);
+            self.0.report_visibility(id, target);
         });
     }
 
@@ -342,7 +342,7 @@ impl StoreWriter {
                 kind.left = !kinds.iter().any(|gvk| (&*gvk.group, &*gvk.kind) == (&**group, &**name));
             }
             target.replace_left_kinds(&self.0);
-            self.0.report_sight(id, target);
+            self.0.report_visibility(id, target);
         });
     }
 
@@ -358,7 +358,7 @@ impl StoreWriter {
         }
         drop(target);
         self.0.forget_unused(id);
-        self.0.sights.send_replace(());
+        self.0.visibilities.send_replace(());
     }
 }
 
@@ -426,10 +426,10 @@ impl Target {
     }
 
     /// Removes rows of kinds that the target has left, where the kinds that it selects now replace them. Must be
-    /// called when the selected kinds or their sights have changed.
+    /// called when the selected kinds or their visibilities have changed.
     fn replace_left_kinds(&mut self, shared: &Shared) {
-        let wanted: Vec<Sight> =
-            self.kinds.values().filter(|kind| !kind.left).map(|kind| kind.sight.clone()).collect();
+        let wanted: Vec<Visibility> =
+            self.kinds.values().filter(|kind| !kind.left).map(|kind| kind.visibility.clone()).collect();
         let mut gone: Vec<Held> = Vec::new();
         for kind in self.kinds.values_mut().filter(|kind| kind.left) {
             // Readers have seen no rows of a kind that was never shown: those go at once.

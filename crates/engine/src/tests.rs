@@ -22,7 +22,7 @@ use crate::{
     export::{Binding, KeptRows, Open, Outcome, export},
     extract::{CompiledProfile, OptIns, Policy},
     select::{Bounds, NamespaceDefaults, Selection},
-    store::{Origin, Sight, StoreReader, store},
+    store::{Origin, StoreReader, Visibility, store},
     tasks::Tasks,
     watch::{Event, Object, Query, Resolution, Resource, WatchSource},
 };
@@ -303,7 +303,7 @@ async fn a_run_claims_then_reads_then_writes() {
     world.sink.calls.lock().unwrap().clear();
     world.sink.refuses = true;
     let rows = world.pods([]).collect(None).await;
-    let snapshot = rows.snapshot(&[target_id()], Sight::Everything).unwrap();
+    let snapshot = rows.snapshot(&[target_id()], Visibility::Everything).unwrap();
     let error = export(&world.binding(), &snapshot).await.unwrap_err();
     assert_eq!(error.reason, SinkReason::OwnedByOther);
     assert_eq!(*world.sink.calls.lock().unwrap(), ["claim"], "a refused run reads and writes nothing");
@@ -382,9 +382,9 @@ async fn law_5_a_target_that_nobody_collects_keeps_its_rows() {
     let mut world = World::new();
     world.pods([pod("a", "one", "x:1")]).run().await;
     let (_, reader) = store();
-    let snapshot = reader.snapshot(&[target_id()], Sight::Everything).unwrap();
+    let snapshot = reader.snapshot(&[target_id()], Visibility::Everything).unwrap();
     assert!(export(&world.binding(), &snapshot).await.unwrap().delta.is_empty());
-    let snapshot = reader.snapshot(&[], Sight::Everything).unwrap();
+    let snapshot = reader.snapshot(&[], Visibility::Everything).unwrap();
     export(&world.binding(), &snapshot).await.unwrap();
     assert!(world.sink.names().is_empty(), "a target that no longer belongs to the inventory loses its rows");
 }
@@ -432,9 +432,9 @@ async fn what_a_run_did_not_look_at_is_not_removed() {
 async fn a_snapshot_waits_for_every_kind() {
     let (writer, reader) = store();
     let rows = writer.rows(&target_id(), &gvk("Pod"));
-    assert!(reader.snapshot(&[target_id()], Sight::Everything).is_none());
-    rows.set_sight(Sight::Everything);
-    assert!(reader.snapshot(&[target_id()], Sight::Everything).is_some());
+    assert!(reader.snapshot(&[target_id()], Visibility::Everything).is_none());
+    rows.set_visibility(Visibility::Everything);
+    assert!(reader.snapshot(&[target_id()], Visibility::Everything).is_some());
 }
 
 #[tokio::test]
@@ -478,7 +478,7 @@ async fn a_reader_hears_of_the_successor_of_a_removed_target() {
     };
     let attributes = Arc::from(to_raw_value(&json!({})).unwrap());
     rows.upsert(Row::new(key, text("v1"), text("one"), attributes), Origin::default(), None);
-    rows.set_sight(Sight::Everything);
+    rows.set_visibility(Visibility::Everything);
     assert_eq!(changes.take().len(), 1);
 }
 
@@ -488,8 +488,11 @@ async fn whoever_wrote_for_a_target_that_was_removed_does_not_write_for_its_succ
     let old = writer.rows(&target_id(), &gvk("Pod"));
     writer.remove_target(&target_id());
     let new = writer.rows(&target_id(), &gvk("Pod"));
-    old.set_sight(Sight::Everything);
-    assert!(reader.snapshot(&[target_id()], Sight::Everything).is_none(), "the new one has seen nothing");
-    new.set_sight(Sight::Everything);
-    assert!(reader.snapshot(&[target_id()], Sight::Everything).is_some());
+    old.set_visibility(Visibility::Everything);
+    assert!(
+        reader.snapshot(&[target_id()], Visibility::Everything).is_none(),
+        "the new one has seen nothing"
+    );
+    new.set_visibility(Visibility::Everything);
+    assert!(reader.snapshot(&[target_id()], Visibility::Everything).is_some());
 }

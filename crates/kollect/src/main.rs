@@ -5,16 +5,16 @@
     allow(clippy::disallowed_methods, reason = "tests start tasks and dial servers as they like")
 )]
 
-mod causes;
 mod cli;
 mod cluster;
 mod documents;
+mod error_chain;
 mod files;
 mod operator;
 mod reason;
+mod resolve;
 mod schema;
 mod signals;
-mod world;
 
 use std::process::ExitCode;
 

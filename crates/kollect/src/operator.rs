@@ -1,7 +1,7 @@
 //! `kollect operator`: the process that runs in the cluster.
 //!
 //! ```text
-//! objects, Secrets ──▶ world ──▶ Collector (targets) ──▶ rows ──▶ Deliveries (bindings) ──▶ sinks
+//! objects, Secrets ──▶ object set ──▶ Collector (targets) ──▶ rows ──▶ Deliveries (bindings) ──▶ sinks
 //!                        │                                            │
 //!                        └──────────────▶ statuses, events ◀──────────┘
 //! ```
@@ -29,13 +29,13 @@ mod shutdown;
 #[cfg(test)]
 mod simulate;
 mod status;
+mod status_writer;
 mod take_over;
 mod webhooks;
-mod write;
 
 pub(crate) use args::Args;
 pub(crate) use leader::LEASE;
-pub(crate) use write::api;
+pub(crate) use status_writer::api;
 
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
@@ -52,9 +52,9 @@ use tokio::{sync::watch, time};
 use tracing::{debug, info, warn};
 
 use crate::{
-    causes::{LastProblem, told_once},
     cluster::ClusterSource,
-    world::{Rules, api_servers},
+    error_chain::{LastProblem, told_once},
+    resolve::{OperatorPolicy, api_servers},
 };
 
 /// `kollect operator`
@@ -71,13 +71,14 @@ pub(crate) fn run(args: Args) -> ExitCode {
 }
 
 async fn operate(args: Args) -> anyhow::Result<()> {
-    let mut rules = args.rules()?;
+    let mut operator_policy = args.operator_policy()?;
     args.webhooks.check(args.tenant_mode)?;
     args.warn_about_retired_flags();
     let source = connect(&args).await?;
-    rules.network.deny_api_servers(api_servers(source.url(), |name| std::env::var(name).ok()));
+    operator_policy.network.deny_api_servers(api_servers(source.url(), |name| std::env::var(name).ok()));
     let own_namespace = Some(source.client().default_namespace().to_owned());
-    let rules = Arc::new(Rules { own_namespace, cluster_id: Some(source.id.clone()), ..rules });
+    let operator_policy =
+        Arc::new(OperatorPolicy { own_namespace, cluster_id: Some(source.id.clone()), ..operator_policy });
     let tasks = Tasks::default();
     let settings =
         Settings { within: args.within(), resync: args.informer_resync_period(), ..Settings::default() };
@@ -86,7 +87,7 @@ async fn operate(args: Args) -> anyhow::Result<()> {
     leader.asked().await;
     let parts = Parts {
         source,
-        rules: rules.clone(),
+        operator_policy: operator_policy.clone(),
         settings,
         sinks: Arc::new(Sinks::default()),
         tasks: tasks.clone(),
@@ -97,7 +98,7 @@ async fn operate(args: Args) -> anyhow::Result<()> {
     let address = &args.health_probe_bind_address;
     let probes = health::serve(address, health, leader.watch(), &tasks).await?;
     let (shown, _sampling) = serve_metrics(&args, &metrics, client, &tasks).await?.unzip();
-    let admission = webhooks::Admission::new(operator.objects(), rules, args.within());
+    let admission = webhooks::Admission::new(operator.objects(), operator_policy, args.within());
     let webhooks = match args.webhooks.serve(admission, args.tenant_mode, args.enable_http2, &tasks).await {
         Ok(webhooks) => webhooks,
         Err(error) => {
@@ -121,7 +122,7 @@ async fn operate(args: Args) -> anyhow::Result<()> {
 /// Parts that a replica is built from.
 struct Parts {
     source: Arc<ClusterSource>,
-    rules: Arc<Rules>,
+    operator_policy: Arc<OperatorPolicy>,
     settings: Settings,
     sinks: Arc<dyn bindings::OpenPlan>,
     tasks: Tasks,
@@ -140,7 +141,8 @@ struct Replica {
 
 impl Replica {
     fn new(parts: Parts, leadership: watch::Receiver<leader::Leadership>) -> Self {
-        let Parts { source, rules, settings, sinks, tasks, cleanup_timeout, claim_check_interval } = parts;
+        let Parts { source, operator_policy, settings, sinks, tasks, cleanup_timeout, claim_check_interval } =
+            parts;
         let kinds = tasks.core(TaskKind::Discovery.into(), source.clone().follow_kinds());
         let (writer, rows) = store();
         let meter = metrics::Meter::default();
@@ -148,12 +150,12 @@ impl Replica {
         let report = counted(meter.clone());
         let collector = Collector::start(source.clone(), writer, settings, tasks.clone(), report);
         let health = health::Health::default();
-        let board = progress::Board::default();
+        let binding_states = progress::BindingStates::default();
         let asked = source.clone();
         let sources = metrics::Sources {
             rows: rows.clone(),
             coverage: collector.coverage().clone(),
-            board: board.clone(),
+            binding_states: binding_states.clone(),
             leadership: leadership.clone(),
             tasks: tasks.clone(),
             discovery: Box::new(move || asked.knows_all_kinds()),
@@ -161,12 +163,12 @@ impl Replica {
         let metrics = metrics::Metrics::new(sources, meter);
         let setup = reconcile::Setup {
             source,
-            rules,
+            operator_policy,
             collector,
             rows,
             within,
             sinks,
-            board,
+            binding_states,
             metrics: metrics.clone(),
             tasks,
             cleanup_timeout,

@@ -118,7 +118,7 @@ impl Check<'_> {
             }
             _ => {}
         }
-        // Rules may assume that the value matches the rest of the schema: evaluate them only if it does.
+        // OperatorPolicy may assume that the value matches the rest of the schema: evaluate them only if it does.
         if self.errors.len() == before {
             for message in self.compiled.broken_rules(schema, value) {
                 // An object is named by its path only: its text would not help.

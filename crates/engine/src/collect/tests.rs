@@ -26,7 +26,7 @@ use crate::{
     extract::{CompiledProfile, OptIns, Policy},
     random::Random,
     select::{Bounds, NamespaceDefaults, Selection},
-    store::{Changes, RemovalCause, Sight, StoreReader, store},
+    store::{Changes, RemovalCause, StoreReader, Visibility, store},
     tasks::{TaskKind, Tasks},
     watch::{BlindReason, Blindness, Event, Object, Query, Resolution, Resource, WatchSource},
 };
@@ -619,7 +619,7 @@ impl Lab {
         targets: &BTreeMap<usize, Arc<Target>>,
     ) -> BTreeSet<(String, String, String)> {
         let ids: Vec<TargetId> = targets.values().map(|target| target.id.clone()).collect();
-        let snapshot = rows.snapshot(&ids, Sight::Everything).expect("everything is known");
+        let snapshot = rows.snapshot(&ids, Visibility::Everything).expect("everything is known");
         let row = |row: &Arc<kollect_model::row::Row>| {
             (row.key.target.to_string(), row.key.uid.to_string(), row.attributes.get().to_owned())
         };
@@ -837,7 +837,10 @@ async fn a_new_target_does_not_disturb_the_others() {
     while world.lock().unwrap().step(old, random) {}
     lab.arrive().await;
     assert_eq!(lab.rows.count(&target_id(0)), 2);
-    assert!(lab.rows.snapshot(&[target_id(1)], Sight::Everything).is_none(), "nothing was listed for it yet");
+    assert!(
+        lab.rows.snapshot(&[target_id(1)], Visibility::Everything).is_none(),
+        "nothing was listed for it yet"
+    );
     lab.flow().await;
     assert_eq!(lab.rows.count(&target_id(1)), 2);
 }
@@ -852,7 +855,7 @@ async fn targets_with_one_profile_share_the_attributes() {
     let pod = json!({ "metadata": { "name": "p0", "namespace": "a" }, "spec": { "image": "new" } });
     lab.with(|world| world.put("Pod", "u0", pod));
     lab.flow().await;
-    let snapshot = lab.rows.snapshot(&[target_id(0), target_id(1)], Sight::Everything).unwrap();
+    let snapshot = lab.rows.snapshot(&[target_id(0), target_id(1)], Visibility::Everything).unwrap();
     let bytes: Vec<_> = snapshot.rows.values().map(|row| row.attributes.clone()).collect();
     assert_eq!(bytes.len(), 2);
     assert!(Arc::ptr_eq(&bytes[0], &bytes[1]));
@@ -867,7 +870,7 @@ async fn law_5_a_revoked_permission_freezes_rows_and_a_granted_one_thaws_them() 
     lab.with(|world| world.delete("u0"));
     lab.flow().await;
     assert_eq!(lab.rows.count(&target_id(0)), 2, "no event reported the deletion");
-    let snapshot = lab.rows.snapshot(&[target_id(0)], Sight::Everything).unwrap();
+    let snapshot = lab.rows.snapshot(&[target_id(0)], Visibility::Everything).unwrap();
     let unknown = RowKey { uid: "u9".into(), ..snapshot.rows.keys().next().unwrap().clone() };
     assert!(!snapshot.knows_gone(&unknown), "what is absent may exist");
     let blind = |lab: &Lab| {
@@ -899,7 +902,7 @@ async fn law_5_namespaces_that_cannot_be_listed_at_the_start_remove_nothing() {
     lab.arrive().await;
     let published = lab.collector.namespaces().borrow().clone().unwrap();
     assert!(published.known.contains_key("a") && !published.complete, "what the target names is looked at");
-    let snapshot = lab.rows.snapshot_of_seen(&[target_id(0)], Sight::Everything);
+    let snapshot = lab.rows.snapshot_of_seen(&[target_id(0)], Visibility::Everything);
     let (group, kind, uid) = ("".into(), "Pod".into(), "u0".into());
     let held = RowKey { target: target_id(0), group, kind, namespace: "a".into(), uid };
     assert!(!snapshot.knows_gone(&held), "what a sink holds may exist");
@@ -925,7 +928,7 @@ async fn law_9_what_is_beyond_the_reach_stays_as_it_was_until_it_is_within_again
     lab.set_targets();
     lab.flow().await;
     let images = |lab: &Lab, uid: &str| {
-        let snapshot = lab.rows.snapshot(&[target_id(0)], Sight::Everything).unwrap();
+        let snapshot = lab.rows.snapshot(&[target_id(0)], Visibility::Everything).unwrap();
         let row =
             snapshot.rows.iter().find(|(key, _)| &*key.uid == uid).map(|(_, row)| row.attributes.to_string());
         row.map(|attributes| attributes.contains("new"))
@@ -951,7 +954,7 @@ async fn law_9_what_is_beyond_the_reach_stays_as_it_was_until_it_is_within_again
     let others = ["b0", "b1", "b2", "n0"].map(|uid| images(&lab, uid));
     assert_eq!(others, [Some(false), Some(false), None, Some(false)], "what is beyond stays as it was");
     assert_eq!(lab.rows.count(&target_id(1)), 5, "the other target sees all of it");
-    let snapshot = lab.rows.snapshot(&[target_id(0)], Sight::Everything).unwrap();
+    let snapshot = lab.rows.snapshot(&[target_id(0)], Visibility::Everything).unwrap();
     let key = |namespace: &str, kind: &str| RowKey {
         uid: "u9".into(),
         namespace: namespace.into(),
@@ -1138,9 +1141,12 @@ async fn a_list_that_stands_still_counts_as_blind() {
     let (world, random) = (lab.world.clone(), &mut lab.random);
     assert!(world.lock().unwrap().step(1, random));
     lab.arrive().await;
-    assert!(lab.rows.snapshot(&[target_id(0)], Sight::Everything).is_none());
+    assert!(lab.rows.snapshot(&[target_id(0)], Visibility::Everything).is_none());
     time::sleep(Duration::from_secs(70)).await;
-    assert!(lab.rows.snapshot(&[target_id(0)], Sight::Everything).is_some(), "others need not wait for it");
+    assert!(
+        lab.rows.snapshot(&[target_id(0)], Visibility::Everything).is_some(),
+        "others need not wait for it"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -1181,7 +1187,7 @@ async fn w52_what_is_not_selected_wakes_nobody() {
 async fn law_5_what_is_absent_while_the_connection_is_gone_may_exist() {
     let mut lab = lab_with_pods(1).await;
     let absent = |lab: &Lab| {
-        let snapshot = lab.rows.snapshot(&[target_id(0)], Sight::Everything).unwrap();
+        let snapshot = lab.rows.snapshot(&[target_id(0)], Visibility::Everything).unwrap();
         let key = snapshot.rows.keys().next().unwrap().clone();
         snapshot.knows_gone(&RowKey { uid: "u9".into(), ..key })
     };
@@ -1364,7 +1370,7 @@ async fn law_16_the_task_of_a_kind_that_panics_is_shown_and_restarted() {
         "{blind:?}"
     );
     assert_eq!((lab.rows.count(&target_id(0)), restarted_watches(&lab)), (2, 1));
-    let snapshot = lab.rows.snapshot(&[target_id(0)], Sight::Everything).unwrap();
+    let snapshot = lab.rows.snapshot(&[target_id(0)], Visibility::Everything).unwrap();
     let unknown = RowKey { uid: "u9".into(), ..snapshot.rows.keys().next().unwrap().clone() };
     assert!(!snapshot.knows_gone(&unknown), "what is absent may exist");
     time::sleep(Duration::from_secs(2)).await;

@@ -14,7 +14,7 @@ use crate::{
         Cleaned, CurrentClaim, Sibling,
         tests::{Fault, Memory, binding, gvk, row, target},
     },
-    store::{KindRows, Origin, Sight, StoreWriter, store},
+    store::{KindRows, Origin, StoreWriter, Visibility, store},
 };
 
 struct World {
@@ -31,23 +31,23 @@ impl World {
     fn new() -> Self {
         let (store, rows) = store();
         let pods = store.rows(&target(), &gvk("Pod"));
-        pods.set_sight(Sight::Everything);
+        pods.set_visibility(Visibility::Everything);
         let told = Arc::new(Mutex::new(Vec::new()));
         let log = told.clone();
         let tasks = Tasks::default();
         let deliveries = Deliveries::new(rows, tasks.clone(), Arc::new(|| true), move |name, _, told| {
             let word = match told {
-                Told::Failed { error, .. } if error.to_string().contains("panicked") => "panicked",
-                Told::NotCleaned { error, .. } if error.to_string().contains("panicked") => {
+                BindingEvent::Failed { error, .. } if error.to_string().contains("panicked") => "panicked",
+                BindingEvent::NotCleaned { error, .. } if error.to_string().contains("panicked") => {
                     "not cleaned, panicked"
                 }
-                Told::Compared(_) => "compared",
-                Told::Cleaned { cleaned: Cleaned::NotOurs, .. } => "not ours",
-                Told::Cleaned { cleaned: Cleaned::SameAs(_), .. } => "the same",
-                Told::Cleaned { moved: false, .. } => "cleaned",
-                Told::Cleaned { moved: true, .. } => "moved",
-                Told::NotCleaned { .. } => "not cleaned",
-                Told::Failed { .. } => "failed",
+                BindingEvent::Compared(_) => "compared",
+                BindingEvent::Cleaned { cleaned: Cleaned::NotOurs, .. } => "not ours",
+                BindingEvent::Cleaned { cleaned: Cleaned::SameAs(_), .. } => "the same",
+                BindingEvent::Cleaned { moved: false, .. } => "cleaned",
+                BindingEvent::Cleaned { moved: true, .. } => "moved",
+                BindingEvent::NotCleaned { .. } => "not cleaned",
+                BindingEvent::Failed { .. } => "failed",
                 _ => return,
             };
             log.lock().unwrap().push(format!("{} {word}", name.sink));
@@ -138,14 +138,14 @@ async fn rows_that_wait_for_another_kind_stay_when_their_sink_moves() {
     world.store.remove_target(&target());
     let misspelt = gvk("Pood");
     let poods = world.store.rows(&target(), &misspelt);
-    poods.set_sight(Sight::Absent);
+    poods.set_visibility(Visibility::Absent);
     world.leave("one").moved = true;
     world.want("one", "b", &new);
     world.set().await;
     assert_eq!((held(&old), held(&new)), (1, 0));
     assert!(old.with(|held| held.claim.clone()).is_some_and(|claim| claim.epoch == 1), "nothing was written");
     assert_eq!(world.told(), ["one compared", "one not cleaned", "one compared"]);
-    poods.set_sight(Sight::Everything);
+    poods.set_visibility(Visibility::Everything);
     time::sleep(Duration::from_mins(6)).await;
     assert_eq!(held(&old), 0);
     assert!(world.told().contains(&"one moved".to_owned()));

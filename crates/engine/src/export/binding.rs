@@ -23,19 +23,19 @@ use super::{
 };
 use crate::{
     schedule::{Breaker, Cadence},
-    store::{Sight, Snapshot},
+    store::{Snapshot, Visibility},
 };
 
 /// Which rows of its targets an inventory holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Choice {
+pub struct RowFilter {
     /// Only rows of these namespaces; `None`: of all namespaces, and of cluster-scoped objects.
     pub namespaces: Option<BTreeSet<Arc<str>>>,
     /// If several targets have a row of one object, only the row of the target whose name sorts first.
     pub one_row_per_object: bool,
 }
 
-impl Choice {
+impl RowFilter {
     pub(super) fn takes(&self, key: &RowKey) -> bool {
         self.namespaces.as_ref().is_none_or(|names| names.contains(&key.namespace))
     }
@@ -110,11 +110,11 @@ pub struct Binding {
     /// When to write.
     pub cadence: Cadence,
     /// What is known about targets and kinds that do not belong to the inventory.
-    pub rest: Sight,
+    pub rest: Visibility,
     /// Everything that the run covers: a kind that was seen there is not blind.
-    pub scope: Sight,
+    pub scope: Visibility,
     /// Which rows of the targets belong to the inventory.
-    pub choice: Choice,
+    pub row_filter: RowFilter,
     /// Limits how many rows changed specs may remove; `None`: no limit.
     pub removal_guard: Option<RemovalGuard>,
     /// Digest of what the specs select, for the guard; empty without one.
@@ -155,9 +155,9 @@ impl Binding {
             claim_check_interval: None,
             targets: Vec::new(),
             cadence: Cadence::default(),
-            rest: Sight::Everything,
-            scope: Sight::Everything,
-            choice: Choice::default(),
+            rest: Visibility::Everything,
+            scope: Visibility::Everything,
+            row_filter: RowFilter::default(),
             removal_guard: None,
             selected: String::new(),
             selection: Selection::default(),
@@ -178,7 +178,7 @@ impl fmt::Debug for Binding {
 
 /// An event that a binding reports.
 #[derive(Debug)]
-pub enum Told<'a> {
+pub enum BindingEvent<'a> {
     /// The sink has granted the claim.
     Claimed(&'a Claim),
     /// What the sink holds was compared with the rows, and the difference was written.

@@ -17,7 +17,7 @@ use super::{
     claims::{self, Granted},
     deadline,
 };
-use crate::store::{Sight, StoreReader};
+use crate::store::{StoreReader, Visibility};
 
 /// A destination that an inventory is no longer written to.
 #[derive(Clone)]
@@ -101,14 +101,14 @@ pub(crate) async fn clean(
 /// Fails while rows of kinds that a target has left wait for the kinds that it selects now. If this process does not
 /// know such rows, they are not in the new destination, so the old one keeps them.
 async fn check_replaced(binding: &Binding, sink: &dyn Sink, rows: &StoreReader) -> Result<(), SinkError> {
-    if rows.sights(&binding.targets).values().all(|sight| *sight == Sight::Everything) {
+    if rows.visibilities(&binding.targets).values().all(|visibility| *visibility == Visibility::Everything) {
         // Nothing waits: the destination need not be read.
         return Ok(());
     }
     let snapshot = rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
     let mut baseline = sink.baseline(&binding.inventory).await?;
     baseline.retain(|key, _| !snapshot.rows.contains_key(key));
-    let kept = KeptRows::among(&baseline, &snapshot, snapshot.sights());
+    let kept = KeptRows::among(&baseline, &snapshot, snapshot.visibilities());
     let waiting: usize = kept.values().map(|kept| kept.waiting).sum();
     if waiting == 0 {
         return Ok(());

@@ -4,33 +4,33 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use crate::{
     names,
-    store::{Sight, Sights},
+    store::{Visibilities, Visibility},
 };
 
 /// How many blind kinds are named.
 const NAMED_KINDS: usize = 5;
 
 /// What could be seen, in one line: `complete`, or what is blind. `scope` is everything that a run covers.
-pub fn coverage(seen: &Sights, scope: &Sight) -> String {
-    unseen(seen, |sight| is_complete(sight, scope))
+pub fn coverage(seen: &Visibilities, scope: &Visibility) -> String {
+    unseen(seen, |visibility| is_complete(visibility, scope))
 }
 
-/// The same; `is_seen` decides whether a sight is complete.
-pub(super) fn unseen(seen: &Sights, is_seen: impl Fn(&Sight) -> bool) -> String {
+/// The same; `is_seen` decides whether a visibility is complete.
+pub(super) fn unseen(seen: &Visibilities, is_seen: impl Fn(&Visibility) -> bool) -> String {
     let blind: Vec<String> = seen
         .iter()
-        .filter(|(_, sight)| !is_seen(sight))
-        .map(|((target, group, kind), sight)| {
+        .filter(|(_, visibility)| !is_seen(visibility))
+        .map(|((target, group, kind), visibility)| {
             let dot = if group.is_empty() { "" } else { "." };
             let names = |found: &BTreeSet<Arc<str>>| names::namespaces(found, found.len());
-            let place = match sight.within_reach() {
-                Sight::AllBut(dark) => format!(" in {}", names(dark)),
-                Sight::Within(seen) => format!(" but in {}", names(seen)),
-                Sight::Everything
-                | Sight::Absent
-                | Sight::Pending
-                | Sight::Partial
-                | Sight::WithinReach { .. } => String::new(),
+            let place = match visibility.within_reach() {
+                Visibility::AllBut(dark) => format!(" in {}", names(dark)),
+                Visibility::Within(seen) => format!(" but in {}", names(seen)),
+                Visibility::Everything
+                | Visibility::Absent
+                | Visibility::Pending
+                | Visibility::Partial
+                | Visibility::WithinReach { .. } => String::new(),
             };
             format!("{kind}{dot}{group} of {target}{place}")
         })
@@ -46,7 +46,8 @@ pub(super) fn unseen(seen: &Sights, is_seen: impl Fn(&Sight) -> bool) -> String 
 }
 
 /// Whether everything that the run covers was seen.
-pub(super) fn is_complete(sight: &Sight, scope: &Sight) -> bool {
-    let seen = sight.within_reach();
-    matches!(seen, Sight::Everything | Sight::Absent) || (matches!(seen, Sight::Within(_)) && seen == scope)
+pub(super) fn is_complete(visibility: &Visibility, scope: &Visibility) -> bool {
+    let seen = visibility.within_reach();
+    matches!(seen, Visibility::Everything | Visibility::Absent)
+        || (matches!(seen, Visibility::Within(_)) && seen == scope)
 }

@@ -13,7 +13,7 @@ use std::{
 use kollect_model::{batch::Delta, row::RowKey};
 use tokio::time::Instant;
 
-use super::Choice;
+use super::RowFilter;
 use crate::store::{Change, RemovalCause, Snapshot};
 
 /// How many rows one write may remove because specs changed. A limit that is not set does not count.
@@ -116,14 +116,14 @@ impl RemovalGuard {
         delta: &Delta,
         held: usize,
         snapshot: &Snapshot,
-        choice: &Choice,
+        row_filter: &RowFilter,
         causes: &Causes,
         selection: &Selection,
     ) -> Option<HeldRemovals> {
         let unknown = selection.has_changed();
         let by_spec = |key: &RowKey| match causes.0.get(key) {
             Some(cause) => *cause == RemovalCause::SpecChanged,
-            None => unknown || snapshot.is_gone_by_spec(key) || !choice.takes(key),
+            None => unknown || snapshot.is_gone_by_spec(key) || !row_filter.takes(key),
         };
         let rows = delta.removed.iter().filter(|removed| by_spec(&removed.key)).count();
         let over_percent = self.percent.is_some_and(|percent| rows * 100 > held * percent as usize);

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     delta::difference,
-    store::{Sight, Sights, Snapshot},
+    store::{Snapshot, Visibilities, Visibility},
 };
 
 /// What an export did.
@@ -59,15 +59,19 @@ pub struct KeptRows {
 
 impl KeptRows {
     /// Finds the kept rows among the rows of a sink.
-    pub(super) fn among(baseline: &Baseline, snapshot: &Snapshot, seen: &Sights) -> BTreeMap<TargetId, Self> {
+    pub(super) fn among(
+        baseline: &Baseline,
+        snapshot: &Snapshot,
+        seen: &Visibilities,
+    ) -> BTreeMap<TargetId, Self> {
         let mut found: BTreeMap<TargetId, Self> = BTreeMap::new();
-        if seen.values().all(|sight| *sight == Sight::Everything) {
+        if seen.values().all(|visibility| *visibility == Visibility::Everything) {
             return found;
         }
         let targets: BTreeSet<&TargetId> = seen.keys().map(|(target, _, _)| target).collect();
         for key in baseline.keys().filter(|key| targets.contains(&key.target)) {
             let place = (key.target.clone(), key.group.clone(), key.kind.clone());
-            match seen.get(&place).map(Sight::beyond) {
+            match seen.get(&place).map(Visibility::beyond) {
                 Some(Some(beyond)) if beyond.contains(&key.namespace) => {
                     let kept = found.entry(place.0).or_default();
                     kept.beyond += 1;
@@ -152,7 +156,7 @@ impl ClaimedSink {
         &self,
         binding: &Binding,
         snapshot: &Snapshot,
-        seen: &Sights,
+        seen: &Visibilities,
     ) -> Result<Difference, SinkError> {
         let baseline = self.sink.baseline(&binding.inventory).await?;
         let delta = difference(&baseline, snapshot);
@@ -164,7 +168,7 @@ impl ClaimedSink {
             _ => baseline.keys().filter(cannot_tell).cloned().collect(),
         };
         let is_complete =
-            !snapshot.has_frozen() && seen.values().all(|sight| is_complete(sight, &binding.scope));
+            !snapshot.has_frozen() && seen.values().all(|visibility| is_complete(visibility, &binding.scope));
         let kept = KeptRows::among(&baseline, snapshot, seen);
         let mut held = HeldRows::new(binding.counts_namespaces);
         baseline.iter().for_each(|(key, digest)| held.change(key, None, Some(*digest)));
@@ -180,7 +184,7 @@ impl ClaimedSink {
         binding: &Binding,
         delta: &Delta,
         revision: u64,
-        seen: &Sights,
+        seen: &Visibilities,
     ) -> Result<Receipt, SinkError> {
         let Binding { inventory, generation, part_bytes, scope, .. } = binding;
         let last_checksum = binding.last_checksum.get();

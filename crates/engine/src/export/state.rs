@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::{
-    Acknowledgement, Binding, BindingProgress, Doing, MayWrite, Outcome, Told,
+    Acknowledgement, Binding, BindingEvent, BindingProgress, Doing, MayWrite, Outcome,
     claims::{self, Disputes},
     coverage::{self, is_complete},
     deadline,
@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     schedule::{TRANSIENT_PAUSES, TerminalPauses},
-    store::{Change, Changes, Reached, Sight, Sights, StoreReader, Taken},
+    store::{Change, Changes, Reached, StoreReader, Taken, Visibilities, Visibility},
 };
 
 /// Why a wait ended.
@@ -94,8 +94,8 @@ pub(super) struct State<'a> {
     may_write: &'a MayWrite,
     phase: Phase,
     changes: Changes,
-    /// Sights of the last comparison. Rows of kinds that it had not seen are not in the sink yet.
-    seen: Sights,
+    /// Visibilities of the last comparison. Rows of kinds that it had not seen are not in the sink yet.
+    seen: Visibilities,
     /// Rows that the sink held at the last comparison, and whose objects could not be seen.
     left_alone: BTreeSet<RowKey>,
     refused: BTreeMap<RowKey, RefusedRow>,
@@ -120,7 +120,7 @@ impl<'a> State<'a> {
         Self {
             phase: Phase::Closed,
             changes,
-            seen: Sights::new(),
+            seen: Visibilities::new(),
             left_alone: BTreeSet::new(),
             refused: BTreeMap::new(),
             once_complete: BTreeSet::new(),
@@ -142,7 +142,11 @@ impl<'a> State<'a> {
     }
 
     /// Carries out what the binding was woken for.
-    pub(super) async fn act(&mut self, woken: &Woken, tell: &impl Fn(Told<'_>)) -> Result<(), Stopped> {
+    pub(super) async fn act(
+        &mut self,
+        woken: &Woken,
+        tell: &impl Fn(BindingEvent<'_>),
+    ) -> Result<(), Stopped> {
         self.was_open = matches!(self.phase, Phase::Claimed(..));
         match woken {
             Woken::ClaimCheck => self.check_claim().await,
@@ -162,7 +166,7 @@ impl<'a> State<'a> {
         if !Arc::ptr_eq(&binding.sink, &known.sink) || binding.claimant != known.claimant {
             self.phase = Phase::Closed;
         }
-        if binding.targets != known.targets || binding.choice != known.choice {
+        if binding.targets != known.targets || binding.row_filter != known.row_filter {
             self.changes = self.rows.changes(&binding.targets);
             binding.progress.follow(self.changes.waiting());
             if let Phase::Claimed(_, contents) = &mut self.phase {
@@ -189,13 +193,13 @@ impl<'a> State<'a> {
     }
 
     /// How long to wait before the next attempt; `None`: this process may not write any more.
-    pub(super) fn stopped(&mut self, stopped: Stopped, tell: &impl Fn(Told<'_>)) -> Option<Duration> {
+    pub(super) fn stopped(&mut self, stopped: Stopped, tell: &impl Fn(BindingEvent<'_>)) -> Option<Duration> {
         let error = match stopped {
             Stopped::Sink(error) => error,
             Stopped::Breaker(until) => {
                 self.binding.progress.tried(self.binding.version);
                 let pause = until.saturating_duration_since(Instant::now());
-                tell(Told::Paused { pause });
+                tell(BindingEvent::Paused { pause });
                 return Some(pause);
             }
             Stopped::MayNotWrite => return None,
@@ -209,7 +213,7 @@ impl<'a> State<'a> {
         let pause = match error.reason {
             SinkReason::Fenced => self.disputes.fenced(),
             _ if is_lost && self.disputes.may_claim_at_once() => {
-                tell(Told::ClaimLost(&error));
+                tell(BindingEvent::ClaimLost(&error));
                 return Some(Duration::ZERO);
             }
             _ if is_lost || error.class() == ErrorClass::Transient => {
@@ -219,7 +223,7 @@ impl<'a> State<'a> {
             _ => self.terminal.next_pause(),
         };
         self.binding.progress.tried(self.binding.version);
-        tell(Told::Failed { error: &error, pause: Some(pause) });
+        tell(BindingEvent::Failed { error: &error, pause: Some(pause) });
         Some(pause)
     }
 
@@ -245,14 +249,14 @@ impl<'a> State<'a> {
     pub(super) async fn wait(
         &self,
         wanted: &mut watch::Receiver<Option<Arc<Binding>>>,
-        tell: &impl Fn(Told<'_>),
+        tell: &impl Fn(BindingEvent<'_>),
     ) -> Woken {
         let Binding { cadence, targets, .. } = &*self.binding;
         let claim_check = match &self.phase {
             Phase::Claimed(sink, _) => sink.next_claim_check(&self.binding, self.last_write),
             Phase::Closed => None,
         };
-        if self.seen == self.rows.sights(targets) {
+        if self.seen == self.rows.visibilities(targets) {
             tokio::select! {
                 biased;
                 _ = wanted.changed() => {
@@ -260,7 +264,7 @@ impl<'a> State<'a> {
                     return Woken::Wanted;
                 }
                 () = at(self.last_comparison.and_then(|last| cadence.next_audit(last))) => return Woken::Audit,
-                // Also returns when a sight has changed.
+                // Also returns when a visibility has changed.
                 () = self.changes.ready() => {}
                 () = at(claim_check) => return Woken::ClaimCheck,
             }
@@ -272,7 +276,7 @@ impl<'a> State<'a> {
         }
         if due > now + WAITS && !self.changes.is_empty() {
             self.binding.progress.wait_until(due);
-            tell(Told::Waits);
+            tell(BindingEvent::Waits);
         }
         tokio::select! {
             biased;
@@ -292,11 +296,11 @@ impl<'a> State<'a> {
         Ok(())
     }
 
-    pub(super) async fn attempt(&mut self, tell: &impl Fn(Told<'_>)) -> Result<(), Stopped> {
+    pub(super) async fn attempt(&mut self, tell: &impl Fn(BindingEvent<'_>)) -> Result<(), Stopped> {
         let binding = self.binding.clone();
-        let seen = self.rows.sights(&binding.targets);
+        let seen = self.rows.visibilities(&binding.targets);
         // Which of several rows of one object counts depends on all of them.
-        let doubled = binding.choice.one_row_per_object && !self.changes.is_empty();
+        let doubled = binding.row_filter.one_row_per_object && !self.changes.is_empty();
         // The sink may hold rows of a kind that can be seen again, which could not be removed before.
         let compare =
             !matches!(self.phase, Phase::Claimed(_, Contents::Known)) || seen != self.seen || doubled;
@@ -314,8 +318,8 @@ impl<'a> State<'a> {
             Delivery::Snapshots => self.send_snapshot(&mut sink, tell).await?,
             Delivery::Changes => {
                 let Taken { changes, reached, since } = self.changes.take_all();
-                // A new sight may prove rows gone that only the sink holds.
-                let compare = compare || self.rows.sights(&binding.targets) != self.seen;
+                // A new visibility may prove rows gone that only the sink holds.
+                let compare = compare || self.rows.visibilities(&binding.targets) != self.seen;
                 let doing = if compare { Doing::Comparing } else { Doing::Writing };
                 binding.progress.begin(doing, since.map(|since| (changes.len(), since)).filter(has_rows));
                 let causes = Causes::of(&changes);
@@ -337,24 +341,24 @@ impl<'a> State<'a> {
     }
 
     /// The changes need no write: records that the sink has reached their revision.
-    fn pass(&mut self, tell: &impl Fn(Told<'_>)) {
+    fn pass(&mut self, tell: &impl Fn(BindingEvent<'_>)) {
         let Some(reached) = self.changes.reached_if_empty() else { return };
-        // If a sight has changed meanwhile, the next attempt compares.
-        let is_same = self.rows.sights(&self.binding.targets) == self.seen;
+        // If a visibility has changed meanwhile, the next attempt compares.
+        let is_same = self.rows.visibilities(&self.binding.targets) == self.seen;
         if is_same && self.binding.progress.advance(reached, self.refused.len()) {
-            tell(Told::Passed);
+            tell(BindingEvent::Passed);
         }
     }
 
     /// Opens the sink and claims the inventory in it: what is read afterwards changes only through this claim, and a
     /// sink that refuses the claim is not read.
-    async fn claim(&mut self, tell: &impl Fn(Told<'_>)) -> Result<ClaimedSink, Stopped> {
+    async fn claim(&mut self, tell: &impl Fn(BindingEvent<'_>)) -> Result<ClaimedSink, Stopped> {
         let sink = deadline::open(&*self.binding.sink).await?;
         claims::check_free(&self.binding, &*sink, self.disputes.is_fenced()).await?;
         self.check_may_write()?;
         let granted = claims::claim(&self.binding, &*sink, 0).await?;
         self.disputes.granted();
-        tell(Told::Claimed(&granted.claim));
+        tell(BindingEvent::Claimed(&granted.claim));
         Ok(ClaimedSink::new(sink, granted, &self.binding))
     }
 
@@ -368,24 +372,24 @@ impl<'a> State<'a> {
         sink: &mut ClaimedSink,
         contents: Contents,
         (changes, causes): (Vec<Change>, Causes),
-        tell: &impl Fn(Told<'_>),
+        tell: &impl Fn(BindingEvent<'_>),
     ) -> Result<Contents, Stopped> {
         let binding = self.binding.clone();
         let unwritten: BTreeSet<RowKey> = changes.into_iter().map(|change| change.key).collect();
         let mut snapshot = self.rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
-        let seen = snapshot.sights().clone();
+        let seen = snapshot.visibilities().clone();
         self.changes.rebase(&snapshot);
-        binding.choice.apply(&mut snapshot);
+        binding.row_filter.apply(&mut snapshot);
         let difference = sink.compare(&binding, &snapshot, &seen).await?;
         let held = binding.removal_guard.as_ref().and_then(|guard| {
             let (delta, held) = (&difference.delta, difference.held_rows());
-            guard.holds(delta, held, &snapshot, &binding.choice, &causes, &binding.selection)
+            guard.holds(delta, held, &snapshot, &binding.row_filter, &causes, &binding.selection)
         });
         if let Some(held) = held {
             (self.seen, self.last_comparison) = (seen, Some(Instant::now()));
             binding.progress.doubt();
             binding.progress.tried(binding.version);
-            tell(Told::RemovalsHeld(&held));
+            tell(BindingEvent::RemovalsHeld(&held));
             return Ok(Contents::Held);
         }
         self.check_may_write()?;
@@ -417,7 +421,7 @@ impl<'a> State<'a> {
         (self.seen, self.last_comparison) = (seen, Some(Instant::now()));
         let (outcome, left_alone) = difference.written(receipt, drifted);
         self.left_alone = left_alone;
-        tell(Told::Compared(&outcome));
+        tell(BindingEvent::Compared(&outcome));
         Ok(Contents::Known)
     }
 
@@ -427,11 +431,11 @@ impl<'a> State<'a> {
         sink: &mut ClaimedSink,
         changes: Vec<Change>,
         reached: Reached,
-        tell: &impl Fn(Told<'_>),
+        tell: &impl Fn(BindingEvent<'_>),
     ) -> Result<Contents, Stopped> {
         let binding = self.binding.clone();
         let mut refused_before = Vec::new();
-        let wanted = changes.into_iter().filter(|change| binding.choice.takes(&change.key));
+        let wanted = changes.into_iter().filter(|change| binding.row_filter.takes(&change.key));
         // If the sink refused a row before, it does not hold the version that the store had before.
         let delta = delta_of(wanted.map(|change| {
             let refused = self.refused.get(&change.key);
@@ -443,10 +447,13 @@ impl<'a> State<'a> {
             refused_before.iter().for_each(|key| drop(self.refused.remove(key)));
             let is_newer = binding.progress.advance(reached, self.refused.len());
             if is_newer && refused_before.is_empty() {
-                tell(Told::Passed);
+                tell(BindingEvent::Passed);
             }
             if !refused_before.is_empty() {
-                tell(Told::Written(&delta, &Receipt { refused: self.refusals(), ..Receipt::default() }));
+                tell(BindingEvent::Written(
+                    &delta,
+                    &Receipt { refused: self.refusals(), ..Receipt::default() },
+                ));
             }
             return Ok(Contents::Known);
         }
@@ -470,7 +477,7 @@ impl<'a> State<'a> {
         // Rows that earlier writes refused are still missing.
         receipt.refused = self.refusals();
         binding.selection.acknowledge(false);
-        tell(Told::Written(&delta, &receipt));
+        tell(BindingEvent::Written(&delta, &receipt));
         Ok(Contents::Known)
     }
 
@@ -489,28 +496,30 @@ impl<'a> State<'a> {
     async fn send_snapshot(
         &mut self,
         sink: &mut ClaimedSink,
-        tell: &impl Fn(Told<'_>),
+        tell: &impl Fn(BindingEvent<'_>),
     ) -> Result<Contents, Stopped> {
         let binding = self.binding.clone();
         let Taken { changes, since, .. } = self.changes.take_all();
         let taken = since.map(|since| (changes.len(), since)).filter(has_rows);
         binding.progress.begin(Doing::Writing, taken);
         let mut snapshot = self.rows.snapshot_of_seen(&binding.targets, binding.rest.clone());
-        let seen = snapshot.sights().clone();
+        let seen = snapshot.visibilities().clone();
         self.changes.rebase(&snapshot);
-        binding.choice.apply(&mut snapshot);
+        binding.row_filter.apply(&mut snapshot);
         // A kind that is not served may be a typing error: the rows of the kind before it are not known any more.
-        let is_seen = |sight: &Sight| *sight != Sight::Absent && is_complete(sight, &binding.scope);
-        let complete = seen.iter().filter(|(_, sight)| is_seen(sight)).map(|(place, _)| place);
+        let is_seen = |visibility: &Visibility| {
+            *visibility != Visibility::Absent && is_complete(visibility, &binding.scope)
+        };
+        let complete = seen.iter().filter(|(_, visibility)| is_seen(visibility)).map(|(place, _)| place);
         self.once_complete.extend(complete.cloned());
-        // A target without sights may have rows that are not known.
+        // A target without visibilities may have rows that are not known.
         let unseen = binding.targets.iter().any(|id| !seen.keys().any(|(target, _, _)| target == id));
-        let pending = seen.values().any(|sight| *sight == Sight::Pending);
+        let pending = seen.values().any(|visibility| *visibility == Visibility::Pending);
         let blind = unseen || pending || !seen.keys().all(|place| self.once_complete.contains(place));
         (self.seen, self.last_comparison) = (seen.clone(), Some(Instant::now()));
         if blind && binding.last_checksum.get().is_some() {
             binding.progress.tried(binding.version);
-            tell(Told::HeldBack { coverage: &coverage::unseen(&seen, is_seen) });
+            tell(BindingEvent::HeldBack { coverage: &coverage::unseen(&seen, is_seen) });
             return Ok(Contents::Known);
         }
         let added = snapshot.rows.values().cloned().collect();
@@ -530,7 +539,7 @@ impl<'a> State<'a> {
         let kept = BTreeMap::new();
         let is_complete = !blind;
         let outcome = Outcome { delta, receipt, unchanged: 0, left_alone: 0, drifted: 0, is_complete, kept };
-        tell(Told::Compared(&outcome));
+        tell(BindingEvent::Compared(&outcome));
         Ok(Contents::Known)
     }
 }

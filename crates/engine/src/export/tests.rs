@@ -240,22 +240,24 @@ pub(crate) fn binding(sink: &Memory) -> Binding {
     }
 }
 
-fn in_short(told: &Told<'_>) -> String {
+fn in_short(told: &BindingEvent<'_>) -> String {
     match told {
-        Told::Claimed(_) => "claimed".into(),
-        Told::ClaimLost(_) => "claim lost".into(),
-        Told::Compared(outcome) => {
+        BindingEvent::Claimed(_) => "claimed".into(),
+        BindingEvent::ClaimLost(_) => "claim lost".into(),
+        BindingEvent::Compared(outcome) => {
             format!("compared {} {}", outcome.delta.len(), outcome.drifted)
         }
-        Told::Written(delta, receipt) => format!("written {} refused {}", delta.len(), receipt.refused.len()),
-        Told::Failed { error, .. } => format!("failed {:?}", error.reason),
-        Told::Paused { .. } => "paused".into(),
-        Told::Waits => "waits".into(),
-        Told::Passed => "passed".into(),
-        Told::Late => "late".into(),
-        Told::HeldBack { coverage } => format!("held back, {coverage}"),
-        Told::RemovalsHeld(held) => format!("{} of {} removals held", held.rows, held.held),
-        Told::Cleaned { .. } | Told::NotCleaned { .. } => unreachable!("nobody cleans here"),
+        BindingEvent::Written(delta, receipt) => {
+            format!("written {} refused {}", delta.len(), receipt.refused.len())
+        }
+        BindingEvent::Failed { error, .. } => format!("failed {:?}", error.reason),
+        BindingEvent::Paused { .. } => "paused".into(),
+        BindingEvent::Waits => "waits".into(),
+        BindingEvent::Passed => "passed".into(),
+        BindingEvent::Late => "late".into(),
+        BindingEvent::HeldBack { coverage } => format!("held back, {coverage}"),
+        BindingEvent::RemovalsHeld(held) => format!("{} of {} removals held", held.rows, held.held),
+        BindingEvent::Cleaned { .. } | BindingEvent::NotCleaned { .. } => unreachable!("nobody cleans here"),
     }
 }
 
@@ -285,8 +287,8 @@ impl World {
         self.wanted.send_replace(Some(Arc::new(self.binding.clone())));
         let (rows, wanted, told) = (self.rows.clone(), self.wanted.subscribe(), self.told.clone());
         self.running = Some(tokio::spawn(async move {
-            let tell = |event: Told<'_>| match event {
-                Told::Claimed(_) | Told::Passed => {}
+            let tell = |event: BindingEvent<'_>| match event {
+                BindingEvent::Claimed(_) | BindingEvent::Passed => {}
                 event => told.lock().unwrap().push(in_short(&event)),
             };
             follow(wanted, &rows, &|| true, tell).await;
@@ -309,8 +311,8 @@ impl World {
         }
     }
 
-    fn see(&self, kind: &str, sight: Sight) {
-        self.kinds[kind].set_sight(sight);
+    fn see(&self, kind: &str, visibility: Visibility) {
+        self.kinds[kind].set_visibility(visibility);
     }
 
     fn put(&self, kind: &str, uid: usize, value: usize) {
@@ -318,7 +320,7 @@ impl World {
     }
 
     fn expected(&self) -> Baseline {
-        let snapshot = self.rows.snapshot(&[target()], Sight::Everything).unwrap();
+        let snapshot = self.rows.snapshot(&[target()], Visibility::Everything).unwrap();
         snapshot.rows.into_iter().map(|(key, row)| (key, row.digest)).collect()
     }
 
@@ -339,7 +341,7 @@ async fn filled() -> World {
     let mut world = World::new(Duration::ZERO);
     world.put("Pod", 1, 1);
     world.put("Node", 1, 1);
-    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
+    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Visibility::Everything));
     world.start();
     world.rest().await;
     assert_eq!(world.holds(), world.expected());
@@ -352,11 +354,11 @@ async fn w4_nothing_is_written_before_everything_was_seen() {
     let old = row("Pod", 9, 1);
     world.memory.with(|held| held.rows.insert(old.key.clone(), old.digest));
     world.put("Node", 1, 1);
-    world.see("Node", Sight::Everything);
+    world.see("Node", Visibility::Everything);
     world.start();
     world.rest().await;
     assert_eq!(world.writes(), 0, "pods are still being listed");
-    world.see("Pod", Sight::Everything);
+    world.see("Pod", Visibility::Everything);
     world.rest().await;
     assert_eq!(world.holds(), world.expected());
     assert_eq!(world.writes(), 1);
@@ -413,8 +415,8 @@ async fn law_5_blindness_removes_nothing_until_it_ends() {
     let (writer, rows) = store();
     world.kinds = ["Pod", "Node"].map(|kind| (kind, writer.rows(&target(), &gvk(kind)))).into();
     (world.writer, world.rows) = (writer, rows);
-    world.see("Pod", Sight::Partial);
-    world.see("Node", Sight::Everything);
+    world.see("Pod", Visibility::Partial);
+    world.see("Node", Visibility::Everything);
     world.start();
     world.rest().await;
     let held: BTreeSet<String> = world.holds().keys().map(|key| key.uid.to_string()).collect();
@@ -425,7 +427,7 @@ async fn law_5_blindness_removes_nothing_until_it_ends() {
     time::sleep(Duration::from_secs(10)).await;
     assert_eq!(world.told(), ["compared 0 0"]);
     world.kinds["Pod"].remove("Pod1");
-    world.see("Pod", Sight::Everything);
+    world.see("Pod", Visibility::Everything);
     world.rest().await;
     assert!(world.holds().is_empty());
 }
@@ -444,7 +446,7 @@ async fn a_kind_that_joins_later_does_not_hold_up_the_others() {
     world.put("Pod", 1, 3);
     world.rest().await;
     assert_eq!(secrets(&world), 0, "nor the next part of it");
-    world.see("Secret", Sight::Everything);
+    world.see("Secret", Visibility::Everything);
     world.rest().await;
     assert_eq!(secrets(&world), 2);
 }
@@ -454,14 +456,16 @@ async fn a_kind_that_is_listed_again_while_the_sink_is_claimed_joins_later() {
     let mut world = World::new(Duration::ZERO);
     world.put("Pod", 1, 1);
     world.put("Node", 1, 1);
-    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
+    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Visibility::Everything));
     let pods = world.writer.rows(&target(), &gvk("Pod"));
-    world.memory.with(|held| held.on_claim = Some(Box::new(move || pods.set_sight(Sight::Pending))));
+    world
+        .memory
+        .with(|held| held.on_claim = Some(Box::new(move || pods.set_visibility(Visibility::Pending))));
     world.start();
     time::sleep(Duration::from_secs(10)).await;
     assert_eq!((world.holds().len(), world.told().len()), (1, 1), "pods are being listed");
     world.put("Pod", 1, 2);
-    world.see("Pod", Sight::Everything);
+    world.see("Pod", Visibility::Everything);
     time::sleep(Duration::from_secs(10)).await;
     assert_eq!(world.holds(), world.expected());
     assert_eq!(world.told(), ["compared 1 0"], "what the sink does not hold has not changed, it is new");
@@ -470,7 +474,7 @@ async fn a_kind_that_is_listed_again_while_the_sink_is_claimed_joins_later() {
 #[tokio::test(start_paused = true)]
 async fn w47_w53_changes_wait_for_the_interval_and_become_one_write() {
     let mut world = World::new(Duration::from_secs(10));
-    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
+    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Visibility::Everything));
     world.start();
     world.put("Pod", 1, 0);
     time::sleep(Duration::from_secs(1)).await;
@@ -520,7 +524,7 @@ async fn whatever_fails_the_sink_ends_up_with_the_rows() {
         // Without audits nothing hides a change that was lost; nor is drift found.
         let audited = random.below(2) == 0;
         world.binding.cadence.audit = world.binding.cadence.audit.filter(|_| audited);
-        ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
+        ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Visibility::Everything));
         world.start();
         for _ in 0..60 {
             let kind = random.pick(&["Pod", "Node"]);
@@ -541,8 +545,8 @@ async fn whatever_fails_the_sink_ends_up_with_the_rows() {
                     world.start();
                 }
                 10 => {
-                    world.see(kind, Sight::Partial);
-                    world.see(kind, Sight::Everything);
+                    world.see(kind, Visibility::Partial);
+                    world.see(kind, Visibility::Everything);
                 }
                 _ => time::sleep(Duration::from_millis(random.below(400) as u64)).await,
             }
@@ -693,7 +697,7 @@ async fn the_bindings_of_a_sink_look_at_their_claims_together() {
         };
         other.binding.inventory.name = format!("i{number}");
         other.binding.current = CurrentClaim::default();
-        ["Pod", "Node"].iter().for_each(|kind| other.see(kind, Sight::Everything));
+        ["Pod", "Node"].iter().for_each(|kind| other.see(kind, Visibility::Everything));
         other.start();
         others.push(other);
     }
@@ -754,7 +758,7 @@ fn claimant() -> Claimant {
 #[tokio::test(start_paused = true)]
 async fn a_process_that_does_not_lead_claims_and_writes_nothing() {
     let mut world = World::new(Duration::ZERO);
-    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
+    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Visibility::Everything));
     world.put("Pod", 1, 1);
     world.wanted.send_replace(Some(Arc::new(world.binding.clone())));
     let (leads, told) = (Arc::new(AtomicBool::new(false)), world.told.clone());
@@ -830,9 +834,9 @@ async fn drift_is_told_from_changes() {
     assert_eq!(world.told()[0], "compared 2 2");
     assert_eq!(world.holds(), world.expected());
     // What could not be seen for a while is no drift.
-    world.see("Pod", Sight::Partial);
+    world.see("Pod", Visibility::Partial);
     world.put("Pod", 2, 2);
-    world.see("Pod", Sight::Everything);
+    world.see("Pod", Visibility::Everything);
     time::sleep(Duration::from_secs(1)).await;
     assert!(world.told().iter().all(|told| told.ends_with(" 0")));
 }
@@ -843,7 +847,7 @@ async fn w59_the_bindings_of_a_sink_share_its_breaker() {
     let mut other = World::new(Duration::ZERO);
     other.binding.breaker = world.binding.breaker.clone();
     other.memory = world.memory.clone();
-    ["Pod", "Node"].iter().for_each(|kind| other.see(kind, Sight::Everything));
+    ["Pod", "Node"].iter().for_each(|kind| other.see(kind, Visibility::Everything));
     world.memory.with(|held| held.faults = vec![Fault::Before; 1000]);
     world.put("Pod", 1, 2);
     // Connecting counts too: only the first attempt is a write.
@@ -911,7 +915,7 @@ async fn a_target_that_joins_or_leaves_takes_its_rows_along() {
     world.put("Pod", 1, 5);
     time::sleep(Duration::from_secs(1)).await;
     assert_eq!(world.holds(), world.expected(), "the others go on");
-    rows.set_sight(Sight::Everything);
+    rows.set_visibility(Visibility::Everything);
     time::sleep(Duration::from_secs(1)).await;
     assert_eq!(world.holds().get(&joined.key), Some(&joined.digest));
     world.binding.targets.pop();
@@ -926,7 +930,7 @@ async fn a_sink_that_keeps_nothing_gets_snapshots_and_none_twice() {
     let mut world = World::new(Duration::ZERO);
     world.memory.with(|held| held.forgetful = true);
     world.put("Pod", 1, 1);
-    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
+    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Visibility::Everything));
     world.start();
     world.rest().await;
     assert_eq!((world.writes(), world.holds()), (1, world.expected()));
@@ -942,12 +946,12 @@ async fn a_sink_that_keeps_nothing_gets_snapshots_and_none_twice() {
     // After a restart nothing can be read back; what was sent last is known from the status.
     world.put("Node", 1, 1);
     world.binding.last_checksum = LastChecksum::new(Some(String::new()));
-    world.see("Pod", Sight::Partial);
+    world.see("Pod", Visibility::Partial);
     world.start();
     world.rest().await;
     assert_eq!(world.writes(), 3, "rows of pods may be missing");
     assert_eq!(world.told().last().unwrap(), "held back, blind: Pod of team/pods");
-    world.see("Pod", Sight::Everything);
+    world.see("Pod", Visibility::Everything);
     world.rest().await;
     assert_eq!((world.writes(), world.holds()), (4, world.expected()));
     // What is listed again is missing until the list is complete.
@@ -955,18 +959,18 @@ async fn a_sink_that_keeps_nothing_gets_snapshots_and_none_twice() {
     world.put("Secret", 1, 1);
     world.rest().await;
     assert_eq!(world.writes(), 4);
-    world.see("Secret", Sight::Everything);
+    world.see("Secret", Visibility::Everything);
     world.rest().await;
     assert_eq!((world.writes(), world.holds()), (5, world.expected()));
-    world.writer.rows(&target(), &gvk("Secret")).set_sight(Sight::Pending);
+    world.writer.rows(&target(), &gvk("Secret")).set_visibility(Visibility::Pending);
     world.put("Node", 7, 1);
     world.rest().await;
     assert_eq!(world.writes(), 5, "rows that were known are being listed again");
-    world.see("Secret", Sight::Everything);
+    world.see("Secret", Visibility::Everything);
     world.rest().await;
     assert_eq!((world.writes(), world.holds()), (6, world.expected()));
     // Once they have been seen, they are known even while they are frozen.
-    world.see("Pod", Sight::Partial);
+    world.see("Pod", Visibility::Partial);
     world.put("Node", 2, 1);
     world.rest().await;
     assert_eq!((world.writes(), world.holds()), (7, world.expected()));
@@ -977,22 +981,25 @@ async fn a_sink_that_keeps_nothing_gets_snapshots_and_none_twice() {
 async fn what_could_be_seen_is_noted() {
     let world = filled().await;
     assert_eq!(world.memory.with(|held| held.coverage.clone()), "complete");
-    world.see("Pod", Sight::AllBut(["a".into(), "b".into()].into()));
+    world.see("Pod", Visibility::AllBut(["a".into(), "b".into()].into()));
     world.rest().await;
     assert_eq!(
         world.memory.with(|held| held.coverage.clone()),
         "blind: Pod of team/pods in 2 namespaces (a and b)"
     );
-    let within = Sight::Within(["a".into()].into());
+    let within = Visibility::Within(["a".into()].into());
     let seen = [((target(), Arc::from("apps"), Arc::from("Deployment")), within.clone())].into();
     assert_eq!(coverage(&seen, &within), "complete", "the run looks nowhere else");
-    assert_eq!(coverage(&seen, &Sight::Everything), "blind: Deployment.apps of team/pods but in namespace a");
+    assert_eq!(
+        coverage(&seen, &Visibility::Everything),
+        "blind: Deployment.apps of team/pods but in namespace a"
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn w16_of_several_rows_of_an_object_the_first_target_counts() {
     let mut world = filled().await;
-    world.binding.choice.one_row_per_object = true;
+    world.binding.row_filter.one_row_per_object = true;
     let twin = |name: &str, value: usize| {
         let row = row("Pod", 1, value);
         let target = TargetId { namespace: Some("team".into()), name: name.into() };
@@ -1001,7 +1008,7 @@ async fn w16_of_several_rows_of_an_object_the_first_target_counts() {
     };
     let targets = ["another", "zebra"].map(|name| twin(name, 1).key.target);
     let rows = targets.each_ref().map(|target| world.writer.rows(target, &gvk("Pod")));
-    rows.iter().for_each(|rows| rows.set_sight(Sight::Everything));
+    rows.iter().for_each(|rows| rows.set_visibility(Visibility::Everything));
     rows[1].upsert(twin("zebra", 1), Origin::default(), None);
     world.binding.targets.extend(targets.clone());
     world.wanted.send_replace(Some(Arc::new(world.binding.clone())));
@@ -1020,7 +1027,7 @@ async fn w16_of_several_rows_of_an_object_the_first_target_counts() {
     time::sleep(Duration::from_secs(1)).await;
     assert_eq!(pods(&world), ["zebra"]);
     // Namespaces that do not belong to the inventory.
-    world.binding.choice.namespaces = Some(["b".into()].into());
+    world.binding.row_filter.namespaces = Some(["b".into()].into());
     world.wanted.send_replace(Some(Arc::new(world.binding.clone())));
     time::sleep(Duration::from_secs(1)).await;
     assert!(world.holds().is_empty());
@@ -1039,7 +1046,7 @@ async fn w49_one_digest_whatever_the_order() {
         other.put("Pod", 19 - uid, 19 - uid);
     }
     for world in [&mut one, &mut other] {
-        ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
+        ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Visibility::Everything));
         world.start();
     }
     let digest = async |world: &World| {
@@ -1064,7 +1071,7 @@ async fn w49_one_digest_whatever_the_order() {
 #[tokio::test(start_paused = true)]
 async fn rows_of_a_kind_that_is_being_listed_wake_nobody_until_all_of_them_are_there() {
     let world = World::new(Duration::ZERO);
-    world.see("Pod", Sight::Everything);
+    world.see("Pod", Visibility::Everything);
     let mut changes = world.rows.changes(&[target()]);
     let woken = |changes: &Changes| changes.ready().now_or_never().is_some();
     let wakes = (0..1000).filter(|uid| {
@@ -1077,7 +1084,7 @@ async fn rows_of_a_kind_that_is_being_listed_wake_nobody_until_all_of_them_are_t
     assert!(woken(&changes), "others need not wait");
     assert_eq!(changes.take().len(), 1);
     assert!(!woken(&changes));
-    world.see("Node", Sight::Everything);
+    world.see("Node", Visibility::Everything);
     assert!(woken(&changes));
     assert_eq!(changes.take().len(), 1000);
     assert!(changes.is_empty());
@@ -1088,7 +1095,7 @@ async fn guarded(percent: Option<u32>, rows: Option<usize>) -> World {
     let mut world = World::new(Duration::ZERO);
     world.binding.removal_guard = Some(RemovalGuard { percent, rows, released: None });
     world.binding.selected = "one".into();
-    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
+    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Visibility::Everything));
     let pods = world.writer.rows(&target(), &gvk("Pod")).for_definition(1);
     for uid in 0..10 {
         pods.upsert(row("Pod", uid, 1), Origin { definition: 1, ..Origin::default() }, None);
@@ -1185,7 +1192,7 @@ async fn what_was_removed_while_no_process_ran_is_judged_by_what_the_specs_selec
         (world.writer, world.rows) = (writer, rows);
         for kind in ["Pod", "Node"] {
             world.kinds.insert(kind, world.writer.rows(&target(), &gvk(kind)));
-            world.see(kind, Sight::Everything);
+            world.see(kind, Visibility::Everything);
         }
         (0..4).for_each(|uid| world.put("Pod", uid, 1));
         world.binding.selection = Selection::new(acknowledged);
@@ -1212,15 +1219,15 @@ async fn a_stream_of_snapshots_waits_for_a_kind_that_is_not_served() {
     let mut world = World::new(Duration::ZERO);
     world.memory.with(|held| held.forgetful = true);
     world.binding.last_checksum = LastChecksum::new(Some("before".into()));
-    world.see("Node", Sight::Everything);
-    world.see("Pod", Sight::Absent);
+    world.see("Node", Visibility::Everything);
+    world.see("Pod", Visibility::Absent);
     world.start();
     world.rest().await;
     assert_eq!(
         (world.writes(), world.told().pop().unwrap().as_str()),
         (0, "held back, blind: Pod of team/pods")
     );
-    world.see("Pod", Sight::Everything);
+    world.see("Pod", Visibility::Everything);
     world.rest().await;
     assert_eq!(world.writes(), 1);
 }

@@ -7,7 +7,9 @@ use std::{
 
 use kollect_model::row::{Row, RowKey, TargetId};
 
-use super::{Failure, Held, KindName, NullAttributes, Origin, RemovalCause, Shared, Sight, Target, lock};
+use super::{
+    Failure, Held, KindName, NullAttributes, Origin, RemovalCause, Shared, Target, Visibility, lock,
+};
 
 /// The rows of one kind of one target, and the objects of the kind that cannot be read.
 pub struct KindRows {
@@ -173,14 +175,14 @@ impl KindRows {
     }
 
     /// Records how much of the kind has been seen.
-    pub fn set_sight(&self, sight: Sight) {
+    pub fn set_visibility(&self, visibility: Visibility) {
         let mut target = lock(&self.target);
         let Some(kind) = target.open(self) else { return };
         let is_news = std::mem::replace(&mut kind.seen_by, self.definition) != self.definition;
-        if kind.sight != sight {
-            kind.see(sight, self.shared.last_revision());
+        if kind.visibility != visibility {
+            kind.see(visibility, self.shared.last_revision());
             target.replace_left_kinds(&self.shared);
-            self.shared.report_sight(&self.id, &mut target);
+            self.shared.report_visibility(&self.id, &mut target);
         } else if is_news {
             self.shared.report(&self.id, &mut target);
         }

@@ -13,7 +13,7 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{
     Changes, Dirty, Held, Kind, NullAttribute, NullCause, NullCount, Place, Reached, Shared, ShownRows,
-    Sight, Target, changes::Reader, is_replaced, lock,
+    Target, Visibility, changes::Reader, is_replaced, lock,
 };
 
 /// Reads rows.
@@ -30,7 +30,7 @@ pub struct Listing {
 }
 
 /// How much has been seen of each kind of each target.
-pub type Sights = BTreeMap<Place, Sight>;
+pub type Visibilities = BTreeMap<Place, Visibility>;
 
 /// The rows of some targets at one time.
 #[derive(Debug)]
@@ -39,16 +39,16 @@ pub struct Snapshot {
     pub rows: BTreeMap<RowKey, Arc<Row>>,
     /// Every change of the targets up to this revision is included.
     pub reached: Reached,
-    sights: Sights,
+    visibilities: Visibilities,
     /// Targets that no task collects now: an absent row of theirs proves nothing.
     frozen: BTreeSet<TargetId>,
-    rest: Sight,
+    rest: Visibility,
 }
 
 impl Snapshot {
     /// How much of each kind it has seen.
-    pub fn sights(&self) -> &Sights {
-        &self.sights
+    pub fn visibilities(&self) -> &Visibilities {
+        &self.visibilities
     }
 
     /// Whether a target is frozen: it may have rows that are not here.
@@ -57,7 +57,7 @@ impl Snapshot {
     }
 
     /// How much has been seen of targets and kinds that are not in the snapshot.
-    pub fn rest(&self) -> &Sight {
+    pub fn rest(&self) -> &Visibility {
         &self.rest
     }
 
@@ -67,9 +67,9 @@ impl Snapshot {
         if self.rows.contains_key(key) || self.frozen.contains(&key.target) {
             return false;
         }
-        match self.sights.get(&(key.target.clone(), key.group.clone(), key.kind.clone())) {
-            Some(sight) => sight.covers(key),
-            None => self.rest.covers(key) && is_replaced(key, self.sights_of(&key.target)),
+        match self.visibilities.get(&(key.target.clone(), key.group.clone(), key.kind.clone())) {
+            Some(visibility) => visibility.covers(key),
+            None => self.rest.covers(key) && is_replaced(key, self.visibilities_of(&key.target)),
         }
     }
 
@@ -77,31 +77,32 @@ impl Snapshot {
     /// Otherwise the object may be gone, or the target may select fewer objects.
     pub fn is_gone_by_spec(&self, key: &RowKey) -> bool {
         let place = (key.target.clone(), key.group.clone(), key.kind.clone());
-        self.knows_gone(key) && !self.sights.contains_key(&place)
+        self.knows_gone(key) && !self.visibilities.contains_key(&place)
     }
 
-    /// The sight of each kind that the target selects; none if the target is not in the snapshot.
-    fn sights_of(&self, target: &TargetId) -> impl Iterator<Item = &Sight> {
-        let sights = self.sights.range((target.clone(), "".into(), "".into())..);
-        sights.take_while(move |((id, _, _), _)| id == target).map(|(_, sight)| sight)
+    /// The visibility of each kind that the target selects; none if the target is not in the snapshot.
+    fn visibilities_of(&self, target: &TargetId) -> impl Iterator<Item = &Visibility> {
+        let visibilities = self.visibilities.range((target.clone(), "".into(), "".into())..);
+        visibilities.take_while(move |((id, _, _), _)| id == target).map(|(_, visibility)| visibility)
     }
 }
 
 impl StoreReader {
     /// The rows of the targets; `None` while one of their kinds is still pending. A target that no task collects is
     /// frozen. `rest` tells how much has been seen of all other targets and kinds.
-    pub fn snapshot(&self, targets: &[TargetId], rest: Sight) -> Option<Snapshot> {
+    pub fn snapshot(&self, targets: &[TargetId], rest: Visibility) -> Option<Snapshot> {
         let snapshot = self.snapshot_of_seen(targets, rest);
-        (!snapshot.sights.values().any(|sight| *sight == Sight::Pending)).then_some(snapshot)
+        (!snapshot.visibilities.values().any(|visibility| *visibility == Visibility::Pending))
+            .then_some(snapshot)
     }
 
     /// The rows of all kinds that have been seen. Pending kinds count as frozen: their rows are included when their
     /// list is complete. Rows of a kind that replaces another one are included where the kind has been listed.
-    pub fn snapshot_of_seen(&self, targets: &[TargetId], rest: Sight) -> Snapshot {
+    pub fn snapshot_of_seen(&self, targets: &[TargetId], rest: Visibility) -> Snapshot {
         let mut snapshot = Snapshot {
             rows: BTreeMap::new(),
             reached: Reached::NOTHING,
-            sights: BTreeMap::new(),
+            visibilities: BTreeMap::new(),
             frozen: BTreeSet::new(),
             rest,
         };
@@ -118,7 +119,9 @@ impl StoreReader {
             }
             for ((group, name), kind) in &target.kinds {
                 if !kind.left {
-                    snapshot.sights.insert((id.clone(), group.clone(), name.clone()), kind.sight.clone());
+                    snapshot
+                        .visibilities
+                        .insert((id.clone(), group.clone(), name.clone()), kind.visibility.clone());
                 }
                 let shown = kind.shown_rows();
                 if !matches!(shown, ShownRows::None) {
@@ -132,21 +135,21 @@ impl StoreReader {
         snapshot
     }
 
-    /// Notified when the sight of a kind changes.
-    pub fn sight_changes(&self) -> watch::Receiver<()> {
-        self.0.sights.subscribe()
+    /// Notified when the visibility of a kind changes.
+    pub fn visibility_changes(&self) -> watch::Receiver<()> {
+        self.0.visibilities.subscribe()
     }
 
     /// How much has been seen of each kind of the targets.
-    pub fn sights(&self, targets: &[TargetId]) -> Sights {
-        let mut sights = Sights::new();
+    pub fn visibilities(&self, targets: &[TargetId]) -> Visibilities {
+        let mut visibilities = Visibilities::new();
         for id in targets {
             let Some(target) = self.0.get(id) else { continue };
             for ((group, name), kind) in lock(&target).kinds.iter().filter(|(_, kind)| !kind.left) {
-                sights.insert((id.clone(), group.clone(), name.clone()), kind.sight.clone());
+                visibilities.insert((id.clone(), group.clone(), name.clone()), kind.visibility.clone());
             }
         }
-        sights
+        visibilities
     }
 
     /// Number of the last change of any row.
@@ -175,7 +178,8 @@ impl StoreReader {
     pub fn has_read(&self, target: &TargetId, definition: u32) -> bool {
         let Some(target) = self.0.get(target) else { return false };
         let target = lock(&target);
-        let has_read = |kind: &Kind| kind.seen_by == Some(definition) && kind.sight != Sight::Pending;
+        let has_read =
+            |kind: &Kind| kind.seen_by == Some(definition) && kind.visibility != Visibility::Pending;
         !target.frozen && target.kinds.values().filter(|kind| !kind.left).all(has_read)
     }
 
@@ -188,7 +192,7 @@ impl StoreReader {
         running.map(|(is_first, since)| Listing { is_first, since }).max_by_key(|listing| listing.is_first)
     }
 
-    /// The targets whose rows, failures or sights have changed since the last call; the first call returns all
+    /// The targets whose rows, failures or visibilities have changed since the last call; the first call returns all
     /// targets.
     pub fn take_changed_targets(&self) -> BTreeSet<TargetId> {
         let changed = std::mem::take(&mut *lock(&self.0.changed));
@@ -301,17 +305,17 @@ impl StoreReader {
     /// Returns when every kind of every target has been seen or is known to be blind.
     pub async fn settled(&self) {
         let pending = |target: &Arc<Mutex<Target>>| {
-            lock(target).kinds.values().any(|kind| !kind.left && kind.sight == Sight::Pending)
+            lock(target).kinds.values().any(|kind| !kind.left && kind.visibility == Visibility::Pending)
         };
         let all_seen = || {
             let targets = self.0.targets.read().unwrap_or_else(PoisonError::into_inner);
             let targets: Vec<_> = targets.values().cloned().collect();
             !targets.iter().any(pending)
         };
-        let mut sights = self.0.sights.subscribe();
+        let mut visibilities = self.0.visibilities.subscribe();
         while !all_seen() {
             // The sender lives as long as this reader.
-            drop(sights.changed().await);
+            drop(visibilities.changed().await);
         }
     }
 

@@ -29,37 +29,37 @@ fn names(names: &[&str]) -> BTreeSet<Arc<str>> {
 
 #[test]
 fn a_left_row_is_replaced_where_every_wanted_kind_has_been_listed() {
-    let replaced = |sights: &[Sight]| {
-        ["a", "b", ""].map(|namespace| is_replaced(&key("Pod", namespace, "u"), sights.iter()))
+    let replaced = |visibilities: &[Visibility]| {
+        ["a", "b", ""].map(|namespace| is_replaced(&key("Pod", namespace, "u"), visibilities.iter()))
     };
-    let beyond = |seen: Sight, beyond| seen.but(Some(beyond));
-    let (all_but, within) = (Sight::AllBut(names(&["b"])), Sight::Within(names(&["a"])));
+    let beyond = |seen: Visibility, beyond| seen.but(Some(beyond));
+    let (all_but, within) = (Visibility::AllBut(names(&["b"])), Visibility::Within(names(&["a"])));
     let (none, all) = ([false; 3], [true; 3]);
-    for nothing_listed in [Sight::Pending, Sight::Partial, Sight::Absent] {
+    for nothing_listed in [Visibility::Pending, Visibility::Partial, Visibility::Absent] {
         assert_eq!(replaced(std::slice::from_ref(&nothing_listed)), none);
-        assert_eq!(replaced(&[Sight::Everything, nothing_listed]), none);
+        assert_eq!(replaced(&[Visibility::Everything, nothing_listed]), none);
     }
-    assert_eq!(replaced(&[Sight::Everything]), all);
+    assert_eq!(replaced(&[Visibility::Everything]), all);
     assert_eq!(replaced(std::slice::from_ref(&all_but)), [true, false, false]);
     assert_eq!(replaced(&[within]), [true, false, false]);
-    assert_eq!(replaced(&[all_but, Sight::AllBut(names(&["a"]))]), none, "each where the other is not");
-    assert_eq!(replaced(&[beyond(Sight::Everything, Beyond::Kind)]), none, "nothing of it was listed");
+    assert_eq!(replaced(&[all_but, Visibility::AllBut(names(&["a"]))]), none, "each where the other is not");
+    assert_eq!(replaced(&[beyond(Visibility::Everything, Beyond::Kind)]), none, "nothing of it was listed");
     let own = Beyond::OtherNamespaces(names(&["a"]));
-    assert_eq!(replaced(&[beyond(Sight::Everything, own)]), [true, false, true]);
+    assert_eq!(replaced(&[beyond(Visibility::Everything, own)]), [true, false, true]);
     assert_eq!(replaced(&[]), all, "the target selects nothing at all");
 }
 
 #[test]
 fn a_run_that_looked_at_one_namespace_removes_left_rows_there_only() {
     let (writer, reader) = store();
-    writer.rows(&target(), &gvk("Node")).set_sight(Sight::Everything);
-    let gone = |rest: Sight| {
+    writer.rows(&target(), &gvk("Node")).set_visibility(Visibility::Everything);
+    let gone = |rest: Visibility| {
         let snapshot = reader.snapshot(&[target()], rest).unwrap();
         ["a", "b", ""].map(|namespace| snapshot.knows_gone(&key("Pod", namespace, "u")))
     };
-    assert_eq!(gone(Sight::Everything), [true; 3]);
-    assert_eq!(gone(Sight::Within(names(&["a"]))), [true, false, false]);
-    assert_eq!(gone(Sight::Partial), [false; 3], "files say nothing about what they do not contain");
+    assert_eq!(gone(Visibility::Everything), [true; 3]);
+    assert_eq!(gone(Visibility::Within(names(&["a"]))), [true, false, false]);
+    assert_eq!(gone(Visibility::Partial), [false; 3], "files say nothing about what they do not contain");
 }
 
 #[test]
@@ -68,14 +68,14 @@ fn rows_of_the_old_and_of_the_new_kind_change_at_once_for_a_reader_in_another_th
         let (writer, reader) = store();
         let pods = writer.rows(&target(), &gvk("Pod"));
         pods.upsert(row("Pod", "a", "p"), Origin::default(), None);
-        pods.set_sight(Sight::Everything);
+        pods.set_visibility(Visibility::Everything);
         let mut changes = reader.changes(&[target()]);
         let jobs = writer.rows(&target(), &gvk("Job"));
         writer.keep_kinds(&target(), &[&gvk("Job")].into());
         jobs.upsert(row("Job", "a", "j"), Origin::default(), None);
         assert!(changes.is_empty());
         let first = thread::scope(|threads| {
-            threads.spawn(|| jobs.set_sight(Sight::Everything));
+            threads.spawn(|| jobs.set_visibility(Visibility::Everything));
             loop {
                 let found = changes.take();
                 if !found.is_empty() {
@@ -91,7 +91,7 @@ fn rows_of_the_old_and_of_the_new_kind_change_at_once_for_a_reader_in_another_th
 fn listed(writer: &StoreWriter, kind: &str, definition: u32) -> KindRows {
     let rows = writer.rows(&target(), &gvk(kind)).for_definition(definition);
     rows.upsert(row(kind, "a", "u"), Origin { definition, ..Origin::default() }, None);
-    rows.set_sight(Sight::Everything);
+    rows.set_visibility(Visibility::Everything);
     rows
 }
 
@@ -140,7 +140,7 @@ fn a_row_that_another_definition_removes_was_lost_to_a_changed_spec() {
         },
         |writer, _| writer.remove_target(&target()),
         |writer, _| {
-            writer.rows(&target(), &gvk("Job")).set_sight(Sight::Everything);
+            writer.rows(&target(), &gvk("Job")).set_visibility(Visibility::Everything);
             writer.keep_kinds(&target(), &[&gvk("Job")].into());
         },
     ];
@@ -184,7 +184,7 @@ fn a_snapshot_knows_which_rows_of_a_sink_are_gone_because_of_specs() {
     let (writer, reader) = store();
     drop(listed(&writer, "Pod", 1));
     let by_spec = |targets: &[TargetId], key: &RowKey| {
-        let snapshot = reader.snapshot(targets, Sight::Everything).unwrap();
+        let snapshot = reader.snapshot(targets, Visibility::Everything).unwrap();
         (snapshot.knows_gone(key), snapshot.is_gone_by_spec(key))
     };
     let other = TargetId { namespace: None, name: "other".into() };
@@ -194,7 +194,7 @@ fn a_snapshot_knows_which_rows_of_a_sink_are_gone_because_of_specs() {
     let foreign = RowKey { target: other.clone(), ..key("Pod", "a", "v") };
     assert_eq!(by_spec(&[target()], &foreign), (true, true), "not a target of the inventory");
     assert_eq!(by_spec(&[target(), other], &foreign), (false, false), "no task collects it");
-    writer.rows(&target(), &gvk("Node")).set_sight(Sight::Absent);
+    writer.rows(&target(), &gvk("Node")).set_visibility(Visibility::Absent);
     assert_eq!(by_spec(&[target()], &key("Job", "a", "v")), (false, false), "it waits for a kind");
     assert_eq!(by_spec(&[target()], &key("Node", "", "v")), (true, false), "the kind has no objects");
 }

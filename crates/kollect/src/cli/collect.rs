@@ -12,9 +12,9 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 use kollect_engine::{
     collect::{Target, rest},
-    export::{Binding, Choice, Outcome, export},
+    export::{Binding, Outcome, RowFilter, export},
     select::Namespaces,
-    store::{Sight, Snapshot, StoreReader},
+    store::{Snapshot, StoreReader, Visibility},
     watch::WatchSource,
 };
 use kollect_model::{
@@ -34,7 +34,7 @@ use super::{
     print::{self, Output, printed},
     progress,
 };
-use crate::{causes::told_once, files::FileSource, signals::asked_to_stop};
+use crate::{error_chain::told_once, files::FileSource, signals::asked_to_stop};
 
 /// Arguments of `kollect collect`.
 #[derive(clap::Args)]
@@ -71,7 +71,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
 /// What a run has collected.
 struct Seen {
     rows: StoreReader,
-    rest: Sight,
+    rest: Visibility,
     namespaces: Option<Arc<Namespaces>>,
 }
 
@@ -160,14 +160,14 @@ impl Run {
     }
 
     /// The rows of an inventory, and how they were chosen among the rows of its targets.
-    fn snapshot(seen: &Seen, inventory: &Inventory) -> anyhow::Result<(Snapshot, Choice)> {
+    fn snapshot(seen: &Seen, inventory: &Inventory) -> anyhow::Result<(Snapshot, RowFilter)> {
         let snapshot = seen.rows.snapshot(&inventory.targets, seen.rest.clone());
         let mut snapshot = snapshot.context("a kind was not listed to its end")?;
-        let choice = inventory.rows.among(seen.namespaces.as_deref()).with_context(|| {
+        let row_filter = inventory.rows.among(seen.namespaces.as_deref()).with_context(|| {
             format!("inventory {}: spec.namespaceSelector needs namespaces to be listed", inventory.name)
         })?;
-        choice.apply(&mut snapshot);
-        Ok((snapshot, choice))
+        row_filter.apply(&mut snapshot);
+        Ok((snapshot, row_filter))
     }
 
     fn print(&self, seen: &Seen) -> anyhow::Result<()> {
@@ -201,10 +201,10 @@ impl Run {
             if sinks.is_empty() {
                 eprintln!("note: inventory {} has no sink and was not written", inventory.name);
             }
-            let (snapshot, choice) = Self::snapshot(seen, inventory)?;
+            let (snapshot, row_filter) = Self::snapshot(seen, inventory)?;
             let snapshot = Arc::new(snapshot);
             writes.extend(sinks.iter().map(|sink| {
-                let binding = sink.binding(inventory, choice.clone(), &seen.rest, claimant, &opener);
+                let binding = sink.binding(inventory, row_filter.clone(), &seen.rest, claimant, &opener);
                 deliver(sink, binding, snapshot.clone())
             }));
         }

@@ -6,10 +6,10 @@ use anyhow::Context;
 use async_trait::async_trait;
 use kollect_engine::{
     deliver::{Deliveries, Wanted},
-    export::{Binding, Choice, Open, Told},
+    export::{Binding, BindingEvent, Open, RowFilter},
     schedule::{Cadence, Intervals},
     select::Namespaces,
-    store::{Sight, StoreReader},
+    store::{StoreReader, Visibility},
     tasks::Tasks,
 };
 use kollect_model::{
@@ -21,7 +21,7 @@ use kollect_model::{
 use kollect_sinks::{Plan, Policy, Sinks, destination_name, plan_out};
 
 use super::manifests::{BoundSink, Inventory};
-use crate::causes::told_once;
+use crate::error_chain::told_once;
 
 /// A sink on the command line.
 #[derive(clap::Args)]
@@ -61,8 +61,8 @@ impl Destination {
     pub(crate) fn binding(
         &self,
         inventory: &Inventory,
-        choice: Choice,
-        rest: &Sight,
+        row_filter: RowFilter,
+        rest: &Visibility,
         claimant: &Claimant,
         opener: &Sinks,
     ) -> Binding {
@@ -73,7 +73,7 @@ impl Destination {
             cadence: self.cadence,
             rest: rest.clone(),
             scope: rest.clone(),
-            choice,
+            row_filter,
             part_bytes: self.part_bytes,
             ..Binding::new(self.id.clone(), claimant.clone(), destination, sink)
         }
@@ -161,7 +161,7 @@ pub(crate) fn follow(
     inventories: Vec<Bound>,
     rows: &StoreReader,
     claimant: &Claimant,
-    rest: &Sight,
+    rest: &Visibility,
     namespaces: Option<&Namespaces>,
     tasks: &Tasks,
 ) -> anyhow::Result<Deliveries> {
@@ -173,11 +173,11 @@ pub(crate) fn follow(
     let opener = Sinks::default();
     let mut wanted = BTreeMap::new();
     for Bound { inventory, sinks } in inventories {
-        let choice = inventory.rows.among(namespaces).with_context(|| {
+        let row_filter = inventory.rows.among(namespaces).with_context(|| {
             format!("inventory {}: spec.namespaceSelector needs namespaces to be listed", inventory.name)
         })?;
         for sink in sinks {
-            let binding = sink.binding(&inventory, choice.clone(), rest, claimant, &opener);
+            let binding = sink.binding(&inventory, row_filter.clone(), rest, claimant, &opener);
             let name = BindingName { inventory: (&sink.id).into(), sink: sink.name.clone() };
             wanted.insert(name, Wanted { binding: Arc::new(binding), suspended: false });
         }
@@ -199,13 +199,13 @@ impl Open for Planned {
     }
 }
 
-fn line(told: &Told<'_>) -> Option<String> {
+fn line(told: &BindingEvent<'_>) -> Option<String> {
     match told {
-        Told::Claimed(_) | Told::Passed | Told::Waits => None,
-        Told::Late => Some("the sink takes longer than 10 s".to_owned()),
-        Told::ClaimLost(error) => Some(format!("{}; all is compared", told_once(*error))),
-        Told::Compared(outcome) if outcome.delta.is_empty() => None,
-        Told::Compared(outcome) => {
+        BindingEvent::Claimed(_) | BindingEvent::Passed | BindingEvent::Waits => None,
+        BindingEvent::Late => Some("the sink takes longer than 10 s".to_owned()),
+        BindingEvent::ClaimLost(error) => Some(format!("{}; all is compared", told_once(*error))),
+        BindingEvent::Compared(outcome) if outcome.delta.is_empty() => None,
+        BindingEvent::Compared(outcome) => {
             let drift = match outcome.drifted {
                 0 => String::new(),
                 rows => format!(", {rows} of them changed by others"),
@@ -217,20 +217,24 @@ fn line(told: &Told<'_>) -> Option<String> {
                 attention(&outcome.receipt)
             ))
         }
-        Told::Written(delta, receipt) => Some(format!("{}{}", counts(delta), attention(receipt))),
-        Told::Failed { error, pause: None } => Some(format!("{}; not tried again", told_once(*error))),
-        Told::Failed { error, pause: Some(pause) } => {
+        BindingEvent::Written(delta, receipt) => Some(format!("{}{}", counts(delta), attention(receipt))),
+        BindingEvent::Failed { error, pause: None } => {
+            Some(format!("{}; not tried again", told_once(*error)))
+        }
+        BindingEvent::Failed { error, pause: Some(pause) } => {
             Some(format!("{}; tried again in {} s", told_once(*error), pause.as_secs().max(1)))
         }
-        Told::Paused { pause } => {
+        BindingEvent::Paused { pause } => {
             Some(format!("the sink keeps failing; tried again in {} s", pause.as_secs().max(1)))
         }
-        Told::HeldBack { coverage } => Some(format!("nothing is sent while rows may be missing: {coverage}")),
-        Told::RemovalsHeld(held) => {
+        BindingEvent::HeldBack { coverage } => {
+            Some(format!("nothing is sent while rows may be missing: {coverage}"))
+        }
+        BindingEvent::RemovalsHeld(held) => {
             Some(format!("{} of {} rows would be removed; held", held.rows, held.held))
         }
-        Told::Cleaned { .. } => Some("cleaned".to_owned()),
-        Told::NotCleaned { error, .. } => Some(format!("not cleaned: {}", told_once(*error))),
+        BindingEvent::Cleaned { .. } => Some("cleaned".to_owned()),
+        BindingEvent::NotCleaned { error, .. } => Some(format!("not cleaned: {}", told_once(*error))),
     }
 }
 

@@ -28,7 +28,7 @@ use super::{
     manifests::{self, Work},
     print::{READER_GONE, ReaderGone},
 };
-use crate::{causes::told_once, cluster::ClusterSource, world::Rules};
+use crate::{cluster::ClusterSource, error_chain::told_once, resolve::OperatorPolicy};
 
 /// The input is wrong; nothing was collected.
 const BAD_INPUT: u8 = 2;
@@ -84,9 +84,9 @@ impl Input {
             included: self.default_included_namespaces.clone(),
             excluded: self.default_excluded_namespaces.clone(),
         };
-        // The default rules restrict nothing: the user of the command line can read all files anyway.
-        let rules = Rules { policy, defaults, ..Rules::default() };
-        let (work, problems) = manifests::load(&self.manifests, &rules);
+        // The default operator policy restricts nothing: the user of the command line can read all files anyway.
+        let operator_policy = OperatorPolicy { policy, defaults, ..OperatorPolicy::default() };
+        let (work, problems) = manifests::load(&self.manifests, &operator_policy);
         if problems.is_empty() {
             work.notes.iter().for_each(|note| eprintln!("note: {note}"));
         }

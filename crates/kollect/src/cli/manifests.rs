@@ -1,7 +1,7 @@
 //! Loads Kollect manifests from files and finds everything that is wrong with them.
 //!
 //! Nothing is collected unless all manifests are valid. Schema and names are checked here, references between objects
-//! in [`crate::world`], and what a run of the command line needs in [`work`].
+//! in [`crate::resolve`], and what a run of the command line needs in [`work`].
 
 mod readable;
 mod secrets;
@@ -30,8 +30,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{
-    documents, schema,
-    world::{Compiled, Family, Name, RowsWanted, Rules, Secret, World},
+    documents,
+    resolve::{Compiled, Family, Name, ObjectSet, OperatorPolicy, RowsWanted, Secret},
+    schema,
 };
 
 /// The file of a manifest, and its document in the file.
@@ -84,7 +85,7 @@ pub(crate) struct Work {
 
 /// Loads manifests. Returns what they ask for, as far as they can be read, and every problem. If there is a problem
 /// the work must not be done: it only helps to find more problems.
-pub(crate) fn load(paths: &[PathBuf], rules: &Rules) -> (Work, Vec<String>) {
+pub(crate) fn load(paths: &[PathBuf], operator_policy: &OperatorPolicy) -> (Work, Vec<String>) {
     let mut manifests = Manifests::default();
     for path in paths {
         match documents::files(path) {
@@ -92,14 +93,14 @@ pub(crate) fn load(paths: &[PathBuf], rules: &Rules) -> (Work, Vec<String>) {
             Err(error) => manifests.problems.push(format!("{error:#}")),
         }
     }
-    let resolved = manifests.world.resolve(rules, &mut Compiled::default());
-    let work = manifests.work(resolved, rules);
+    let resolved = manifests.object_set.resolve(operator_policy, &mut Compiled::default());
+    let work = manifests.work(resolved, operator_policy);
     (work, manifests.problems)
 }
 
 #[derive(Default)]
 struct Manifests {
-    world: World,
+    object_set: ObjectSet,
     connection_tests: BTreeMap<Name, KollectConnectionTest>,
     /// Where each object stands, by kind and name.
     places: BTreeMap<(String, Name), Place>,
@@ -165,7 +166,7 @@ impl Manifests {
             let fields: Vec<String> = errors.into_iter().map(|error| error.field).collect();
             let mut attempts = readable::attempts(&value, &fields).into_iter();
             let kept = attempts.any(|value| self.keep(&object.0, value).is_ok());
-            self.world.refused.insert(object.clone());
+            self.object_set.refused.insert(object.clone());
             if kept {
                 self.note_place(place, &object.0, &who, object.1.clone());
             }
@@ -191,24 +192,24 @@ impl Manifests {
         let name = (text("namespace").unwrap_or("default").into(), text("name").unwrap_or_default().into());
         self.places.insert(("Secret".into(), name.clone()), place);
         match secrets::contents(value) {
-            Ok(contents) => drop(self.world.secrets.insert(name, Secret::Known(contents.into()))),
+            Ok(contents) => drop(self.object_set.secrets.insert(name, Secret::ObjectCache(contents.into()))),
             Err(errors) => {
-                self.world.refused.insert(("Secret".into(), name));
+                self.object_set.refused.insert(("Secret".into(), name));
                 self.problems.extend(errors.iter().map(|error| format!("{who}: {error}")));
             }
         }
     }
 
     fn keep(&mut self, kind: &str, value: Value) -> Result<Name, serde_json::Error> {
-        let world = &mut self.world;
+        let object_set = &mut self.object_set;
         match kind {
-            "KollectProfile" => keep(value, &mut world.profiles, Arc::new),
-            "KollectTarget" => keep(value, &mut world.targets, Arc::new),
-            "KollectClusterTarget" => keep(value, &mut world.cluster_targets, Arc::new),
-            "KollectInventory" => keep(value, &mut world.inventories, Arc::new),
-            "KollectClusterInventory" => keep(value, &mut world.cluster_inventories, Arc::new),
-            "KollectScope" => keep(value, &mut world.scopes, Arc::new),
-            "KollectClusterScope" => keep(value, &mut world.cluster_scopes, Arc::new),
+            "KollectProfile" => keep(value, &mut object_set.profiles, Arc::new),
+            "KollectTarget" => keep(value, &mut object_set.targets, Arc::new),
+            "KollectClusterTarget" => keep(value, &mut object_set.cluster_targets, Arc::new),
+            "KollectInventory" => keep(value, &mut object_set.inventories, Arc::new),
+            "KollectClusterInventory" => keep(value, &mut object_set.cluster_inventories, Arc::new),
+            "KollectScope" => keep(value, &mut object_set.scopes, Arc::new),
+            "KollectClusterScope" => keep(value, &mut object_set.cluster_scopes, Arc::new),
             "KollectConnectionTest" => keep(value, &mut self.connection_tests, |test| test),
             "KollectSnapshotSink" => self.keep_sink(Family::Snapshot, value, |sink: KollectSnapshotSink| {
                 SinkSpec::Snapshot(sink.spec)
@@ -228,7 +229,7 @@ impl Manifests {
     ) -> Result<Name, serde_json::Error> {
         let mut sinks = BTreeMap::new();
         let name = keep(value, &mut sinks, |sink| Arc::new(spec(sink)))?;
-        self.world.sinks.extend(sinks.into_iter().map(|(name, spec)| ((family, name), spec)));
+        self.object_set.sinks.extend(sinks.into_iter().map(|(name, spec)| ((family, name), spec)));
         Ok(name)
     }
 }

@@ -16,7 +16,7 @@ use super::input::finish;
 use crate::{
     cluster::{self, plain},
     operator::{LEASE, api},
-    world::REQUESTED_AT,
+    resolve::REQUESTED_AT,
 };
 
 /// How often the status is looked at.

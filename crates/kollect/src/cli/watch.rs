@@ -12,9 +12,9 @@ use clap::ValueEnum;
 use kollect_engine::{
     clock,
     collect::{Collector, Target, rest},
-    coverage::{Coverage, Known, Place, State},
+    coverage::{Coverage, Place, ScopeCoverage, State},
     names,
-    store::{Change, Changes, Sight, StoreReader},
+    store::{Change, Changes, StoreReader, Visibility},
     tasks::{TaskKind, Tasks},
     watch::{BlindReason, Blindness},
 };
@@ -166,7 +166,7 @@ impl Watch {
         targets: &[TargetId],
         changes: &mut Changes,
     ) -> anyhow::Result<()> {
-        let snapshot = rows.snapshot_of_seen(targets, Sight::Everything);
+        let snapshot = rows.snapshot_of_seen(targets, Visibility::Everything);
         changes.rebase(&snapshot);
         let count = snapshot.rows.len();
         for (key, row) in snapshot.rows {
@@ -182,7 +182,7 @@ impl Watch {
         for change in changes {
             let result = match self.output {
                 Output::Text => writeln!(out, "{}", self.line(change)),
-                Output::Ndjson => serde_json::to_writer(&mut out, &Told::of(change))
+                Output::Ndjson => serde_json::to_writer(&mut out, &ChangeLine::of(change))
                     .map_err(io::Error::from)
                     .and_then(|()| writeln!(out)),
             };
@@ -225,7 +225,7 @@ fn text(Difference { name, before, after }: &Difference) -> String {
 
 /// A change for programs.
 #[derive(Serialize)]
-struct Told<'a> {
+struct ChangeLine<'a> {
     op: &'static str,
     key: Key<'a>,
     before: Option<&'a Row>,
@@ -244,7 +244,7 @@ struct Key<'a> {
     uid: &'a str,
 }
 
-impl<'a> Told<'a> {
+impl<'a> ChangeLine<'a> {
     fn of(Change { key, before, after, .. }: &'a Change) -> Self {
         let op = match (before, after) {
             (None, _) => "added",
@@ -268,7 +268,7 @@ impl<'a> Told<'a> {
 }
 
 /// Why a kind cannot be seen in these places, which have one reason.
-fn blind_line(places: &[(&Place, &Known)]) -> Option<String> {
+fn blind_line(places: &[(&Place, &ScopeCoverage)]) -> Option<String> {
     let (first, known) = places.first()?;
     let State::Blind { blindness, .. } = &known.state else { return None };
     let Blindness { reason, message } = blindness;
@@ -287,12 +287,12 @@ fn blind_line(places: &[(&Place, &Known)]) -> Option<String> {
 
 /// The last known state of the places that are watched. Prints what has changed since.
 #[derive(Default)]
-struct Places(BTreeMap<Place, Known>);
+struct Places(BTreeMap<Place, ScopeCoverage>);
 
 impl Places {
     fn tell(&mut self, coverage: &Coverage) {
         let now = coverage.read();
-        let mut blind: BTreeMap<(&Gvk, BlindReason), Vec<(&Place, &Known)>> = BTreeMap::new();
+        let mut blind: BTreeMap<(&Gvk, BlindReason), Vec<(&Place, &ScopeCoverage)>> = BTreeMap::new();
         for (place, known) in &now {
             let before = self.0.get(place).map(|known| &known.state);
             match (&known.state, before) {
@@ -318,7 +318,7 @@ impl Places {
         blind.values().filter_map(|places| blind_line(places)).for_each(|line| eprintln!("{line}"));
         for (place, known) in &self.0 {
             // The kind is now watched in other places, such as namespaces instead of the whole cluster.
-            let moved = |(other, known): (&Place, &Known)| {
+            let moved = |(other, known): (&Place, &ScopeCoverage)| {
                 other.gvk == place.gvk && matches!(known.state, State::Synced { .. })
             };
             if let State::Blind { since, .. } = known.state
@@ -376,7 +376,7 @@ mod tests {
     fn programs_get_both_sides_and_the_names_of_what_changed() {
         let told =
             change(Some(serde_json::json!({ "a": 1, "b": 2 })), Some(serde_json::json!({ "a": 1, "b": 3 })));
-        let told = serde_json::to_value(Told::of(&told)).unwrap();
+        let told = serde_json::to_value(ChangeLine::of(&told)).unwrap();
         assert_eq!(told["op"], "changed");
         assert_eq!(told["changed"], serde_json::json!(["b"]));
         assert_eq!(told["before"]["attributes"]["b"], 2);
@@ -386,13 +386,14 @@ mod tests {
 
     #[test]
     fn namespaces_of_one_reason_are_one_line() {
-        let places = |reason: BlindReason, count: usize| -> BTreeMap<Place, Known> {
+        let places = |reason: BlindReason, count: usize| -> BTreeMap<Place, ScopeCoverage> {
             let place = |number: usize| {
                 let gvk = Gvk { version: "v1".into(), kind: "Secret".into(), ..Gvk::default() };
                 let namespace = Some(format!("team-{number:02}").into());
                 let blindness = Blindness { reason, message: format!("no {number}") };
                 let state = State::Blind { since: std::time::SystemTime::UNIX_EPOCH, blindness };
-                let known = Known { state, resource: Some("secrets".into()), gaps: [].into(), repaired: 0 };
+                let known =
+                    ScopeCoverage { state, resource: Some("secrets".into()), gaps: [].into(), repaired: 0 };
                 (Place { gvk, namespace, field_selector: None }, known)
             };
             (0..count).map(place).collect()

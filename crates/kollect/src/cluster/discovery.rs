@@ -24,7 +24,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{plain, request::PATIENCE};
-use crate::causes::LastProblem;
+use crate::error_chain::LastProblem;
 
 const FORMAT: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 /// Discovery is refreshed at least this often.

@@ -10,10 +10,10 @@ use std::{
 
 use kollect_engine::{
     collect::{Collector, Problem, Settings, Target},
-    coverage::{Known, State},
+    coverage::{ScopeCoverage, State},
     extract::{CompiledProfile, OptIns, Policy},
     select::{Bounds, NamespaceDefaults, Selection},
-    store::{Change, Changes, Sight, StoreReader, store},
+    store::{Change, Changes, StoreReader, Visibility, store},
     tasks::Tasks,
     watch::BlindReason,
 };
@@ -132,7 +132,7 @@ impl Live {
 
     fn found(rows: &StoreReader, targets: &[Arc<Target>]) -> Option<Rows> {
         let ids: Vec<TargetId> = targets.iter().map(|target| target.id.clone()).collect();
-        let snapshot = rows.snapshot(&ids, Sight::Everything)?;
+        let snapshot = rows.snapshot(&ids, Visibility::Everything)?;
         let row = |(key, row): (&kollect_model::row::RowKey, &Arc<kollect_model::row::Row>)| {
             let place = format!("{}/{}", key.namespace, row.name);
             ((key.target.name.to_string(), place), row.attributes.get().to_owned())
@@ -169,7 +169,7 @@ impl Live {
         self.targets.iter().map(|target| self.rows.count(&target.id)).sum()
     }
 
-    fn places(&self, kind: &str) -> Vec<(Option<String>, Known)> {
+    fn places(&self, kind: &str) -> Vec<(Option<String>, ScopeCoverage)> {
         let coverage = self.collector.coverage().read();
         let of_kind = coverage.into_iter().filter(|(place, _)| place.gvk.kind == kind);
         of_kind.map(|(place, known)| (place.namespace.as_deref().map(Into::into), known)).collect()
@@ -431,7 +431,8 @@ async fn namespaces_are_followed() {
     let label = format!("skip={namespace}");
     plane.kubectl(&["label", "namespace", &namespace, &label]).unwrap();
     let here = |live: &Live| {
-        let snapshot = live.rows.snapshot_of_seen(&[id("all")], kollect_engine::store::Sight::Everything);
+        let snapshot =
+            live.rows.snapshot_of_seen(&[id("all")], kollect_engine::store::Visibility::Everything);
         snapshot.rows.keys().filter(|key| *key.namespace == *namespace).count()
     };
     eventually("the exclusion", || here(&live) == 0).await;

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     cluster::Identity,
-    world::{AllowedCidr, FileRoot, NetworkFlags, Reach, Rules, SinkNetwork},
+    resolve::{AllowedCidr, FileRoot, NetworkFlags, OperatorPolicy, Reach, SinkNetwork},
 };
 
 /// Arguments of `kollect operator`.
@@ -256,8 +256,8 @@ impl Args {
         }
     }
 
-    /// The rules that the flags set. The addresses of the API servers and the cluster id are added later.
-    pub(crate) fn rules(&self) -> anyhow::Result<Rules> {
+    /// The operator policy that the flags set. The addresses of the API servers and the cluster id are added later.
+    pub(crate) fn operator_policy(&self) -> anyhow::Result<OperatorPolicy> {
         if self.tenant_mode && self.within().is_none() {
             bail!("--tenant-mode needs --watch-namespaces: a Role counts in its namespace only");
         }
@@ -272,7 +272,7 @@ impl Args {
                     .with_context(|| format!("--file-sink-root {}: look it up", root.display()))?,
             ),
         };
-        Ok(Rules {
+        Ok(OperatorPolicy {
             policy: Policy { scrub_keys: self.scrub_keys.clone(), ..Policy::default() },
             defaults: NamespaceDefaults {
                 included: names(&self.default_included_namespaces),
@@ -432,11 +432,12 @@ mod tests {
 
     #[test]
     fn the_read_api_is_refused() {
-        let rules =
-            |flag: &str| Line::try_parse_from(["kollect", flag]).map(|line| line.args).unwrap().rules();
-        let refused = rules("--inventory-http-enabled=true").unwrap_err().to_string();
+        let operator_policy = |flag: &str| {
+            Line::try_parse_from(["kollect", flag]).map(|line| line.args).unwrap().operator_policy()
+        };
+        let refused = operator_policy("--inventory-http-enabled=true").unwrap_err().to_string();
         assert!(refused.contains("--inventory-http-enabled: the read API is not part"), "{refused}");
-        rules("--inventory-http-enabled=false").unwrap();
+        operator_policy("--inventory-http-enabled=false").unwrap();
     }
 
     fn metrics(flags: &[&str]) -> Option<(String, bool, bool)> {

@@ -16,7 +16,7 @@ use kollect_engine::{
     },
     schedule::Breaker,
     select::Namespaces,
-    store::Sight,
+    store::Visibility,
 };
 use kollect_model::{
     binding::{BindingName, SinkName},
@@ -31,13 +31,16 @@ use super::{
     destinations::Destinations,
     finalize::is_protected,
     metrics::Meter,
-    objects::Known,
-    progress::{Board, WantedVersion},
+    objects::ObjectCache,
+    progress::{BindingStates, WantedVersion},
     take_over::Requests,
 };
 use crate::{
     reason::Reason,
-    world::{BoundSink, InventoryName, REQUESTED_AT, Resolved, ResolvedInventory, Rules, SinkKey, World},
+    resolve::{
+        BoundSink, InventoryName, ObjectSet, OperatorPolicy, REQUESTED_AT, Resolved, ResolvedInventory,
+        SinkKey,
+    },
 };
 
 /// Annotation that releases the removals which the guard holds; its value is their token.
@@ -47,12 +50,12 @@ pub(crate) const RELEASE_REMOVALS: &str = "kollect.dev/release-removals";
 pub(crate) struct Bindings {
     sinks: Arc<dyn OpenPlan>,
     meter: Meter,
-    rules: Arc<Rules>,
-    board: Board,
+    operator_policy: Arc<OperatorPolicy>,
+    binding_states: BindingStates,
     /// Id of this cluster.
     cluster: String,
     /// The namespaces that the operator watches, or everything.
-    scope: Sight,
+    scope: Visibility,
     claim_check_interval: Option<Duration>,
     /// The namespaces of the cluster, as far as they are known.
     pub(crate) namespaces: Option<Arc<Namespaces>>,
@@ -165,17 +168,17 @@ impl Bindings {
     pub(crate) fn new(
         sinks: Arc<dyn OpenPlan>,
         meter: Meter,
-        rules: Arc<Rules>,
-        board: Board,
+        operator_policy: Arc<OperatorPolicy>,
+        binding_states: BindingStates,
         cluster: String,
-        scope: Sight,
+        scope: Visibility,
         claim_check_interval: Option<Duration>,
     ) -> Self {
         Self {
             sinks,
             meter,
-            rules,
-            board,
+            operator_policy,
+            binding_states,
             cluster,
             scope,
             claim_check_interval,
@@ -189,7 +192,7 @@ impl Bindings {
     }
 
     /// The namespaces that the operator watches, or everything.
-    pub(crate) fn scope(&self) -> &Sight {
+    pub(crate) fn scope(&self) -> &Visibility {
         &self.scope
     }
 
@@ -209,8 +212,8 @@ impl Bindings {
     /// Passes the wanted bindings and the destinations to clean to the engine.
     pub(crate) fn deliver(
         &mut self,
-        known: &Known,
-        world: &World,
+        known: &ObjectCache,
+        object_set: &ObjectSet,
         resolved: &Resolved,
         deliveries: &mut Deliveries,
     ) -> Left {
@@ -218,7 +221,7 @@ impl Bindings {
         let mut used = BTreeSet::new();
         for (name, inventory) in &resolved.inventories {
             let Some((metadata, status)) = known.inventory(name) else { continue };
-            let status = self.rules.shown_status(status);
+            let status = self.operator_policy.shown_status(status);
             let sinks = inventory.sinks.iter().map(|sink| &sink.name);
             let inventory = Inventory {
                 name,
@@ -227,7 +230,7 @@ impl Bindings {
                 take_overs: Requests::of(metadata, sinks),
                 status: &status,
                 selected: match &inventory.removal_guard {
-                    Some(_) => world.selection_digest(name, inventory),
+                    Some(_) => object_set.selection_digest(name, inventory),
                     None => String::new(),
                 },
             };
@@ -237,7 +240,7 @@ impl Bindings {
             }
             used.extend(inventory.resolved.sinks.iter().map(|sink| (sink.family, sink.key.clone())));
             if inventory.resolved.faults.is_empty() || inventory.is_deleted() {
-                let lines = inventory.lines(world, &self.rules, resolved);
+                let lines = inventory.lines(object_set, &self.operator_policy, resolved);
                 for line in lines.iter().filter(|line| line.is_named) {
                     wanted.extend(self.write(&inventory, line));
                 }
@@ -255,8 +258,8 @@ impl Bindings {
         self.shared.retain(|sink, _| used.contains(sink));
         self.good.retain(|binding, _| wanted.contains_key(binding));
         self.siblings.retain(|name, _| resolved.inventories.contains_key(name));
-        self.openers.retain(|(binding, place), _| self.board.speaks_of(binding, place));
-        self.board.refuse_duplicates(&deliveries.set(wanted, leftovers));
+        self.openers.retain(|(binding, place), _| self.binding_states.speaks_of(binding, place));
+        self.binding_states.refuse_duplicates(&deliveries.set(wanted, leftovers));
         left
     }
 
@@ -266,9 +269,9 @@ impl Bindings {
         if inventory.is_deleted() {
             return None;
         }
-        line.export.into_iter().for_each(|export| self.board.remember(&line.binding, export));
+        line.export.into_iter().for_each(|export| self.binding_states.remember(&line.binding, export));
         let is_newest = self.want(inventory, line, sink);
-        self.board.set_newest(&line.binding, is_newest);
+        self.binding_states.set_newest(&line.binding, is_newest);
         let binding = self.good.get(&line.binding)?.binding.clone();
         let suspended = inventory.resolved.suspended || sink.plan.is_err();
         Some((line.binding.clone(), Wanted { binding, suspended }))
@@ -278,8 +281,8 @@ impl Bindings {
     /// the specs ask for: while a new definition cannot be built, the last one stays in use.
     fn want(&mut self, inventory: &Inventory<'_>, line: &Line<'_>, sink: &BoundSink) -> bool {
         let Inventory { name, metadata, resolved, .. } = inventory;
-        let choice = resolved.rows.among(self.namespaces.as_deref());
-        let (Ok(Some(plan)), Some(place), Some(choice)) = (&*sink.plan, &sink.place, choice) else {
+        let row_filter = resolved.rows.among(self.namespaces.as_deref());
+        let (Ok(Some(plan)), Some(place), Some(row_filter)) = (&*sink.plan, &sink.place, row_filter) else {
             return false;
         };
         // A claim may be requested only when the inventory has its finalizer and its status names the destination, so
@@ -310,7 +313,7 @@ impl Bindings {
             siblings: self.siblings.entry((*name).clone()).or_default().clone(),
             targets: resolved.targets.clone(),
             cadence: sink.cadence,
-            choice,
+            row_filter,
             removal_guard: resolved.removal_guard.as_ref().map(|guard| RemovalGuard {
                 percent: guard.percent.and_then(|percent| percent.try_into().ok()),
                 rows: guard.rows.and_then(|rows| rows.try_into().ok()),
@@ -342,7 +345,7 @@ impl Bindings {
             cadence: candidate.cadence.min_change,
             requested: annotation(metadata, REQUESTED_AT),
         };
-        self.board.begin(&line.binding, place, &candidate.progress, wanted);
+        self.binding_states.begin(&line.binding, place, &candidate.progress, wanted);
         let binding = Arc::new(Binding { version: self.versions, ..candidate });
         self.good.insert(line.binding.clone(), Good { place: place.clone(), binding });
         true
@@ -391,7 +394,7 @@ impl Bindings {
         let opener: Arc<dyn Open> = Arc::new(Planned {
             sinks: self.sinks.clone(),
             plan: plan.clone(),
-            policy: self.rules.sink_policy(&sink.key.0),
+            policy: self.operator_policy.sink_policy(&sink.key.0),
             meter: self.meter.clone(),
             counted: Some(name.kind()),
         });
@@ -407,8 +410,8 @@ impl Bindings {
         place: &ExportPlace,
     ) -> Option<Arc<dyn Open>> {
         if let Ok(Some(plan)) = &*sink.plan {
-            let policy = self.rules.sink_policy(&sink.key.0);
-            if let Some(plan) = self.rules.plan_at(plan, &place.destination, &policy) {
+            let policy = self.operator_policy.sink_policy(&sink.key.0);
+            if let Some(plan) = self.operator_policy.plan_at(plan, &place.destination, &policy) {
                 return Some(self.opener(name, sink, place, &plan));
             }
         }
@@ -427,7 +430,7 @@ impl Bindings {
         Some(Sibling { name: line.binding.sink.clone(), current: current.clone(), sink: sink.clone() })
     }
 
-    /// The destinations of a line to clean now. Those that cannot be cleaned are recorded in `left` or on the board.
+    /// The destinations of a line to clean now. Those that cannot be cleaned are recorded in `left` or in the binding states.
     fn clean(
         &mut self,
         inventory: &Inventory<'_>,
@@ -437,14 +440,14 @@ impl Bindings {
     ) -> Vec<Leftover> {
         let told = line.told();
         let wanted = if inventory.is_deleted() { None } else { line.wanted(&told) };
-        let (next, due) = self.board.advance(&line.binding, told, wanted.as_ref());
+        let (next, due) = self.binding_states.advance(&line.binding, told, wanted.as_ref());
         let mut leftovers = Vec::new();
         let mut lost = BTreeSet::new();
         for place in &next.left {
             let is_written = |other: &Line<'_>| other.binding != line.binding && other.writes(place);
             if !inventory.is_deleted() && lines.iter().any(is_written) {
                 // Another sink of the inventory writes there now.
-                self.board.give_up(&line.binding, place);
+                self.binding_states.give_up(&line.binding, place);
                 continue;
             }
             let named = format!("{} at {place}", line.binding.sink);
@@ -455,13 +458,13 @@ impl Bindings {
                 Cleaning::Begins(leftover) if due => leftovers.push(leftover),
                 Cleaning::Begins(_) | Cleaning::Waits => {}
                 Cleaning::Impossible if inventory.is_deleted() => continue,
-                Cleaning::Impossible if place.asked_only => self.board.give_up(&line.binding, place),
+                Cleaning::Impossible if place.asked_only => self.binding_states.give_up(&line.binding, place),
                 Cleaning::Impossible if next.is_held_under_another_name(place) => {
-                    self.board.adopt(&line.binding, place);
+                    self.binding_states.adopt(&line.binding, place);
                 }
                 Cleaning::Impossible if wanted.is_some() => drop(lost.insert(place.clone())),
                 Cleaning::Impossible => {
-                    self.board.give_up(&line.binding, place);
+                    self.binding_states.give_up(&line.binding, place);
                     left.behind.entry(inventory.name.clone()).or_default().push(named);
                 }
             }
@@ -469,7 +472,7 @@ impl Bindings {
                 left.waiting.insert(inventory.name.clone());
             }
         }
-        self.board.lose(&line.binding, lost);
+        self.binding_states.lose(&line.binding, lost);
         leftovers
     }
 
@@ -520,7 +523,12 @@ impl Inventory<'_> {
     }
 
     /// The sinks of the spec, and those that only the status names.
-    fn lines(&self, world: &World, rules: &Rules, resolved: &Resolved) -> Vec<Line<'_>> {
+    fn lines(
+        &self,
+        object_set: &ObjectSet,
+        operator_policy: &OperatorPolicy,
+        resolved: &Resolved,
+    ) -> Vec<Line<'_>> {
         let exports = &self.status.sink_exports;
         let binding = |sink: &SinkName| binding_name(self.name, sink);
         let mut lines = Vec::new();
@@ -533,7 +541,7 @@ impl Inventory<'_> {
         for export in exports.iter().filter(|export| !is_named(export)) {
             let namespace =
                 export.namespace.as_deref().or(self.name.namespace.as_deref()).unwrap_or_default();
-            let sink = world.left_sink(&export.name, namespace, rules, &resolved.sinks);
+            let sink = object_set.left_sink(&export.name, namespace, operator_policy, &resolved.sinks);
             lines.push(Line { binding: binding(&export.name), sink, export: Some(export), is_named: false });
         }
         lines
@@ -588,7 +596,7 @@ fn same(a: &Binding, b: &Binding) -> bool {
         && a.claimant == b.claimant
         && a.targets == b.targets
         && a.cadence == b.cadence
-        && a.choice == b.choice
+        && a.row_filter == b.row_filter
         && a.removal_guard == b.removal_guard
         && a.selected == b.selected
         && a.part_bytes == b.part_bytes

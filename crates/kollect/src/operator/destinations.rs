@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 
 use kollect_engine::{
     deliver::Place,
-    export::{Cleaned, Told},
+    export::{BindingEvent, Cleaned},
 };
 use kollect_model::{
     claim::Claim,
@@ -80,24 +80,24 @@ impl KnownDestinations {
     }
 
     /// Updates the state with a report of a binding about a destination.
-    pub(crate) fn hear(&mut self, place: &ExportPlace, told: &Told<'_>) {
+    pub(crate) fn hear(&mut self, place: &ExportPlace, told: &BindingEvent<'_>) {
         match told {
-            Told::Cleaned { .. } => {
+            BindingEvent::Cleaned { .. } => {
                 if self.is_current(place) {
                     (self.current, self.claim, self.filled) = (None, None, false);
                 }
                 self.done.insert(key(place));
             }
             _ if !self.is_current(place) => {}
-            Told::Claimed(claim) => {
+            BindingEvent::Claimed(claim) => {
                 self.claim = Some((*claim).clone());
                 self.done.remove(&key(place));
             }
-            Told::Compared(outcome) => self.filled |= outcome.is_complete,
-            Told::ClaimLost(_) => self.claim = None,
-            Told::Failed { error, .. } if error.reason == SinkReason::Fenced => self.claim = None,
+            BindingEvent::Compared(outcome) => self.filled |= outcome.is_complete,
+            BindingEvent::ClaimLost(_) => self.claim = None,
+            BindingEvent::Failed { error, .. } if error.reason == SinkReason::Fenced => self.claim = None,
             // Another cluster owns the destination, so it holds no rows of this cluster.
-            Told::Failed { error, .. } if error.reason == SinkReason::OwnedByOther => {
+            BindingEvent::Failed { error, .. } if error.reason == SinkReason::OwnedByOther => {
                 self.claim = None;
                 self.done.insert(key(place));
             }

@@ -9,7 +9,7 @@ use kube::Client;
 use serde_json::json;
 use tracing::{info, warn};
 
-use super::write::{create_event, patch_metadata, record};
+use super::status_writer::{create_event, patch_metadata, record};
 use crate::reason::Reason;
 
 /// Finalizers that this program or the Go implementation has set, by kind.

@@ -5,9 +5,9 @@
 
 mod domain;
 mod meter;
-mod picture;
 mod sample;
 mod scrape;
+mod view;
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,15 +20,15 @@ use axum::{
 use kollect_engine::{coverage::Coverage, store::StoreReader, tasks::Tasks};
 use kube::Client;
 pub(crate) use meter::Meter;
-pub(crate) use picture::Picture;
 use prometheus_client::{encoding::text::encode, registry::Registry};
 use sample::Samples;
 use tokio::{sync::watch, time};
 use tracing::warn;
+pub(crate) use view::MetricsView;
 
 use super::{
     leader::Leadership,
-    progress::Board,
+    progress::BindingStates,
     serve::{Endpoint, Guard, Notice, Report, Server},
 };
 
@@ -41,7 +41,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 pub(crate) struct Sources {
     pub(crate) rows: StoreReader,
     pub(crate) coverage: Coverage,
-    pub(crate) board: Board,
+    pub(crate) binding_states: BindingStates,
     pub(crate) leadership: watch::Receiver<Leadership>,
     pub(crate) tasks: Tasks,
     /// Whether all kinds of the cluster are known; `None`: discovery has not run yet.
@@ -50,13 +50,13 @@ pub(crate) struct Sources {
 
 struct Shared {
     sources: Sources,
-    picture: watch::Sender<Arc<Picture>>,
+    view: watch::Sender<Arc<MetricsView>>,
     samples: Samples,
 }
 
 impl Shared {
-    fn picture(&self) -> Arc<Picture> {
-        self.picture.borrow().clone()
+    fn view(&self) -> Arc<MetricsView> {
+        self.view.borrow().clone()
     }
 }
 
@@ -71,8 +71,8 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     pub(crate) fn new(sources: Sources, meter: Meter) -> Self {
-        let picture = watch::Sender::default();
-        let shared = Arc::new(Shared { sources, picture, samples: Samples::default() });
+        let view = watch::Sender::default();
+        let shared = Arc::new(Shared { sources, view, samples: Samples::default() });
         let mut registry = Registry::default();
         meter.register(&mut registry);
         shared.samples.register(&mut registry);
@@ -81,8 +81,8 @@ impl Metrics {
     }
 
     /// Replaces the data of the last resolution.
-    pub(crate) fn show(&self, picture: Picture) {
-        self.shared.picture.send_replace(Arc::new(picture));
+    pub(crate) fn show(&self, view: MetricsView) {
+        self.shared.view.send_replace(Arc::new(view));
     }
 
     /// All metrics in the OpenMetrics text format.
@@ -96,15 +96,15 @@ impl Metrics {
     /// Never returns.
     pub(crate) async fn sample(self, interval: Duration) {
         let pause = LOOK_AGAIN.min(interval).max(Duration::from_millis(10));
-        let mut picture = self.shared.picture.subscribe();
+        let mut view = self.shared.view.subscribe();
         let mut sampled = None;
         loop {
             let revision = self.shared.sources.rows.last_revision();
-            if picture.has_changed().unwrap_or(false) || sampled != Some(revision) {
-                picture.mark_unchanged();
+            if view.has_changed().unwrap_or(false) || sampled != Some(revision) {
+                view.mark_unchanged();
                 let shared = self.shared.clone();
                 // The work grows with the number of rows, so it runs on a blocking thread.
-                let work = move || shared.samples.refresh(&shared.picture(), &shared.sources.rows, interval);
+                let work = move || shared.samples.refresh(&shared.view(), &shared.sources.rows, interval);
                 let is_done = tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
                     warn!("summing up the series of profiles crashed; this is a bug");
                     true

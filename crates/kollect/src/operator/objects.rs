@@ -29,7 +29,7 @@ use serde::de::DeserializeOwned;
 use tokio::{sync::watch, time};
 use tracing::{info, warn};
 
-use crate::world::{Family, InventoryName, Name, REQUESTED_AT, World};
+use crate::resolve::{Family, InventoryName, Name, ObjectSet, REQUESTED_AT};
 
 /// How often a watch that has ended is tried again: the kind is not served, or the watch is not permitted.
 const REVIEW: Duration = Duration::from_secs(30);
@@ -50,7 +50,7 @@ pub(crate) type ObjectKey = (&'static str, Name);
 
 /// A snapshot of all known objects.
 #[derive(Clone, Default)]
-pub(crate) struct Known {
+pub(crate) struct ObjectCache {
     profiles: Kind<KollectProfile>,
     targets: Kind<KollectTarget>,
     cluster_targets: Kind<KollectClusterTarget>,
@@ -101,7 +101,7 @@ static NO_STATUS: InventoryStatus = InventoryStatus {
     take_overs: Vec::new(),
 };
 
-impl Known {
+impl ObjectCache {
     /// The version of the snapshot. Every change increases it, except changes of a status.
     pub(crate) fn definitions(&self) -> u64 {
         self.definitions
@@ -188,12 +188,12 @@ impl Known {
     }
 
     /// The input of resolution. Targets that are being deleted are left out.
-    pub(crate) fn world(&self) -> World {
+    pub(crate) fn object_set(&self) -> ObjectSet {
         let stays = |metadata: &ObjectMeta| metadata.deletion_timestamp.is_none();
         let staying = |(name, target): (&Name, &Arc<KollectTarget>)| {
             stays(&target.metadata).then(|| (name.clone(), target.clone()))
         };
-        World {
+        ObjectSet {
             profiles: self.profiles.clone(),
             targets: self.targets.iter().filter_map(staying).collect(),
             cluster_targets: self
@@ -239,7 +239,7 @@ pub(crate) struct Objects {
     source: Arc<dyn WatchSource>,
     /// `None`: everywhere.
     namespaces: Option<BTreeSet<Arc<str>>>,
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<ObjectCache>>,
     changed: watch::Sender<()>,
     statuses: watch::Sender<()>,
     tasks: Tasks,
@@ -319,7 +319,7 @@ impl Objects {
     }
 
     /// What is known now.
-    pub(crate) fn known(&self) -> Known {
+    pub(crate) fn known(&self) -> ObjectCache {
         lock(&self.known).clone()
     }
 
@@ -335,7 +335,7 @@ impl Objects {
 
     /// The known objects, and those of which only the status has changed since the last call. Both are read under one
     /// lock: a later change is returned by the next call.
-    pub(crate) fn take_changed(&self) -> (Known, BTreeSet<ObjectKey>) {
+    pub(crate) fn take_changed(&self) -> (ObjectCache, BTreeSet<ObjectKey>) {
         let mut known = lock(&self.known);
         let changed = std::mem::take(&mut known.changed_statuses);
         (known.clone(), changed)
@@ -354,7 +354,7 @@ impl Objects {
 
     /// Returns when something is known about every kind: its objects, or why they cannot be seen.
     pub(crate) async fn heard(&self) {
-        let silent = |known: &Known| known.pending.iter().any(|query| !known.blind.contains_key(query));
+        let silent = |known: &ObjectCache| known.pending.iter().any(|query| !known.blind.contains_key(query));
         let mut changes = self.changes();
         while silent(&lock(&self.known)) {
             if changes.changed().await.is_err() {
@@ -367,7 +367,7 @@ impl Objects {
         &self,
         place: Option<&Arc<str>>,
         kind: &'static str,
-        part: fn(&mut Known) -> &mut Kind<T>,
+        part: fn(&mut ObjectCache) -> &mut Kind<T>,
         make: fn(K) -> T,
     ) where
         K: DeserializeOwned + Send + 'static,
@@ -392,7 +392,7 @@ impl Objects {
     }
 }
 
-fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
+fn lock(known: &Mutex<ObjectCache>) -> MutexGuard<'_, ObjectCache> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -400,10 +400,10 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
 struct Follower<K, T> {
     query: Query,
     kind: &'static str,
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<ObjectCache>>,
     changed: watch::Sender<()>,
     statuses: watch::Sender<()>,
-    part: fn(&mut Known) -> &mut Kind<T>,
+    part: fn(&mut ObjectCache) -> &mut Kind<T>,
     make: fn(K) -> T,
     /// Objects that the running list has returned.
     listing: Option<BTreeSet<Name>>,
@@ -589,7 +589,10 @@ impl<K: DeserializeOwned, T: HasMetadata> Follower<K, T> {
         }
     }
 
-    fn change<R>(&self, change: impl FnOnce(&mut Known, fn(&mut Known) -> &mut Kind<T>) -> R) -> R {
+    fn change<R>(
+        &self,
+        change: impl FnOnce(&mut ObjectCache, fn(&mut ObjectCache) -> &mut Kind<T>) -> R,
+    ) -> R {
         let mut known = lock(&self.known);
         let result = change(&mut known, self.part);
         known.definitions += 1;

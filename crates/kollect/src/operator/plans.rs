@@ -19,7 +19,7 @@ use tokio::{
 
 use crate::{
     reason::Reason,
-    world::{Fault, PlanRequest, PlanSinks, SinkKey, SinkPlan},
+    resolve::{Fault, PlanRequest, PlanSinks, SinkKey, SinkPlan},
 };
 
 /// Plans that are made at the same time. Each takes a second of a core and 64 MiB at most.

@@ -19,8 +19,8 @@ use tokio::{
 
 use super::bindings::Planned;
 use crate::{
-    causes::told_once,
-    world::{Family, Name},
+    error_chain::told_once,
+    resolve::{Family, Name},
 };
 
 /// How often a working sink is probed.

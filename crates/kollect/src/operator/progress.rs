@@ -8,7 +8,7 @@ use std::{
 
 use kollect_engine::{
     deliver::Place,
-    export::{BindingProgress, Cleaned, HeldRemovals, KeptRows, Outcome, ProgressNow, Told},
+    export::{BindingEvent, BindingProgress, Cleaned, HeldRemovals, KeptRows, Outcome, ProgressNow},
 };
 use kollect_model::{
     batch::{Delta, Receipt},
@@ -94,7 +94,7 @@ pub(crate) struct Heard {
 
 /// The progress of all bindings. Clones share it.
 #[derive(Clone, Default)]
-pub(crate) struct Board {
+pub(crate) struct BindingStates {
     bindings: Arc<Mutex<BTreeMap<BindingName, Progress>>>,
     /// Destinations that are another known destination under another name, until an event has reported it.
     adopted: Arc<Mutex<Vec<(BindingName, ExportPlace)>>>,
@@ -103,7 +103,7 @@ pub(crate) struct Board {
     counted: watch::Sender<()>,
 }
 
-impl Board {
+impl BindingStates {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<BindingName, Progress>> {
         self.bindings.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -266,7 +266,7 @@ impl Board {
     }
 
     /// Records a report of a binding.
-    pub(crate) fn hear(&self, name: &BindingName, place: &Place, told: &Told<'_>) {
+    pub(crate) fn hear(&self, name: &BindingName, place: &Place, told: &BindingEvent<'_>) {
         let place = export_place(place);
         let mut bindings = self.lock();
         let progress = bindings.entry(name.clone()).or_default();
@@ -274,23 +274,23 @@ impl Board {
         let known = progress.destinations.clone();
         progress.destinations.hear(&place, told);
         let moved = progress.destinations != known;
-        if is_current && matches!(told, Told::Cleaned { .. }) {
+        if is_current && matches!(told, BindingEvent::Cleaned { .. }) {
             progress.begin_elsewhere();
         }
-        if !is_current && !matches!(told, Told::Cleaned { .. } | Told::NotCleaned { .. }) {
+        if !is_current && !matches!(told, BindingEvent::Cleaned { .. } | BindingEvent::NotCleaned { .. }) {
             // A late report about a destination that the binding has left.
             return;
         }
         let before = progress.news.clone();
         progress.hear(name, &place, told);
         progress.news = progress.news_now();
-        if let Told::Cleaned { cleaned: Cleaned::SameAs(_), .. } = told {
+        if let BindingEvent::Cleaned { cleaned: Cleaned::SameAs(_), .. } = told {
             self.adopted.lock().unwrap_or_else(PoisonError::into_inner).push((name.clone(), place));
         }
-        let is_news = matches!(told, Told::Late) || progress.news != before || moved;
+        let is_news = matches!(told, BindingEvent::Late) || progress.news != before || moved;
         drop(bindings);
         self.note(name, moved);
-        if matches!(told, Told::Failed { .. }) {
+        if matches!(told, BindingEvent::Failed { .. }) {
             self.heard().failed.insert(name.clone());
         }
         let heard = if is_news { &self.changed } else { &self.counted };
@@ -312,29 +312,29 @@ struct News {
 
 impl Progress {
     /// Records a report about the destination of the binding, or about cleaning one that it has left.
-    fn hear(&mut self, name: &BindingName, place: &ExportPlace, told: &Told<'_>) {
+    fn hear(&mut self, name: &BindingName, place: &ExportPlace, told: &BindingEvent<'_>) {
         let now = kollect_engine::clock::now();
         let warnings = match told {
-            Told::Compared(outcome) => &*outcome.receipt.warnings,
-            Told::Written(_, receipt) => &*receipt.warnings,
+            BindingEvent::Compared(outcome) => &*outcome.receipt.warnings,
+            BindingEvent::Written(_, receipt) => &*receipt.warnings,
             _ => &[],
         };
         for warning in warnings {
             warn!(binding = %name, warning, "written with a warning");
         }
         match told {
-            Told::Claimed(claim) => {
+            BindingEvent::Claimed(claim) => {
                 info!(binding = %name, %place, epoch = claim.epoch, taken_from = claim.taken_from, "claimed");
             }
-            Told::ClaimLost(error) => {
-                warn!(binding = %name, reason = ?error.reason, error = crate::causes::told_once(*error), "claims again");
+            BindingEvent::ClaimLost(error) => {
+                warn!(binding = %name, reason = ?error.reason, error = crate::error_chain::told_once(*error), "claims again");
             }
-            Told::Passed | Told::Waits | Told::Late => {}
-            Told::Compared(outcome) => self.compared(outcome, name),
-            Told::Written(delta, receipt) => self.worked(delta, receipt, name),
-            Told::Failed { error, pause } => {
+            BindingEvent::Passed | BindingEvent::Waits | BindingEvent::Late => {}
+            BindingEvent::Compared(outcome) => self.compared(outcome, name),
+            BindingEvent::Written(delta, receipt) => self.worked(delta, receipt, name),
+            BindingEvent::Failed { error, pause } => {
                 let since = self.failure.as_ref().map_or(now, |failure| failure.since);
-                let message = crate::causes::told_once(*error);
+                let message = crate::error_chain::told_once(*error);
                 // One line per change of state, not one per attempt.
                 if self.failure.as_ref().is_none_or(|failure| failure.message != message) {
                     warn!(binding = %name, reason = ?error.reason, error = message, "cannot write");
@@ -342,7 +342,7 @@ impl Progress {
                 let next_attempt = pause.map(|pause| now + pause);
                 self.failure = Some(Failure { class: error.class(), message, since, next_attempt });
             }
-            Told::Paused { pause } => {
+            BindingEvent::Paused { pause } => {
                 let failure = self.failure.get_or_insert_with(|| Failure {
                     class: ErrorClass::Transient,
                     message: "the sink keeps failing, for other inventories too".into(),
@@ -351,24 +351,24 @@ impl Progress {
                 });
                 failure.next_attempt = Some(now + *pause);
             }
-            Told::HeldBack { coverage } => {
+            BindingEvent::HeldBack { coverage } => {
                 self.failure = None;
                 self.held_back = Some((*coverage).to_owned());
                 self.held_back_since.get_or_insert(now);
             }
-            Told::RemovalsHeld(held) => {
+            BindingEvent::RemovalsHeld(held) => {
                 if self.held_removals.as_ref() != Some(held) {
                     warn!(binding = %name, rows = held.rows, of = held.held, token = held.token, "removals are held");
                 }
                 self.failure = None;
                 self.held_removals = Some((*held).clone());
             }
-            Told::Cleaned { cleaned, moved } => {
+            BindingEvent::Cleaned { cleaned, moved } => {
                 info!(binding = %name, %place, moved, outcome = described(cleaned), "cleaned");
                 self.clean_error = None;
             }
-            Told::NotCleaned { error, moved, .. } => {
-                let message = crate::causes::told_once(*error);
+            BindingEvent::NotCleaned { error, moved, .. } => {
+                let message = crate::error_chain::told_once(*error);
                 warn!(binding = %name, moved, error = message, "cannot clean");
                 self.clean_error = Some(message);
             }

@@ -8,7 +8,7 @@ mod links;
 mod look;
 mod news;
 mod preview;
-mod tell;
+mod statuses;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use kollect_engine::{
     clock,
     collect::{Collector, Target},
     deliver::Deliveries,
-    store::{Sight, StoreReader},
+    store::{StoreReader, Visibility},
     tasks::Tasks,
     watch::WatchSource,
 };
@@ -47,18 +47,18 @@ use super::{
     finalize::{self, Step},
     health::Health,
     leader::{self, Leadership},
-    metrics::{Metrics, Picture},
-    objects::{Known, ObjectKey, Objects, request},
+    metrics::{Metrics, MetricsView},
+    objects::{ObjectCache, ObjectKey, Objects, request},
     plans::SinkPlanner,
     probe::{Probed, Probes},
-    progress::{Board, Progress},
+    progress::{BindingStates, Progress},
     secrets::Secrets,
+    status_writer::StatusWriter,
     take_over::{self, Requests},
-    write::StatusWriter,
 };
 use crate::{
     cluster::ClusterSource,
-    world::{BoundSink, Compiled, Family, InventoryName, Name, Resolved, Rules, World},
+    resolve::{BoundSink, Compiled, Family, InventoryName, Name, ObjectSet, OperatorPolicy, Resolved},
 };
 
 /// How long a leader waits for objects that have not been listed before it looks at its term again.
@@ -66,9 +66,9 @@ const OBJECTS: Duration = Duration::from_secs(10);
 
 /// The resolved objects, and their version.
 struct Resolution {
-    /// [`Known::definitions`] of the objects.
+    /// [`ObjectCache::definitions`] of the objects.
     definitions: u64,
-    world: World,
+    object_set: ObjectSet,
     resolved: Resolved,
     links: Links,
 }
@@ -77,7 +77,7 @@ struct Resolution {
 pub(crate) struct Operator {
     source: Arc<ClusterSource>,
     client: Client,
-    rules: Arc<Rules>,
+    policy: Arc<OperatorPolicy>,
     objects: Arc<Objects>,
     secrets: Secrets,
     collector: Collector,
@@ -89,7 +89,7 @@ pub(crate) struct Operator {
     collected: (Vec<Arc<Target>>, BTreeSet<TargetId>),
     sinks: Arc<dyn OpenPlan>,
     bindings: Bindings,
-    board: Board,
+    binding_states: BindingStates,
     /// `None` unless this process leads: only the leader writes.
     deliveries: Option<Deliveries>,
     probes: Probes,
@@ -141,12 +141,12 @@ impl ToldDestinations {
 /// Parts that the operator is built from.
 pub(crate) struct Setup {
     pub(crate) source: Arc<ClusterSource>,
-    pub(crate) rules: Arc<Rules>,
+    pub(crate) operator_policy: Arc<OperatorPolicy>,
     pub(crate) collector: Collector,
     pub(crate) rows: StoreReader,
     pub(crate) within: Option<BTreeSet<Arc<str>>>,
     pub(crate) sinks: Arc<dyn OpenPlan>,
-    pub(crate) board: Board,
+    pub(crate) binding_states: BindingStates,
     pub(crate) metrics: Metrics,
     pub(crate) tasks: Tasks,
     pub(crate) cleanup_timeout: Duration,
@@ -156,12 +156,23 @@ pub(crate) struct Setup {
 
 impl Operator {
     pub(crate) fn new(setup: Setup, leadership: watch::Receiver<Leadership>, health: Health) -> Self {
-        let Setup { source, rules, collector, rows, within, sinks, board, metrics, tasks, .. } = setup;
+        let Setup {
+            source,
+            operator_policy,
+            collector,
+            rows,
+            within,
+            sinks,
+            binding_states,
+            metrics,
+            tasks,
+            ..
+        } = setup;
         let Setup { cleanup_timeout, claim_check_interval, .. } = setup;
         let client = source.client();
         let watches: Arc<dyn WatchSource> = source.clone();
         let planner = SinkPlanner::new(tasks.clone());
-        let scope = within.clone().map_or(Sight::Everything, Sight::Within);
+        let scope = within.clone().map_or(Visibility::Everything, Visibility::Within);
         // Lists that start here are not older than a term that has begun.
         let seen_in = leadership.borrow().term();
         Self {
@@ -170,8 +181,8 @@ impl Operator {
             bindings: Bindings::new(
                 sinks.clone(),
                 metrics.meter.clone(),
-                rules.clone(),
-                board.clone(),
+                operator_policy.clone(),
+                binding_states.clone(),
                 source.id.clone(),
                 scope,
                 claim_check_interval,
@@ -179,14 +190,14 @@ impl Operator {
             writer: StatusWriter::new(client.clone(), metrics.meter.clone()),
             source,
             client,
-            rules,
+            policy: operator_policy,
             collector,
             rows,
             plans: planner.changes(),
             compiled: Compiled::planned_by(Box::new(planner)),
             collected: (Vec::new(), BTreeSet::new()),
             sinks,
-            board,
+            binding_states,
             deliveries: None,
             probes: Probes::new(tasks.clone()),
             resolution: None,
@@ -224,7 +235,7 @@ impl Operator {
         let mut leadership = self.leadership.clone();
         let mut signals = Signals::of(
             (&self.objects, &self.secrets, &self.plans),
-            (&self.board, &self.probes),
+            (&self.binding_states, &self.probes),
             (&self.collector, &self.rows),
         );
         let mut news = News::EVERYTHING;
@@ -287,7 +298,7 @@ impl Operator {
             warn!("no longer leading: nothing is written");
         }
         self.bindings.clear();
-        self.board.forget_destinations();
+        self.binding_states.forget_destinations();
         self.probes.set(BTreeMap::new());
         (self.resolution, self.told) = (None, None);
         self.told_destinations.clear();
@@ -344,7 +355,7 @@ impl Operator {
             None => {
                 let resolution = Arc::new(self.resolve(&known));
                 self.collect(&resolution.resolved);
-                self.metrics.show(Picture::of(&resolution.world, &resolution.resolved));
+                self.metrics.show(MetricsView::of(&resolution.object_set, &resolution.resolved));
                 self.resolution = Some(resolution.clone());
                 // What is known by name from before is looked at anyway.
                 resolution
@@ -356,14 +367,14 @@ impl Operator {
         let is_new = !self.told_about(&resolution);
         let mut look = self.look(&known, changed_statuses, &resolution, is_new || news.namespaces);
         if look.everything || look.destinations || self.deliver_at.is_some_and(|at| at <= Instant::now()) {
-            self.deliver(&known, &resolution.world, &resolution.resolved).await;
+            self.deliver(&known, &resolution.object_set, &resolution.resolved).await;
             // Newly wanted versions must show in statuses.
-            look.add_bindings(self.board.take_heard().bindings);
+            look.add_bindings(self.binding_states.take_heard().bindings);
         }
         if look.everything || look.tests {
             self.probe(&known, &resolution.resolved);
         }
-        self.read_failed_secrets(&resolution.world, &look);
+        self.read_failed_secrets(&resolution.object_set, &look);
         self.tell(&known, &resolution, look).await;
         self.told = Some(resolution);
     }
@@ -373,19 +384,19 @@ impl Operator {
         self.told.as_ref().is_some_and(|told| Arc::ptr_eq(told, resolution))
     }
 
-    fn resolve(&mut self, known: &Known) -> Resolution {
-        let mut world = known.world();
-        self.secrets.set(&world.wanted_secrets(&self.rules));
-        world.secrets = self.secrets.known();
-        let resolved = world.resolve(&self.rules, &mut self.compiled);
+    fn resolve(&mut self, known: &ObjectCache) -> Resolution {
+        let mut object_set = known.object_set();
+        self.secrets.set(&object_set.wanted_secrets(&self.policy));
+        object_set.secrets = self.secrets.known();
+        let resolved = object_set.resolve(&self.policy, &mut self.compiled);
         let links = Links::of(&resolved);
-        Resolution { definitions: known.definitions(), world, resolved, links }
+        Resolution { definitions: known.definitions(), object_set, resolved, links }
     }
 
     /// Reads the Secrets of sinks that have failed since the last turn: they may have changed.
-    fn read_failed_secrets(&self, world: &World, look: &Look) {
+    fn read_failed_secrets(&self, object_set: &ObjectSet, look: &Look) {
         for sink in &look.failed_sinks {
-            for secret in world.secrets_named_by(sink, &self.rules) {
+            for secret in object_set.secrets_named_by(sink, &self.policy) {
                 self.secrets.read_again(&secret);
             }
         }
@@ -410,15 +421,18 @@ impl Operator {
         }
     }
 
-    async fn deliver(&mut self, known: &Known, world: &World, resolved: &Resolved) {
-        let (rows, tasks, board) = (self.rows.clone(), self.tasks.clone(), self.board.clone());
+    async fn deliver(&mut self, known: &ObjectCache, object_set: &ObjectSet, resolved: &Resolved) {
+        let (rows, tasks, binding_states) =
+            (self.rows.clone(), self.tasks.clone(), self.binding_states.clone());
         let (leadership, term) = (self.leadership.clone(), self.term);
         let deliveries = self.deliveries.get_or_insert_with(|| {
             let may_write = Arc::new(move || leadership.borrow().term() == term);
-            Deliveries::new(rows, tasks, may_write, move |name, place, told| board.hear(name, place, &told))
+            Deliveries::new(rows, tasks, may_write, move |name, place, told| {
+                binding_states.hear(name, place, &told);
+            })
         });
         self.bindings.namespaces.clone_from(&self.collector.namespaces().borrow());
-        let left = self.bindings.deliver(known, world, resolved, deliveries);
+        let left = self.bindings.deliver(known, object_set, resolved, deliveries);
         self.told_destinations.clear();
         for name in resolved.inventories.keys() {
             if let Some((_, status)) = known.inventory(name) {
@@ -434,11 +448,11 @@ impl Operator {
             targets.chain(cluster_targets).filter(|(_, metadata)| metadata.deletion_timestamp.is_some());
         steps.extend(deleted.filter_map(|(kind, metadata)| finalize::release(kind, metadata)));
         finalize::take(&self.client, steps).await;
-        self.board.retain(|binding| resolved.inventories.contains_key(&binding.inventory));
+        self.binding_states.retain(|binding| resolved.inventories.contains_key(&binding.inventory));
     }
 
     /// When the cleanup timeout of the first deleted inventory ends.
-    fn next_timeout(&self, known: &Known, resolved: &Resolved) -> Option<Instant> {
+    fn next_timeout(&self, known: &ObjectCache, resolved: &Resolved) -> Option<Instant> {
         let deleted = resolved.inventories.keys().filter_map(|name| {
             let deleted = known.inventory(name)?.0.deletion_timestamp.as_ref()?.0;
             let waited = clock::timestamp().as_second() - deleted.as_second();
@@ -450,9 +464,9 @@ impl Operator {
     }
 
     /// Changes of the metadata of inventories, and events about their destinations.
-    fn steps<'a>(&self, known: &'a Known, resolved: &Resolved, mut left: Left) -> Vec<Step<'a>> {
+    fn steps<'a>(&self, known: &'a ObjectCache, resolved: &Resolved, mut left: Left) -> Vec<Step<'a>> {
         let mut adopted: BTreeMap<InventoryName, Vec<String>> = BTreeMap::new();
-        for (binding, place) in self.board.take_adopted() {
+        for (binding, place) in self.binding_states.take_adopted() {
             adopted.entry(binding.inventory).or_default().push(format!("{} at {place}", binding.sink));
         }
         let mut steps = Vec::new();
@@ -473,12 +487,16 @@ impl Operator {
             let requests = Requests::of(metadata, inventory.sinks.iter().map(|sink| &sink.name));
             let claim = |sink: &SinkName| {
                 let binding = binding_name(name, sink);
-                self.board.look(&binding, |progress| progress.destinations.claim().cloned()).flatten()
+                self.binding_states
+                    .look(&binding, |progress| progress.destinations.claim().cloned())
+                    .flatten()
             };
             let rest = requests.without_granted(claim, &status.take_overs);
             let mut done: Vec<_> = rest.map(|rest| (take_over::ANNOTATION, rest)).into_iter().collect();
             let is_written = |sink: &BoundSink| {
-                self.board.look(&binding_name(name, &sink.name), Progress::is_synced).unwrap_or(false)
+                self.binding_states
+                    .look(&binding_name(name, &sink.name), Progress::is_synced)
+                    .unwrap_or(false)
             };
             let asks = |key: &str| metadata.annotations.as_ref().is_some_and(|all| all.contains_key(key));
             if asks(RELEASE_REMOVALS) && inventory.sinks.iter().all(is_written) {
@@ -489,11 +507,11 @@ impl Operator {
         steps
     }
 
-    fn probe(&mut self, known: &Known, resolved: &Resolved) {
+    fn probe(&mut self, known: &ObjectCache, resolved: &Resolved) {
         let mut wanted = BTreeMap::new();
         let planned = |key: &(Family, Name)| {
             let plan = (**resolved.sinks.get(key)?).clone().ok()??;
-            let policy = self.rules.sink_policy(&key.1.0);
+            let policy = self.policy.sink_policy(&key.1.0);
             let meter = self.metrics.meter.clone();
             Some(Planned { sinks: self.sinks.clone(), plan, policy, meter, counted: None })
         };

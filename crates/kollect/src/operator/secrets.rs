@@ -22,7 +22,7 @@ use tokio::{
     time::{self, Instant},
 };
 
-use crate::world::{Contents, Name, Secret, check_secret_type};
+use crate::resolve::{Contents, Name, Secret, check_secret_type};
 
 /// How often a Secret is read that may not be watched.
 const READ_AGAIN: Duration = Duration::from_mins(5);
@@ -282,7 +282,7 @@ impl Follower {
     fn usable(&self, secret: KubeSecret) -> Secret {
         let (namespace, name) = &self.name;
         match check_secret_type(secret.type_.as_deref()) {
-            Ok(()) => Secret::Known(Arc::new(contents(secret))),
+            Ok(()) => Secret::ObjectCache(Arc::new(contents(secret))),
             Err(problem) => Secret::Unreadable(format!("Secret {name} in namespace {namespace}: {problem}")),
         }
     }

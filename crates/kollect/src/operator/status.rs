@@ -26,7 +26,7 @@ use kollect_engine::{
     coverage::Coverage,
     export::KeptRows,
     select::{Namespaces, SelectedNamespaces},
-    store::{Sight, StoreReader},
+    store::{StoreReader, Visibility},
 };
 use kollect_model::{
     SpecError,
@@ -38,29 +38,29 @@ use tokio::time::Instant;
 use super::{
     bindings::{Bindings, binding_name},
     conditions::Conditions,
-    objects::{Known, request},
-    progress::Board,
+    objects::{ObjectCache, request},
+    progress::BindingStates,
     reconcile::Links,
 };
 use crate::{
     reason::Reason,
-    world::{Name, Resolved, ResolvedTarget, Rules},
+    resolve::{Name, OperatorPolicy, Resolved, ResolvedTarget},
 };
 use blind::{FORBIDDEN, Line, cut, sentence};
 
 /// The input of the status functions, besides the objects.
 pub(crate) struct View<'a> {
-    pub(crate) known: &'a Known,
+    pub(crate) known: &'a ObjectCache,
     pub(crate) resolved: &'a Resolved,
     pub(crate) links: &'a Links,
     pub(crate) rows: &'a StoreReader,
     pub(crate) coverage: &'a Coverage,
     pub(crate) namespaces: Option<Arc<Namespaces>>,
-    pub(crate) board: &'a Board,
+    pub(crate) binding_states: &'a BindingStates,
     pub(crate) bindings: &'a Bindings,
-    pub(crate) rules: &'a Rules,
+    pub(crate) operator_policy: &'a OperatorPolicy,
     /// The namespaces that the operator watches, or everything.
-    pub(crate) scope: &'a Sight,
+    pub(crate) scope: &'a Visibility,
     /// Since when this process has led.
     pub(crate) led_since: Instant,
     pub(crate) now: Timestamp,
@@ -152,10 +152,11 @@ impl View<'_> {
         before: &TargetStatus,
         id: &TargetId,
         resolved: &ResolvedTarget,
-        rules: usize,
+        resource_rules: usize,
     ) -> TargetStatus {
-        let sights = self.rows.sights(std::slice::from_ref(id));
-        let listing = sights.is_empty() || sights.values().any(|sight| *sight == Sight::Pending);
+        let visibilities = self.rows.visibilities(std::slice::from_ref(id));
+        let listing = visibilities.is_empty()
+            || visibilities.values().any(|visibility| *visibility == Visibility::Pending);
         let collected = resolved.target.is_some();
         if collected && listing && stands(metadata, before.observed_generation, &before.conditions) {
             return self.with_target_export(metadata, before, id);
@@ -200,7 +201,7 @@ impl View<'_> {
             matched_namespace_count: count(selected.asked.len()).filter(|_| collected),
             effective_namespaces: cut(&selected.allowed),
             effective_namespace_count: count(selected.allowed.len()).filter(|_| collected),
-            active_resource_rules: count(rules),
+            active_resource_rules: count(resource_rules),
             coverage: coverage.into_iter().map(|line| line.status).collect(),
         }
     }
@@ -230,16 +231,18 @@ impl View<'_> {
             return;
         }
         let beyond = self.judge_reach(id, resolved, selected, conditions);
-        let sights = self.rows.sights(std::slice::from_ref(id));
+        let visibilities = self.rows.visibilities(std::slice::from_ref(id));
         let blind = sentence(coverage, "the target's selection");
         let is_forbidden = |line: &Line| line.status.blind.as_deref() == Some(FORBIDDEN);
         let unseen = if coverage.iter().any(is_forbidden) { Reason::ScopeForbidden } else { Reason::NotSeen };
         if let Some(blind) = &blind {
             conditions.set("Blind", true, unseen, blind.clone());
         }
-        let pending = sights.is_empty() || sights.values().any(|sight| *sight == Sight::Pending);
-        let undecided = !sights.is_empty() && sights.values().all(|sight| *sight == Sight::Partial);
-        let waiting = self.waiting(id, &sights);
+        let pending = visibilities.is_empty()
+            || visibilities.values().any(|visibility| *visibility == Visibility::Pending);
+        let undecided = !visibilities.is_empty()
+            && visibilities.values().all(|visibility| *visibility == Visibility::Partial);
+        let waiting = self.waiting(id, &visibilities);
         if let Some(waiting) = waiting.as_ref().filter(|_| blind.is_none()) {
             conditions.set("Blind", true, Reason::NotSeen, waiting.clone());
         }
@@ -301,7 +304,7 @@ impl View<'_> {
         for name in self.links.inventories_of(id) {
             let Some(inventory) = self.resolved.inventories.get(name) else { continue };
             for sink in &inventory.sinks {
-                let kept = self.board.look(&binding_name(name, &sink.name), |progress| {
+                let kept = self.binding_states.look(&binding_name(name, &sink.name), |progress| {
                     progress.kept(id).filter(|kept| size(kept) > size(&most)).cloned()
                 });
                 if let Some(kept) = kept.flatten() {

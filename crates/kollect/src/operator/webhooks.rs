@@ -1,6 +1,6 @@
 //! Validating admission: refuses objects that cannot work, before they are stored.
 //!
-//! The checks are those that run later: schema, compiler, [`crate::world`] and the plans of sinks. An object that is
+//! The checks are those that run later: schema, compiler, [`crate::resolve`] and the plans of sinks. An object that is
 //! wrong in itself or beyond its scopes is refused. A reference to an object that does not exist yet, such as a profile
 //! or a sink, is a warning, because objects are applied in any order. Every replica answers.
 
@@ -30,8 +30,8 @@ use super::{
     serve::{Endpoint, Limits, Notice, Server, Tls},
 };
 use crate::{
+    resolve::OperatorPolicy,
     schema::{self, Kind},
-    world::Rules,
 };
 
 /// The default path of certificates, as in controller-runtime.
@@ -118,7 +118,7 @@ impl Flags {
 #[derive(Clone)]
 pub(crate) struct Admission {
     objects: Arc<Objects>,
-    rules: Arc<Rules>,
+    operator_policy: Arc<OperatorPolicy>,
     /// Namespaces that are watched; `None`: all.
     within: Option<Arc<BTreeSet<Arc<str>>>>,
     /// How long a review waits for the first lists.
@@ -126,8 +126,12 @@ pub(crate) struct Admission {
 }
 
 impl Admission {
-    pub(crate) fn new(objects: Arc<Objects>, rules: Arc<Rules>, within: Option<BTreeSet<Arc<str>>>) -> Self {
-        Self { objects, rules, within: within.map(Arc::new), settling: SETTLING }
+    pub(crate) fn new(
+        objects: Arc<Objects>,
+        operator_policy: Arc<OperatorPolicy>,
+        within: Option<BTreeSet<Arc<str>>>,
+    ) -> Self {
+        Self { objects, operator_policy, within: within.map(Arc::new), settling: SETTLING }
     }
 
     /// One path for each kind.
@@ -160,9 +164,9 @@ impl Admission {
             return words(StatusCode::SERVICE_UNAVAILABLE, "objects are being listed; try again".into());
         }
         let known = self.objects.known();
-        let (rules, within) = (self.rules.clone(), self.within.clone());
+        let (operator_policy, within) = (self.operator_policy.clone(), self.within.clone());
         apart(kind, move || {
-            let verdict = Judge::new(kind, &known, &rules, within.as_deref()).judge(&question);
+            let verdict = Judge::new(kind, &known, &operator_policy, within.as_deref()).judge(&question);
             let Verdict { problems, warnings } = &verdict;
             // The content of the object is not logged.
             debug!(kind = kind.name, problems = problems.len(), warnings = warnings.len(), "reviewed");

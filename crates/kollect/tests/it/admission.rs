@@ -65,12 +65,12 @@ struct Stage {
 
 /// What kubectl said, and whether it succeeded.
 #[derive(Debug)]
-struct Told {
+struct KubectlAnswer {
     success: bool,
     text: String,
 }
 
-impl Told {
+impl KubectlAnswer {
     fn allowed(&self, warnings: &[&str]) {
         assert!(self.success, "{self:?}");
         let found: Vec<&str> = self.text.lines().filter(|line| line.starts_with("Warning: ")).collect();
@@ -150,13 +150,13 @@ impl Stage {
         });
     }
 
-    fn kubectl(&self, args: &[&str], object: &Value) -> Told {
+    fn kubectl(&self, args: &[&str], object: &Value) -> KubectlAnswer {
         let file = self.dir.path().join("object.json");
         fs::write(&file, object.to_string()).unwrap();
         self.run(&[args, &["-f", file.to_str().unwrap()]].concat())
     }
 
-    fn run(&self, args: &[&str]) -> Told {
+    fn run(&self, args: &[&str]) -> KubectlAnswer {
         let output = Command::new(&self.kubectl)
             .args(args)
             .env_clear()
@@ -165,14 +165,14 @@ impl Stage {
             .output()
             .unwrap();
         let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-        Told { success: output.status.success(), text }
+        KubectlAnswer { success: output.status.success(), text }
     }
 
-    fn apply(&self, kind: &str, name: &str, spec: Value) -> Told {
+    fn apply(&self, kind: &str, name: &str, spec: Value) -> KubectlAnswer {
         self.kubectl(&["apply", "--server-side", "--force-conflicts"], &object(kind, name, spec))
     }
 
-    fn patch(&self, what: &str, patch: &Value) -> Told {
+    fn patch(&self, what: &str, patch: &Value) -> KubectlAnswer {
         self.run(&["patch", "-n", "shop", what, "--type=merge", "-p", &patch.to_string()])
     }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use kollect_engine::store::Sight;
+use kollect_engine::store::Visibility;
 use kollect_testbed::Postgres;
 use serde_json::value::RawValue;
 use tokio_postgres::{
@@ -30,7 +30,8 @@ pub(crate) struct Copy(Vec<Encoded>);
 impl Copy {
     /// Takes the rows from a store.
     pub(crate) fn of(rows: &Rows) -> Result<Self> {
-        let snapshot = rows.reader.snapshot(&[target()], Sight::Everything).context("rows are pending")?;
+        let snapshot =
+            rows.reader.snapshot(&[target()], Visibility::Everything).context("rows are pending")?;
         let encode = |row: &kollect_model::row::Row| {
             let key = &row.key;
             let before = [

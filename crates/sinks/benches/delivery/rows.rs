@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Result;
-use kollect_engine::store::{KindRows, Origin, Sight, StoreReader, StoreWriter, store};
+use kollect_engine::store::{KindRows, Origin, StoreReader, StoreWriter, Visibility, store};
 use kollect_model::{
     crd::shapes::Gvk,
     row::{Row, RowDigest, RowKey, TargetId},
@@ -73,7 +73,7 @@ impl Rows {
             }
         }
         *self.editions() = editions.to_vec();
-        self.kind.set_sight(Sight::Everything);
+        self.kind.set_visibility(Visibility::Everything);
         Ok(())
     }
 

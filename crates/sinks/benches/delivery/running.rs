@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use async_trait::async_trait;
 use kollect_engine::{
     deliver::{Deliveries, Wanted},
-    export::{Binding, Open, Told},
+    export::{Binding, BindingEvent, Open},
     tasks::Tasks,
 };
 use kollect_model::{
@@ -67,19 +67,19 @@ impl Running {
         let mut deliveries =
             Deliveries::new(rows.reader.clone(), Tasks::default(), Arc::new(|| true), move |_, _, told| {
                 let heard = match told {
-                    Told::Compared(outcome) => Said::Compared(outcome.delta.len()),
-                    Told::Written(delta, _) => Said::Written(delta.len()),
-                    Told::Failed { error, .. } | Told::NotCleaned { error, .. } | Told::ClaimLost(error) => {
-                        Said::Failed(chain(error))
-                    }
-                    Told::Claimed(_)
-                    | Told::RemovalsHeld(_)
-                    | Told::Paused { .. }
-                    | Told::Passed
-                    | Told::Waits
-                    | Told::Late
-                    | Told::HeldBack { .. }
-                    | Told::Cleaned { .. } => return,
+                    BindingEvent::Compared(outcome) => Said::Compared(outcome.delta.len()),
+                    BindingEvent::Written(delta, _) => Said::Written(delta.len()),
+                    BindingEvent::Failed { error, .. }
+                    | BindingEvent::NotCleaned { error, .. }
+                    | BindingEvent::ClaimLost(error) => Said::Failed(chain(error)),
+                    BindingEvent::Claimed(_)
+                    | BindingEvent::RemovalsHeld(_)
+                    | BindingEvent::Paused { .. }
+                    | BindingEvent::Passed
+                    | BindingEvent::Waits
+                    | BindingEvent::Late
+                    | BindingEvent::HeldBack { .. }
+                    | BindingEvent::Cleaned { .. } => return,
                 };
                 // The receiver may be closed already.
                 tell.send(heard).ok();

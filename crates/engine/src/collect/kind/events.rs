@@ -148,7 +148,7 @@ impl KindTask {
         self.plan.outdate();
     }
 
-    /// Resource versions went back: the cluster was restored from a backup. Known versions do not order events any
+    /// Resource versions went back: the cluster was restored from a backup. ScopeCoverage versions do not order events any
     /// more, so everything is read again.
     fn start_over(&mut self) {
         self.feeds.clear();

@@ -13,7 +13,7 @@ use crate::{
     collect::{Context, Problem},
     coverage::Place,
     select::{Member, Namespaces, Queries, queries},
-    store::Sight,
+    store::Visibility,
     watch::{BlindReason, Blindness, Query, Resolution},
 };
 
@@ -87,15 +87,21 @@ impl Plan {
     }
 
     /// How much a target has seen: the sum of its feeds, ignoring the limits of its reach.
-    fn sight(&self, context: &Context, kind: &ResolvedKind, definition: u32, feeds: &Index<'_>) -> Sight {
+    fn visibility(
+        &self,
+        context: &Context,
+        kind: &ResolvedKind,
+        definition: u32,
+        feeds: &Index<'_>,
+    ) -> Visibility {
         match &kind.resolution {
-            None => return Sight::Pending,
-            Some(Resolution::Absent) => return Sight::Absent,
-            Some(Resolution::Blind(_)) => return Sight::Partial,
+            None => return Visibility::Pending,
+            Some(Resolution::Absent) => return Visibility::Absent,
+            Some(Resolution::Blind(_)) => return Visibility::Partial,
             Some(Resolution::Served(_)) => {}
         }
         if self.queries.undecided.contains(&definition) || !context.source.is_complete() {
-            return if feeds.is_listing_for(definition) { Sight::Pending } else { Sight::Partial };
+            return if feeds.is_listing_for(definition) { Visibility::Pending } else { Visibility::Partial };
         }
         let own = self.queries.dark.iter().filter(|(_, members)| members.contains(&definition));
         let mut dark: BTreeSet<Option<Arc<str>>> = own.map(|(place, _)| place.clone()).collect();
@@ -104,23 +110,23 @@ impl Plan {
             match feeds.progress(query, members, definition) {
                 Progress::Synced => {}
                 Progress::Blind => drop(dark.insert(query.namespace.clone())),
-                Progress::Listing => return Sight::Pending,
+                Progress::Listing => return Visibility::Pending,
             }
         }
         match context.settings.within.as_ref().filter(|_| kind.is_namespaced()) {
-            _ if dark.contains(&None) => Sight::Partial,
+            _ if dark.contains(&None) => Visibility::Partial,
             Some(within) => {
                 let seen = within.iter().filter(|name| !dark.contains(&Some((*name).clone())));
-                Sight::Within(seen.cloned().collect())
+                Visibility::Within(seen.cloned().collect())
             }
-            None if dark.is_empty() => Sight::Everything,
-            None => Sight::AllBut(dark.into_iter().flatten().collect()),
+            None if dark.is_empty() => Visibility::Everything,
+            None => Visibility::AllBut(dark.into_iter().flatten().collect()),
         }
     }
 }
 
 impl KindTask {
-    /// Starts and stops feeds as wanted and permitted, and updates the sights of the targets.
+    /// Starts and stops feeds as wanted and permitted, and updates the visibilities of the targets.
     pub(super) async fn reconcile(&mut self) {
         let Self { context, kind, targets, namespaces, plan, feeds, .. } = self;
         if kind.is_served() {
@@ -135,23 +141,23 @@ impl KindTask {
             feeds.clear();
             self.comparisons.clear();
         }
-        // The ledger is updated before the sights: readers that wait for sights find it complete.
+        // The ledger is updated before the visibilities: readers that wait for visibilities find it complete.
         plan.tell_places(context, kind, feeds);
         let index = Index::of(feeds);
         for target in targets {
             let definition = target.definition();
-            let sight = plan.sight(context, kind, definition, &index);
+            let visibility = plan.visibility(context, kind, definition, &index);
             if target.set_undecided(plan.queries.undecided.contains(&definition)) {
                 let (target, gvk) = (target.id().clone(), kind.gvk.clone());
                 (context.report)(Problem::Undecided { target, gvk });
             }
             let within = context.settings.within.as_ref().filter(|_| kind.is_namespaced());
-            let is_complete = match &sight {
-                Sight::Everything => true,
-                Sight::Within(seen) => within == Some(seen),
+            let is_complete = match &visibility {
+                Visibility::Everything => true,
+                Visibility::Within(seen) => within == Some(seen),
                 _ => false,
             };
-            target.set_sight(sight, is_complete, kind, namespaces);
+            target.set_visibility(visibility, is_complete, kind, namespaces);
         }
     }
 }

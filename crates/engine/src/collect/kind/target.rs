@@ -18,7 +18,7 @@ use crate::{
     collect::{Context, Problem, Target},
     extract::{CompiledProfile, ExtractError, Extracted, Needs},
     select::{Member, NamespaceEffect, Namespaces, Rejected, same_metadata},
-    store::{KindRows, NullAttribute, NullAttributes, NullCause, Origin, Sight},
+    store::{KindRows, NullAttribute, NullAttributes, NullCause, Origin, Visibility},
     watch::{Metadata, Object, Query},
 };
 
@@ -31,7 +31,7 @@ pub(super) struct KindTarget {
     matches: Option<QueryMatches>,
     undecided: bool,
     /// What the store was told; `None`: nothing has been seen yet.
-    sight: Option<Sight>,
+    visibility: Option<Visibility>,
     nulls: SharedNulls,
 }
 
@@ -66,7 +66,7 @@ impl KindTarget {
             stale: true,
             matches: target.selection.is_split(&kind.gvk).then(QueryMatches::default),
             undecided: false,
-            sight: None,
+            visibility: None,
             nulls: SharedNulls::default(),
         }
     }
@@ -278,7 +278,7 @@ impl KindTarget {
     /// Resource versions went back: all rows are made again, and until then nothing counts as seen.
     pub(super) fn start_over(&mut self) {
         self.rows.outdate(None);
-        (self.stale, self.sight) = (true, None);
+        (self.stale, self.visibility) = (true, None);
         self.matches.iter_mut().for_each(QueryMatches::clear);
     }
 
@@ -289,25 +289,25 @@ impl KindTarget {
 
     /// Tells the store how much has been seen within the reach of the target, and removes rows that only earlier
     /// definitions made. `is_complete`: everything that the collector covers has been listed.
-    pub(super) fn set_sight(
+    pub(super) fn set_visibility(
         &mut self,
-        seen: Sight,
+        seen: Visibility,
         is_complete: bool,
         kind: &ResolvedKind,
         namespaces: &Namespaces,
     ) {
-        let sight = match &self.sight {
+        let visibility = match &self.visibility {
             // What was seen before stays valid while a list runs again.
-            Some(known) if seen == Sight::Pending => known.clone(),
+            Some(known) if seen == Visibility::Pending => known.clone(),
             _ => seen.but(self.target.selection.beyond(&kind.gvk, kind.is_namespaced(), namespaces)),
         };
-        self.sight = (sight != Sight::Pending).then(|| sight.clone());
-        if self.stale && !matches!(sight, Sight::Pending | Sight::Partial) {
+        self.visibility = (visibility != Visibility::Pending).then(|| visibility.clone());
+        if self.stale && !matches!(visibility, Visibility::Pending | Visibility::Partial) {
             let definition = self.definition();
-            self.rows.remove_where(|key, origin| !origin.is_of(definition) && sight.covers(key));
-            self.stale = !matches!(sight, Sight::Everything | Sight::Absent);
+            self.rows.remove_where(|key, origin| !origin.is_of(definition) && visibility.covers(key));
+            self.stale = !matches!(visibility, Visibility::Everything | Visibility::Absent);
         }
-        self.rows.set_sight(sight);
+        self.rows.set_visibility(visibility);
         if is_complete {
             self.rows.complete();
         }

@@ -9,7 +9,7 @@ use tokio::time;
 
 use super::{Lab, Phase, Target, lab_with_pods, profile, target, target_id};
 use crate::{
-    store::{Changes, Sight},
+    store::{Changes, Visibility},
     watch::{BlindReason, Blindness, Event},
 };
 
@@ -55,7 +55,7 @@ async fn lab_with_kinds() -> (Lab, Changes) {
 }
 
 fn uids(lab: &Lab) -> Vec<String> {
-    let rows = lab.rows.snapshot_of_seen(&[target_id(0)], Sight::Everything).rows;
+    let rows = lab.rows.snapshot_of_seen(&[target_id(0)], Visibility::Everything).rows;
     let mut uids: Vec<String> = rows.keys().map(|key| key.uid.to_string()).collect();
     uids.sort();
     uids
@@ -108,12 +108,12 @@ fn deny(lab: &Lab, kind: &str, namespaces: &[Option<&str>]) {
 
 /// Keys of rows that an earlier process has written.
 fn baseline(lab: &Lab) -> Vec<RowKey> {
-    lab.rows.snapshot_of_seen(&[target_id(0)], Sight::Everything).rows.into_keys().collect()
+    lab.rows.snapshot_of_seen(&[target_id(0)], Visibility::Everything).rows.into_keys().collect()
 }
 
 /// Which of these rows an operator would remove from a sink.
 fn removed(lab: &Lab, baseline: &[RowKey]) -> Vec<String> {
-    let snapshot = lab.rows.snapshot_of_seen(&[target_id(0)], Sight::Everything);
+    let snapshot = lab.rows.snapshot_of_seen(&[target_id(0)], Visibility::Everything);
     let gone = baseline.iter().filter(|key| snapshot.knows_gone(key));
     gone.map(|key| key.uid.to_string()).collect()
 }
@@ -145,8 +145,8 @@ async fn law_5_a_kind_that_is_not_served_replaces_nothing() {
     want(&mut lab, &["Job"]);
     assert_eq!(readings(&mut lab, &mut changes).await, []);
     assert_eq!(uids(&lab), ["p-a", "p-b"]);
-    let sights = lab.rows.sights(&[target_id(0)]);
-    assert_eq!(sights.into_values().collect::<Vec<_>>(), [Sight::Absent]);
+    let visibilities = lab.rows.visibilities(&[target_id(0)]);
+    assert_eq!(visibilities.into_values().collect::<Vec<_>>(), [Visibility::Absent]);
     // The typing error is corrected.
     want(&mut lab, &["Pod"]);
     assert_eq!(readings(&mut lab, &mut changes).await, []);

@@ -19,7 +19,7 @@ async fn law_12_what_is_acknowledged_is_what_the_sink_holds() {
     for seed in 0..60 {
         let mut random = Random(seed + 1);
         let mut world = World::new(Duration::from_secs(random.below(3) as u64));
-        ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
+        ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Visibility::Everything));
         world.start();
         for _ in 0..40 {
             match random.below(8) {
@@ -34,7 +34,10 @@ async fn law_12_what_is_acknowledged_is_what_the_sink_holds() {
                     });
                 }
                 3 => drop(world.kinds["Pod"].remove(&format!("Pod{}", random.below(6)))),
-                4 => world.see("Node", if random.below(2) == 0 { Sight::Partial } else { Sight::Everything }),
+                4 => world.see(
+                    "Node",
+                    if random.below(2) == 0 { Visibility::Partial } else { Visibility::Everything },
+                ),
                 _ => world.put("Pod", random.below(6), random.below(100)),
             }
             time::sleep(Duration::from_millis(random.below(4000) as u64)).await;
@@ -47,7 +50,7 @@ async fn law_12_what_is_acknowledged_is_what_the_sink_holds() {
             held.faults.clear();
             held.unwelcome.clear();
         });
-        world.see("Node", Sight::Everything);
+        world.see("Node", Visibility::Everything);
         world.rest().await;
         let progress = world.binding.progress.read();
         assert_eq!((acknowledged(&world), progress.pending), (held(&world), None), "seed {seed}");
@@ -60,7 +63,7 @@ async fn law_12_what_is_acknowledged_is_what_the_sink_holds() {
 #[tokio::test(start_paused = true)]
 async fn law_12_rows_of_a_list_that_is_running_are_not_below_the_revision() {
     let mut world = World::new(Duration::ZERO);
-    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
+    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Visibility::Everything));
     world.put("Pod", 1, 1);
     world.start();
     time::sleep(Duration::from_secs(1)).await;
@@ -70,7 +73,7 @@ async fn law_12_rows_of_a_list_that_is_running_are_not_below_the_revision() {
     };
     let (before, _) = reached();
     // The profile has changed: Pods are listed again, and readers see their rows when the list is complete.
-    world.see("Pod", Sight::Pending);
+    world.see("Pod", Visibility::Pending);
     world.put("Pod", 1, 2);
     world.put("Node", 1, 1);
     time::sleep(Duration::from_secs(1)).await;
@@ -80,7 +83,7 @@ async fn law_12_rows_of_a_list_that_is_running_are_not_below_the_revision() {
     assert_eq!(world.holds().len(), 2, "the Pod as it was, and the Node");
     let listing = world.rows.listing(&target()).unwrap();
     assert_eq!((listing.is_first, listing.since.elapsed()), (true, Duration::from_secs(1)));
-    world.see("Pod", Sight::Everything);
+    world.see("Pod", Visibility::Everything);
     time::sleep(Duration::from_secs(1)).await;
     let last = world.rows.revision(&[target()]);
     assert_eq!((reached(), world.holds()), ((last, last), world.expected()));
@@ -92,7 +95,7 @@ async fn law_12_rows_of_a_list_that_is_running_are_not_below_the_revision() {
 async fn law_12_changes_that_wait_for_the_cadence_are_pending_and_not_acknowledged() {
     let mut world = World::new(Duration::from_mins(10));
     world.binding.cadence.audit = None;
-    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
+    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Visibility::Everything));
     world.put("Pod", 1, 1);
     world.start();
     time::sleep(Duration::from_secs(1)).await;
@@ -119,7 +122,7 @@ async fn law_12_changes_that_wait_for_the_cadence_are_pending_and_not_acknowledg
 #[tokio::test(start_paused = true)]
 async fn law_12_a_sink_that_does_not_answer_is_told_after_ten_seconds_and_left_after_two_minutes() {
     let mut world = World::new(Duration::ZERO);
-    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
+    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Visibility::Everything));
     world.put("Pod", 1, 1);
     world.start();
     time::sleep(Duration::from_secs(1)).await;
@@ -144,7 +147,7 @@ async fn law_12_a_sink_that_does_not_answer_is_told_after_ten_seconds_and_left_a
 #[tokio::test(start_paused = true)]
 async fn what_has_vanished_is_opened_again_at_once() {
     let mut world = World::new(Duration::ZERO);
-    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Sight::Everything));
+    ["Pod", "Node"].iter().for_each(|kind| world.see(kind, Visibility::Everything));
     world.start();
     time::sleep(Duration::from_secs(11)).await;
     world.told();

@@ -7,7 +7,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use kollect_model::SpecError;
 use serde_json::Value;
 
-use crate::world::{Contents, check_secret_type};
+use crate::resolve::{Contents, check_secret_type};
 
 /// What a Secret holds, or everything that is wrong with it.
 pub(super) fn contents(secret: &Value) -> Result<Contents, Vec<SpecError>> {

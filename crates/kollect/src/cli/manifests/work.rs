@@ -5,15 +5,15 @@ use kollect_model::{SpecError, batch::CLUSTER_NAMESPACE, row::TargetId};
 use super::{BoundSink, Inventory, Manifests, Work, readable};
 use crate::{
     reason::Reason,
-    world::{
-        self, Family, Fault, InventoryName, Name, Resolved, ResolvedInventory, ResolvedTarget, RowsWanted,
-        Rules,
+    resolve::{
+        self, Family, Fault, InventoryName, Name, OperatorPolicy, Resolved, ResolvedInventory,
+        ResolvedTarget, RowsWanted,
     },
 };
 
 impl Manifests {
     /// Puts the work together and notes every problem.
-    pub(super) fn work(&mut self, resolved: Resolved, rules: &Rules) -> Work {
+    pub(super) fn work(&mut self, resolved: Resolved, operator_policy: &OperatorPolicy) -> Work {
         for (name, profile) in &resolved.profiles {
             let who = self.who("KollectProfile", name);
             match profile {
@@ -26,7 +26,7 @@ impl Manifests {
         }
         let mut work = Work::default();
         for (id, target) in &resolved.targets {
-            self.take_target(id, target, rules);
+            self.take_target(id, target, operator_policy);
             work.targets.extend(target.target.clone());
         }
         self.check_connection_tests();
@@ -64,7 +64,7 @@ impl Manifests {
         !told.into_iter().any(|field| readable::covers(field, &error.field))
     }
 
-    fn take_target(&mut self, id: &TargetId, target: &ResolvedTarget, rules: &Rules) {
+    fn take_target(&mut self, id: &TargetId, target: &ResolvedTarget, operator_policy: &OperatorPolicy) {
         let kind = if id.namespace.is_some() { "KollectTarget" } else { "KollectClusterTarget" };
         let name = (id.namespace.as_deref().unwrap_or_default().to_owned(), id.name.to_string());
         let who = self.who(kind, &name);
@@ -72,8 +72,8 @@ impl Manifests {
         let mut faults: Vec<Fault> = target.faults.clone();
         faults.retain(|fault| !matches!(fault.reason, Reason::ProfileInvalid | Reason::ScopeUnreadable));
         if target.target.is_none() && !faults.iter().any(|fault| fault.reason == Reason::InvalidSpec) {
-            // Its rules have not been checked: that needs a profile, and scopes that allow it.
-            faults.extend(self.world.check_rules(id, rules));
+            // Its resource rules have not been checked: that needs a profile, and scopes that allow it.
+            faults.extend(self.object_set.check_rules(id, operator_policy));
         }
         faults.retain(|fault| self.is_new(kind, &name, &fault.error));
         self.problems.extend(faults.iter().map(|fault| format!("{who}: {fault}")));
@@ -93,7 +93,9 @@ impl Manifests {
             ];
             for (family, field, sink) in named {
                 let Some(sink) = sink else { continue };
-                if let Some(error) = self.world.missing_sink(family, &(name.0.clone(), sink.clone()), field) {
+                if let Some(error) =
+                    self.object_set.missing_sink(family, &(name.0.clone(), sink.clone()), field)
+                {
                     self.problems.push(format!("{}: {error}", self.who("KollectConnectionTest", name)));
                 }
             }
@@ -119,8 +121,8 @@ impl Manifests {
     }
 
     /// Faults of the reference are problems of the inventory; faults of the sink matter only to a run that writes.
-    fn take_sink(&mut self, who: &str, sink: world::BoundSink) -> BoundSink {
-        let world::BoundSink { name, family, key, cluster, cadence, part_bytes, plan, .. } = sink;
+    fn take_sink(&mut self, who: &str, sink: resolve::BoundSink) -> BoundSink {
+        let resolve::BoundSink { name, family, key, cluster, cadence, part_bytes, plan, .. } = sink;
         // Manifests hold their Secrets: none is being looked up.
         let plan = (*plan).clone().and_then(|plan| plan.ok_or_else(Vec::new)).map_err(|faults| {
             let of_reference = |fault: &Fault| {

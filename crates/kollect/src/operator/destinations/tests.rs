@@ -30,7 +30,7 @@ fn known(name: &str, id: Option<&str>, filled: bool) -> KnownDestinations {
     let mut known = KnownDestinations::default();
     known.begin(&place(name));
     if let Some(id) = id {
-        known.hear(&place(name), &Told::Claimed(&claim(id)));
+        known.hear(&place(name), &BindingEvent::Claimed(&claim(id)));
     }
     known.filled = filled;
     known
@@ -52,7 +52,7 @@ fn a_destination_is_ours_only_after_its_claim_was_granted() {
     // Refused, because another cluster owns it: nothing of it is remembered.
     let mut refused = known("a", None, false);
     let error = SinkError::new(SinkReason::OwnedByOther, "refused");
-    refused.hear(&a, &Told::Failed { error: &error, pause: None });
+    refused.hear(&a, &BindingEvent::Failed { error: &error, pause: None });
     assert_eq!(asked_for.clone().next(Some(&a), &refused), asked_for);
     assert_eq!(asked_for.clone().next(Some(&place("b")), &refused), line(None, Some(place("b")), &[]));
     assert_eq!(asked_for.clone().next(None, &refused), Destinations::default());
@@ -76,11 +76,11 @@ fn the_new_destination_is_filled_before_the_old_one_is_cleaned() {
     for is_complete in [false, true] {
         let (delta, receipt, kept) = (Delta::default(), Receipt::default(), BTreeMap::new());
         let outcome = Outcome { delta, receipt, unchanged: 1, left_alone: 0, drifted: 0, is_complete, kept };
-        compared.hear(&b, &Told::Compared(&outcome));
+        compared.hear(&b, &BindingEvent::Compared(&outcome));
         assert_eq!(compared.may_clean(Some(&b)), is_complete, "the old one may hold what cannot be seen now");
     }
     let mut clean = known("b", Some("2"), true);
-    clean.hear(&a, &Told::Cleaned { cleaned: &Cleaned::Removed, moved: true });
+    clean.hear(&a, &BindingEvent::Cleaned { cleaned: &Cleaned::Removed, moved: true });
     assert_eq!(granted.next(Some(&b), &clean), line(Some(with_id("b", "2")), None, &[]));
 }
 
@@ -161,7 +161,7 @@ fn whatever_happens_nothing_is_forgotten() {
                     let id = world.claims.entry(name).or_insert_with(|| step.to_string()).clone();
                     // The process may end before it hears the answer.
                     if random.u8(..4) > 0 {
-                        known.hear(&at, &Told::Claimed(&claim(&id)));
+                        known.hear(&at, &BindingEvent::Claimed(&claim(&id)));
                         known.filled |= random.bool();
                     }
                 }
@@ -170,7 +170,10 @@ fn whatever_happens_nothing_is_forgotten() {
                         world.claims.remove(&place.destination.to_string());
                         if random.u8(..4) > 0 {
                             let cleaned = Cleaned::Removed;
-                            known.hear(place, &Told::Cleaned { cleaned: &cleaned, moved: wanted.is_some() });
+                            known.hear(
+                                place,
+                                &BindingEvent::Cleaned { cleaned: &cleaned, moved: wanted.is_some() },
+                            );
                         }
                     }
                 }
@@ -186,7 +189,7 @@ fn whatever_happens_nothing_is_forgotten() {
             let next = world.status.clone().next(wanted.as_ref(), &known);
             for place in &next.left {
                 world.claims.remove(&place.destination.to_string());
-                known.hear(place, &Told::Cleaned { cleaned: &Cleaned::Removed, moved: false });
+                known.hear(place, &BindingEvent::Cleaned { cleaned: &Cleaned::Removed, moved: false });
             }
             world.status = next;
         }

@@ -20,7 +20,7 @@ use super::{
     LEASE, Leadership, Timings, at,
     record::{self, Observation},
 };
-use crate::{causes::LastProblem, cluster::plain};
+use crate::{cluster::plain, error_chain::LastProblem};
 
 /// The time limit of a request; far less than the time that Kubernetes gives a process to stop.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use kollect_engine::store::{Sight, StoreReader};
+use kollect_engine::store::{StoreReader, Visibility};
 use kollect_model::{
     crd::{profile::ProfileMetric, shapes::Gvk},
     row::TargetId,
@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::{
     domain::{self, KindSeries},
-    picture::Picture,
+    view::MetricsView,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -73,10 +73,10 @@ impl Samples {
 
     /// Recomputes samples whose input has changed, but not before the interval is over and not while the first list of
     /// a target is running. Returns whether all samples are up to date.
-    pub(super) fn refresh(&self, picture: &Picture, rows: &StoreReader, interval: Duration) -> bool {
+    pub(super) fn refresh(&self, view: &MetricsView, rows: &StoreReader, interval: Duration) -> bool {
         let mut is_done = true;
         let mut profiles: BTreeMap<&str, Basis> = BTreeMap::new();
-        for target in &picture.targets {
+        for target in &view.targets {
             let basis = profiles.entry(&target.profile).or_default();
             basis.targets.push(target.id.clone());
             basis.kinds.extend(target.kinds.iter().cloned());
@@ -93,7 +93,11 @@ impl Samples {
             if known.is_some_and(|(is_same, _)| is_same) {
                 continue;
             }
-            let pending = || rows.sights(&basis.targets).values().any(|sight| *sight == Sight::Pending);
+            let pending = || {
+                rows.visibilities(&basis.targets)
+                    .values()
+                    .any(|visibility| *visibility == Visibility::Pending)
+            };
             if known.is_some_and(|(_, due)| now < due) || pending() {
                 is_done = false;
                 continue;

@@ -19,8 +19,8 @@ use prometheus_client::{
     metrics::MetricType,
 };
 
-use super::{Shared, picture::Picture};
-use crate::operator::progress::{Board, Progress};
+use super::{Shared, view::MetricsView};
+use crate::operator::progress::{BindingStates, Progress};
 
 /// Encodes the current state for a scrape.
 pub(super) struct Now(pub(super) Arc<Shared>);
@@ -34,13 +34,13 @@ impl fmt::Debug for Now {
 impl Collector for Now {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result {
         let Shared { sources, samples, .. } = &*self.0;
-        let picture = self.0.picture();
+        let view = self.0.view();
         let leads = sources.leadership.borrow().term().is_some();
         process(&mut encoder, leads, (sources.discovery)())?;
         tasks(&mut encoder, &sources.tasks)?;
-        rows(&mut encoder, &picture, &sources.rows)?;
+        rows(&mut encoder, &view, &sources.rows)?;
         coverage(&mut encoder, &sources.coverage)?;
-        bindings(&mut encoder, &Bound::of(&picture, &sources.board, leads, clock::now()))?;
+        bindings(&mut encoder, &Bound::of(&view, &sources.binding_states, leads, clock::now()))?;
         series(&mut encoder, &samples.read())
     }
 }
@@ -92,27 +92,27 @@ fn tasks(encoder: &mut DescriptorEncoder<'_>, tasks: &Tasks) -> Result {
     counters(encoder, "kollect_task_restarts", help, lines)
 }
 
-fn rows(encoder: &mut DescriptorEncoder<'_>, picture: &Picture, rows: &StoreReader) -> Result {
+fn rows(encoder: &mut DescriptorEncoder<'_>, view: &MetricsView, rows: &StoreReader) -> Result {
     gauge(encoder, "kollect_collect_items_total", "Rows of all targets", rows.total())?;
-    let targets = picture.inventories.iter().flat_map(|inventory| &inventory.targets);
+    let targets = view.inventories.iter().flat_map(|inventory| &inventory.targets);
     let sum = targets.map(|target| rows.count(target)).sum();
     let help = "Rows of all inventories; a row of two inventories counts twice";
     gauge(encoder, "kollect_inventory_items_total", help, sum)?;
     let help = "Rows of all targets with the profile";
-    let lines = collected(picture, rows);
+    let lines = collected(view, rows);
     let lines = lines.into_iter().map(|((profile, gvk), rows)| ([("profile", profile), ("gvk", gvk)], rows));
     gauges(encoder, "kollect_collected_objects", help, lines)?;
     let help = "Rows in which an attribute of the profile has no value, and why";
-    let lines = nulls(picture, rows).into_iter().map(|((profile, attribute, cause), rows)| {
+    let lines = nulls(view, rows).into_iter().map(|((profile, attribute, cause), rows)| {
         ([("profile", profile), ("attribute", attribute), ("cause", cause.to_owned())], rows)
     });
     gauges(encoder, "kollect_null_attributes", help, lines)
 }
 
 /// Rows in which attributes have no value, by profile, attribute and cause.
-fn nulls(picture: &Picture, rows: &StoreReader) -> BTreeMap<(String, String, &'static str), usize> {
+fn nulls(view: &MetricsView, rows: &StoreReader) -> BTreeMap<(String, String, &'static str), usize> {
     let mut sums = BTreeMap::new();
-    for target in &picture.targets {
+    for target in &view.targets {
         for ((attribute, cause), rows) in rows.null_rows(&target.id) {
             let key = (target.profile.clone(), attribute.to_string(), cause.as_str());
             *sums.entry(key).or_default() += rows;
@@ -122,9 +122,9 @@ fn nulls(picture: &Picture, rows: &StoreReader) -> BTreeMap<(String, String, &'s
 }
 
 /// Rows by profile and kind.
-pub(super) fn collected(picture: &Picture, rows: &StoreReader) -> BTreeMap<(String, String), usize> {
+pub(super) fn collected(view: &MetricsView, rows: &StoreReader) -> BTreeMap<(String, String), usize> {
     let mut sums: BTreeMap<(String, String), usize> = BTreeMap::new();
-    for target in &picture.targets {
+    for target in &view.targets {
         for gvk in &target.kinds {
             sums.entry((target.profile.clone(), gvk.to_string())).or_default();
         }
@@ -184,11 +184,16 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    pub(super) fn of(picture: &Picture, board: &Board, leads: bool, now: SystemTime) -> Vec<Self> {
+    pub(super) fn of(
+        view: &MetricsView,
+        binding_states: &BindingStates,
+        leads: bool,
+        now: SystemTime,
+    ) -> Vec<Self> {
         let mut bound = Vec::new();
-        for inventory in &picture.inventories {
+        for inventory in &view.inventories {
             for binding in &inventory.sinks {
-                let numbers = board.look(binding, |progress| Self {
+                let numbers = binding_states.look(binding, |progress| Self {
                     inventory: inventory.name.clone(),
                     sink: binding.sink.to_string(),
                     lag: if leads && !inventory.suspended { lag(progress, now) } else { None },

@@ -1,4 +1,4 @@
-//! Numbers from a store, a board and a picture, as Prometheus reads them.
+//! Numbers from a store, binding states and a view, as Prometheus reads them.
 
 #[path = "../../../tests/it/exposition.rs"]
 mod exposition;
@@ -8,8 +8,8 @@ use std::time::SystemTime;
 use exposition::Exposition;
 use kollect_engine::{
     deliver::Place,
-    export::{Acknowledgement, BindingProgress, Outcome, Told},
-    store::{NullAttribute, NullCause, Origin, Reached, Sight, StoreWriter, store},
+    export::{Acknowledgement, BindingEvent, BindingProgress, Outcome},
+    store::{NullAttribute, NullCause, Origin, Reached, StoreWriter, Visibility, store},
     tasks::Tasks,
 };
 use kollect_model::{
@@ -23,8 +23,8 @@ use serde_json::value::RawValue;
 
 use super::{
     super::{destinations::export_place, progress::WantedVersion},
-    picture::{InventorySeen, TargetSeen},
     scrape::{Bound, collected},
+    view::{InventorySeen, TargetSeen},
     *,
 };
 
@@ -72,10 +72,10 @@ fn fill(writer: &StoreWriter, target: &str, kind: &str, uids: std::ops::Range<u3
         let row = Row::new(key, "v1".into(), "x".into(), attributes.into());
         rows.upsert(row, Origin::default(), (uid == 0).then(|| [null].into()));
     }
-    rows.set_sight(Sight::Everything);
+    rows.set_visibility(Visibility::Everything);
 }
 
-fn metrics(rows: StoreReader, board: Board, leads: bool) -> Metrics {
+fn metrics(rows: StoreReader, binding_states: BindingStates, leads: bool) -> Metrics {
     let leadership = if leads {
         Leadership::Leading { term: 1, until: None, problem: None }
     } else {
@@ -84,7 +84,7 @@ fn metrics(rows: StoreReader, board: Board, leads: bool) -> Metrics {
     let sources = Sources {
         rows,
         coverage: Coverage::default(),
-        board,
+        binding_states,
         leadership: watch::channel(leadership).1,
         tasks: Tasks::default(),
         discovery: Box::new(|| Some(true)),
@@ -92,9 +92,9 @@ fn metrics(rows: StoreReader, board: Board, leads: bool) -> Metrics {
     Metrics::new(sources, Meter::default())
 }
 
-fn written(board: &Board, drifted: usize) {
+fn written(binding_states: &BindingStates, drifted: usize) {
     let (delta, receipt) = (Delta::default(), Receipt::default());
-    let engine = begin(board);
+    let engine = begin(binding_states);
     if engine.read().acknowledged.is_none() {
         let keys: Vec<RowKey> = (0..5).map(|uid| row_key("a", "Volume", uid)).collect();
         engine.change(keys.iter().map(|key| (key, None, Some(RowDigest(1)))));
@@ -111,28 +111,29 @@ fn written(board: &Board, drifted: usize) {
     });
     let outcome =
         Outcome { delta, receipt, unchanged: 5, left_alone: 0, drifted, is_complete: true, kept: [].into() };
-    hear(board, &Told::Compared(&outcome));
+    hear(binding_states, &BindingEvent::Compared(&outcome));
 }
 
-fn fail(board: &Board) {
+fn fail(binding_states: &BindingStates) {
     let error = SinkError::new(SinkReason::Unreachable, "told to");
-    hear(board, &Told::Failed { error: &error, pause: None });
+    hear(binding_states, &BindingEvent::Failed { error: &error, pause: None });
 }
 
-/// Tells the board what the binding did where it is written.
-fn hear(board: &Board, told: &Told<'_>) {
-    begin(board);
-    board.hear(&binding(), &place(), told);
+/// Tells the binding states what the binding did where it is written.
+fn hear(binding_states: &BindingStates, told: &BindingEvent<'_>) {
+    begin(binding_states);
+    binding_states.hear(&binding(), &place(), told);
 }
 
 /// Begins the binding, unless it has begun. Returns its progress.
-fn begin(board: &Board) -> BindingProgress {
-    let known = board.look(&binding(), |progress| progress.wanted().map(|_| progress.engine().clone()));
+fn begin(binding_states: &BindingStates) -> BindingProgress {
+    let known =
+        binding_states.look(&binding(), |progress| progress.wanted().map(|_| progress.engine().clone()));
     known.flatten().unwrap_or_else(|| {
         let engine = BindingProgress::default();
         let (since, cadence) = (tokio::time::Instant::now(), Duration::ZERO);
         let wanted = WantedVersion { number: 1, since, cadence, requested: None };
-        board.begin(&binding(), &export_place(&place()), &engine, wanted);
+        binding_states.begin(&binding(), &export_place(&place()), &engine, wanted);
         engine
     })
 }
@@ -160,7 +161,7 @@ fn rows_are_added_up_over_the_targets_of_a_profile() {
     fill(&writer, "suspended", "Volume", 0..4);
     let suspended = TargetSeen { profile: "team/q".into(), ..target("suspended", &[]) };
     let targets = vec![target("a", &["Volume", "Empty"]), target("b", &["Volume", "Snapshot"]), suspended];
-    let found = collected(&Picture { targets, inventories: Vec::new() }, &rows);
+    let found = collected(&MetricsView { targets, inventories: Vec::new() }, &rows);
     let expected = [
         (("team/p", "example.com/v1 Empty"), 0),
         (("team/p", "example.com/v1 Snapshot"), 1),
@@ -172,40 +173,40 @@ fn rows_are_added_up_over_the_targets_of_a_profile() {
 
 #[test]
 fn lag_grows_while_a_sink_fails_and_is_told_by_the_leader_only() {
-    let board = Board::default();
-    let mut picture = Picture { targets: Vec::new(), inventories: vec![inventory(&[])] };
-    let look = |picture: &Picture, leads: bool, later: u64| {
+    let binding_states = BindingStates::default();
+    let mut view = MetricsView { targets: Vec::new(), inventories: vec![inventory(&[])] };
+    let look = |view: &MetricsView, leads: bool, later: u64| {
         let now = SystemTime::now() + Duration::from_secs(later);
-        Bound::of(picture, &board, leads, now).pop()
+        Bound::of(view, &binding_states, leads, now).pop()
     };
-    assert_eq!(look(&picture, true, 0), None, "nothing is known");
-    written(&board, 0);
-    let good = look(&picture, true, 100).unwrap();
+    assert_eq!(look(&view, true, 0), None, "nothing is known");
+    written(&binding_states, 0);
+    let good = look(&view, true, 100).unwrap();
     assert_eq!((good.lag, good.rows, good.drifted), (Some(0.0), Some([5, 0, 0]), 0));
-    fail(&board);
-    let lag = look(&picture, true, 100).unwrap().lag.unwrap();
+    fail(&binding_states);
+    let lag = look(&view, true, 100).unwrap().lag.unwrap();
     assert!((100.0..110.0).contains(&lag), "{lag}");
-    let standby = look(&picture, false, 100).unwrap();
+    let standby = look(&view, false, 100).unwrap();
     assert_eq!((standby.lag, standby.rows), (None, None), "only the leader knows");
-    picture.inventories[0].suspended = true;
-    assert_eq!(look(&picture, true, 100).unwrap().lag, None, "a suspended inventory is not late");
-    picture.inventories[0].suspended = false;
-    written(&board, 3);
-    let repaired = look(&picture, true, 0).unwrap();
+    view.inventories[0].suspended = true;
+    assert_eq!(look(&view, true, 100).unwrap().lag, None, "a suspended inventory is not late");
+    view.inventories[0].suspended = false;
+    written(&binding_states, 3);
+    let repaired = look(&view, true, 0).unwrap();
     assert_eq!((repaired.lag, repaired.drifted), (Some(0.0), 3));
 }
 
 #[test]
 fn a_sink_that_was_never_reached_has_a_lag_and_no_rows() {
-    let board = Board::default();
-    board.remember(
+    let binding_states = BindingStates::default();
+    binding_states.remember(
         &binding(),
         &SinkExport { rows: Some(7), place: Some(export_place(&place())), ..SinkExport::default() },
     );
-    let picture = Picture { targets: Vec::new(), inventories: vec![inventory(&[])] };
-    let look = || Bound::of(&picture, &board, true, SystemTime::now()).pop().unwrap();
+    let view = MetricsView { targets: Vec::new(), inventories: vec![inventory(&[])] };
+    let look = || Bound::of(&view, &binding_states, true, SystemTime::now()).pop().unwrap();
     assert_eq!((look().lag, look().rows), (None, None), "a status is no knowledge");
-    fail(&board);
+    fail(&binding_states);
     assert!(look().lag.is_some());
     assert_eq!(look().rows, None);
 }
@@ -214,14 +215,14 @@ fn a_sink_that_was_never_reached_has_a_lag_and_no_rows() {
 fn everything_that_is_told_is_documented_and_the_other_way_round() {
     let (writer, rows) = store();
     fill(&writer, "a", "Volume", 0..301);
-    let board = Board::default();
-    written(&board, 1);
-    let metrics = metrics(rows.clone(), board, true);
+    let binding_states = BindingStates::default();
+    written(&binding_states, 1);
+    let metrics = metrics(rows.clone(), binding_states, true);
     let odd = Gvk { kind: "say \"hi\"\\\n".into(), ..gvk("") };
     let mut seen = target("a", &["Volume"]);
     seen.kinds.push(odd.clone());
-    metrics.show(Picture { targets: vec![seen], inventories: vec![inventory(&["a"])] });
-    metrics.shared.samples.refresh(&metrics.shared.picture(), &rows, Duration::ZERO);
+    metrics.show(MetricsView { targets: vec![seen], inventories: vec![inventory(&["a"])] });
+    metrics.shared.samples.refresh(&metrics.shared.view(), &rows, Duration::ZERO);
     metrics.meter.turned(Duration::from_secs(1), true);
     metrics.meter.tested("nats", false);
     let refused = Err(SinkError::new(SinkReason::Unreachable, "told to"));
@@ -260,13 +261,13 @@ fn everything_that_is_told_is_documented_and_the_other_way_round() {
 fn series_are_sampled_when_rows_have_changed_and_the_interval_is_over() {
     let (writer, rows) = store();
     fill(&writer, "a", "Volume", 0..1);
-    let metrics = metrics(rows.clone(), Board::default(), false);
-    let picture = |names: &[&str]| Picture {
+    let metrics = metrics(rows.clone(), BindingStates::default(), false);
+    let view = |names: &[&str]| MetricsView {
         targets: names.iter().map(|name| target(name, &["Volume"])).collect(),
         inventories: Vec::new(),
     };
     let sample = |names: &[&str], interval: u64| {
-        metrics.shared.samples.refresh(&picture(names), &rows, Duration::from_secs(interval));
+        metrics.shared.samples.refresh(&view(names), &rows, Duration::from_secs(interval));
         metrics.shared.samples.read()
     };
     let count = |names: &[&str], interval: u64| {
@@ -296,10 +297,10 @@ fn a_scrape_takes_20_ms_with_100_000_rows_at_most() {
     for name in &names {
         fill(&writer, name, "Volume", 0..1000);
     }
-    let metrics = metrics(rows, Board::default(), true);
+    let metrics = metrics(rows, BindingStates::default(), true);
     let targets = names.iter().map(|name| target(name, &["Volume"])).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    metrics.show(Picture { targets, inventories: vec![inventory(&names)] });
+    metrics.show(MetricsView { targets, inventories: vec![inventory(&names)] });
     // The machine may be busy: the fastest attempt shows the cost of a scrape.
     let took = (0..20).map(|_| {
         let began = std::time::Instant::now();

@@ -9,7 +9,7 @@ use kollect_model::sink::SinkSpec;
 use serde_json::json;
 
 use super::*;
-use crate::world::{Compiled, Family, Resolved, Rules, Secret, World};
+use crate::resolve::{Compiled, Family, ObjectSet, OperatorPolicy, Resolved, Secret};
 
 /// How often the plan of each sink was begun, by name.
 #[derive(Clone, Default)]
@@ -29,22 +29,22 @@ fn sink(namespace: &str, name: &str) -> SinkKey {
     (Family::Database, (namespace.into(), name.into()))
 }
 
-/// A world of sinks, each with a Secret of its own name.
-fn world(sinks: &[SinkKey]) -> World {
-    let mut world = World::default();
+/// An object set of sinks, each with a Secret of its own name.
+fn object_set(sinks: &[SinkKey]) -> ObjectSet {
+    let mut object_set = ObjectSet::default();
     for (family, (namespace, name)) in sinks {
         let spec =
             json!({ "type": "postgres", "postgres": { "databaseRef": { "name": name }, "table": "rows" } });
         let spec = SinkSpec::Database(serde_json::from_value(spec).unwrap());
-        world.sinks.insert((*family, (namespace.clone(), name.clone())), Arc::new(spec));
-        put_secret(&mut world, namespace, name, "postgres://me@db.example/shop");
+        object_set.sinks.insert((*family, (namespace.clone(), name.clone())), Arc::new(spec));
+        put_secret(&mut object_set, namespace, name, "postgres://me@db.example/shop");
     }
-    world
+    object_set
 }
 
-fn put_secret(world: &mut World, namespace: &str, name: &str, dsn: &str) {
+fn put_secret(object_set: &mut ObjectSet, namespace: &str, name: &str, dsn: &str) {
     let contents = [("dsn".to_owned(), dsn.into())].into();
-    world.secrets.insert((namespace.into(), name.into()), Secret::Known(Arc::new(contents)));
+    object_set.secrets.insert((namespace.into(), name.into()), Secret::ObjectCache(Arc::new(contents)));
 }
 
 fn is_planned(resolved: &Resolved, sink: &SinkKey) -> bool {
@@ -53,13 +53,13 @@ fn is_planned(resolved: &Resolved, sink: &SinkKey) -> bool {
 
 /// Turns of the loop until `done`.
 async fn turn_until(
-    world: &World,
+    object_set: &ObjectSet,
     compiled: &mut Compiled,
     changes: &mut watch::Receiver<()>,
     done: impl Fn(&Resolved) -> bool,
 ) -> Resolved {
     loop {
-        let resolved = world.resolve(&Rules::default(), compiled);
+        let resolved = object_set.resolve(&OperatorPolicy::default(), compiled);
         if done(&resolved) {
             return resolved;
         }
@@ -70,7 +70,7 @@ async fn turn_until(
 #[tokio::test(flavor = "multi_thread")]
 async fn law_16_keys_of_one_namespace_hold_up_no_other_and_nothing_is_planned_twice() {
     let (slow_1, slow_2, fast) = (sink("slow", "slow-1"), sink("slow", "slow-2"), sink("fast", "fast"));
-    let mut world = world(&[slow_1.clone(), slow_2.clone(), fast.clone()]);
+    let mut object_set = object_set(&[slow_1.clone(), slow_2.clone(), fast.clone()]);
     let begun = Begun::default();
     let released = Arc::new((Mutex::new(false), Condvar::new()));
     let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -91,9 +91,10 @@ async fn law_16_keys_of_one_namespace_hold_up_no_other_and_nothing_is_planned_tw
 
     // The other namespace makes progress while the first one waits for its keys.
     for dsn in ["postgres://me@db.example/a", "postgres://me@db.example/b"] {
-        put_secret(&mut world, "fast", "fast", dsn);
+        put_secret(&mut object_set, "fast", "fast", dsn);
         let resolved =
-            turn_until(&world, &mut compiled, &mut changes, |resolved| is_planned(resolved, &fast)).await;
+            turn_until(&object_set, &mut compiled, &mut changes, |resolved| is_planned(resolved, &fast))
+                .await;
         for slow in [&slow_1, &slow_2] {
             assert_eq!(*resolved.sinks[slow], Ok(None));
         }
@@ -102,13 +103,13 @@ async fn law_16_keys_of_one_namespace_hold_up_no_other_and_nothing_is_planned_tw
 
     *released.0.lock().unwrap() = true;
     released.1.notify_all();
-    turn_until(&world, &mut compiled, &mut changes, |resolved| {
+    turn_until(&object_set, &mut compiled, &mut changes, |resolved| {
         is_planned(resolved, &slow_1) && is_planned(resolved, &slow_2)
     })
     .await;
     assert_eq!(most.load(Ordering::SeqCst), 1, "a namespace makes one plan at a time");
     for _ in 0..3 {
-        let resolved = world.resolve(&Rules::default(), &mut compiled);
+        let resolved = object_set.resolve(&OperatorPolicy::default(), &mut compiled);
         assert!([&slow_1, &slow_2, &fast].into_iter().all(|sink| is_planned(&resolved, sink)));
     }
     assert_eq!(
@@ -121,7 +122,7 @@ async fn law_16_keys_of_one_namespace_hold_up_no_other_and_nothing_is_planned_tw
 #[tokio::test(flavor = "multi_thread")]
 async fn law_16_a_plan_that_panics_is_an_error_of_its_sink_only() {
     let (bad, good) = (sink("shop", "bad"), sink("shop", "good"));
-    let world = world(&[bad.clone(), good.clone()]);
+    let object_set = object_set(&[bad.clone(), good.clone()]);
     let tasks = Tasks::default();
     let make = |request: &PlanRequest| {
         assert_ne!(request.name, "bad", "a parser has a bug");
@@ -130,7 +131,7 @@ async fn law_16_a_plan_that_panics_is_an_error_of_its_sink_only() {
     let planner = SinkPlanner::with(tasks.clone(), Arc::new(make));
     let mut changes = planner.changes();
     let mut compiled = Compiled::planned_by(Box::new(planner));
-    let resolved = turn_until(&world, &mut compiled, &mut changes, |resolved| {
+    let resolved = turn_until(&object_set, &mut compiled, &mut changes, |resolved| {
         is_planned(resolved, &good) && resolved.sinks[&bad].is_err()
     })
     .await;

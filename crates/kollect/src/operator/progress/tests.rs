@@ -53,32 +53,33 @@ fn acknowledgement(version: u64, wrote: bool) -> Acknowledgement {
 }
 
 /// Begins a version of the binding. Returns its progress.
-fn begin(board: &Board, at: &ExportPlace, number: u64) -> BindingProgress {
-    let engine = board.look(&binding(), |progress| progress.engine().clone()).unwrap_or_default();
+fn begin(binding_states: &BindingStates, at: &ExportPlace, number: u64) -> BindingProgress {
+    let engine = binding_states.look(&binding(), |progress| progress.engine().clone()).unwrap_or_default();
     let wanted = WantedVersion { number, since: Instant::now(), cadence: Duration::ZERO, requested: None };
-    board.begin(&binding(), at, &engine, wanted);
+    binding_states.begin(&binding(), at, &engine, wanted);
     engine
 }
 
 /// The status says that the rows are at a place.
-fn tell_place(board: &Board, at: &ExportPlace) {
+fn tell_place(binding_states: &BindingStates, at: &ExportPlace) {
     let told = Destinations { held: Some(at.clone()), ..Destinations::default() };
-    board.advance(&binding(), told, Some(at));
+    binding_states.advance(&binding(), told, Some(at));
 }
 
 #[test]
 fn refused_rows_are_remembered_and_not_counted_as_written() {
-    let (board, name) = (Board::default(), binding());
-    begin(&board, &export_place(&place()), 1);
+    let (binding_states, name) = (BindingStates::default(), binding());
+    begin(&binding_states, &export_place(&place()), 1);
     let state = || {
-        let progress = board.of(&name);
+        let progress = binding_states.of(&name);
         (progress.refused.join(" "), progress.written)
     };
     let outcome = outcome(delta(&["1", "2", "3"], &[], &[]), receipt(None, &["3"]));
-    board.hear(&name, &place(), &Told::Compared(&outcome));
+    binding_states.hear(&name, &place(), &BindingEvent::Compared(&outcome));
     assert_eq!(state(), ("3".into(), 2));
-    let written =
-        |delta: Delta, receipt: Receipt| board.hear(&name, &place(), &Told::Written(&delta, &receipt));
+    let written = |delta: Delta, receipt: Receipt| {
+        binding_states.hear(&name, &place(), &BindingEvent::Written(&delta, &receipt));
+    };
     // A receipt names all rows that are missing, not only those of its write.
     written(delta(&["4"], &[], &[]), receipt(None, &["3"]));
     assert_eq!(state(), ("3".into(), 3), "another write does not make it fit");
@@ -90,24 +91,24 @@ fn refused_rows_are_remembered_and_not_counted_as_written() {
 
 #[test]
 fn what_is_held_back_knows_since_when() {
-    let (board, name) = (Board::default(), binding());
-    begin(&board, &export_place(&place()), 1);
-    board.hear(&name, &place(), &Told::HeldBack { coverage: "blind: Pod" });
-    let first = board.of(&name).held_back_since.unwrap();
-    board.hear(&name, &place(), &Told::HeldBack { coverage: "blind: Pod" });
-    assert_eq!(board.of(&name).held_back_since, Some(first));
+    let (binding_states, name) = (BindingStates::default(), binding());
+    begin(&binding_states, &export_place(&place()), 1);
+    binding_states.hear(&name, &place(), &BindingEvent::HeldBack { coverage: "blind: Pod" });
+    let first = binding_states.of(&name).held_back_since.unwrap();
+    binding_states.hear(&name, &place(), &BindingEvent::HeldBack { coverage: "blind: Pod" });
+    assert_eq!(binding_states.of(&name).held_back_since, Some(first));
     let outcome = outcome(delta(&["1"], &[], &[]), receipt(Some("sum"), &[]));
-    board.hear(&name, &place(), &Told::Compared(&outcome));
-    assert_eq!(board.of(&name).held_back_since, None);
+    binding_states.hear(&name, &place(), &BindingEvent::Compared(&outcome));
+    assert_eq!(binding_states.of(&name).held_back_since, None);
 }
 
 #[test]
 fn writes_that_change_nothing_but_counts_are_told_apart() {
-    let (board, name) = (Board::default(), binding());
-    let engine = begin(&board, &export_place(&place()), 1);
-    let (mut changes, mut counts) = (board.changes(), board.counts());
-    let mut told = |what: Told<'_>| {
-        board.hear(&name, &place(), &what);
+    let (binding_states, name) = (BindingStates::default(), binding());
+    let engine = begin(&binding_states, &export_place(&place()), 1);
+    let (mut changes, mut counts) = (binding_states.changes(), binding_states.counts());
+    let mut told = |what: BindingEvent<'_>| {
+        binding_states.hear(&name, &place(), &what);
         let heard = (changes.has_changed().unwrap(), counts.has_changed().unwrap());
         changes.mark_unchanged();
         counts.mark_unchanged();
@@ -117,78 +118,82 @@ fn writes_that_change_nothing_but_counts_are_told_apart() {
     let (rows, works, refuses) = (delta(&["1"], &[], &[]), receipt(None, &[]), receipt(None, &["1"]));
     let outcome = outcome(delta(&["1"], &[], &[]), receipt(None, &[]));
     engine.acknowledge(acknowledgement(1, true));
-    assert_eq!(told(Told::Compared(&outcome)), news, "it has not worked before");
-    assert_eq!(told(Told::Written(&rows, &works)), only_counts);
-    assert_eq!(told(Told::Waits), only_counts);
-    assert_eq!(told(Told::Late), news);
-    assert_eq!(told(Told::Written(&rows, &refuses)), news);
-    assert_eq!(told(Told::Written(&rows, &works)), news, "nothing is refused any more");
-    assert_eq!(told(Told::HeldBack { coverage: "blind: Pod" }), news);
-    assert_eq!(told(Told::Written(&rows, &works)), news, "it is not held back any more");
-    assert_eq!(told(Told::Written(&rows, &works)), only_counts);
+    assert_eq!(told(BindingEvent::Compared(&outcome)), news, "it has not worked before");
+    assert_eq!(told(BindingEvent::Written(&rows, &works)), only_counts);
+    assert_eq!(told(BindingEvent::Waits), only_counts);
+    assert_eq!(told(BindingEvent::Late), news);
+    assert_eq!(told(BindingEvent::Written(&rows, &refuses)), news);
+    assert_eq!(told(BindingEvent::Written(&rows, &works)), news, "nothing is refused any more");
+    assert_eq!(told(BindingEvent::HeldBack { coverage: "blind: Pod" }), news);
+    assert_eq!(told(BindingEvent::Written(&rows, &works)), news, "it is not held back any more");
+    assert_eq!(told(BindingEvent::Written(&rows, &works)), only_counts);
     let error = SinkError::new(SinkReason::Unreachable, "away");
-    let fails = || Told::Failed { error: &error, pause: Some(Duration::from_secs(1)) };
+    let fails = || BindingEvent::Failed { error: &error, pause: Some(Duration::from_secs(1)) };
     assert_eq!(told(fails()), news);
     assert_eq!(told(fails()), only_counts, "only when it is tried again");
-    assert_eq!(told(Told::Written(&rows, &works)), news, "it works again");
-    begin(&board, &export_place(&place()), 2);
-    assert_eq!(told(Told::Written(&rows, &works)), only_counts, "the last write of the old version");
+    assert_eq!(told(BindingEvent::Written(&rows, &works)), news, "it works again");
+    begin(&binding_states, &export_place(&place()), 2);
+    assert_eq!(told(BindingEvent::Written(&rows, &works)), only_counts, "the last write of the old version");
     engine.acknowledge(acknowledgement(2, false));
-    assert_eq!(told(Told::Compared(&outcome)), news, "the new version");
-    assert_eq!(board.take_heard().failed, BTreeSet::from([name.clone()]));
+    assert_eq!(told(BindingEvent::Compared(&outcome)), news, "the new version");
+    assert_eq!(binding_states.take_heard().failed, BTreeSet::from([name.clone()]));
 }
 
 #[test]
 fn what_a_binding_did_in_another_destination_does_not_count() {
-    let (board, name) = (Board::default(), binding());
-    let old = begin(&board, &export_place(&place()), 1);
+    let (binding_states, name) = (BindingStates::default(), binding());
+    let old = begin(&binding_states, &export_place(&place()), 1);
     old.acknowledge(acknowledgement(1, true));
-    tell_place(&board, &export_place(&place()));
-    assert!(board.of(&name).is_synced());
+    tell_place(&binding_states, &export_place(&place()));
+    assert!(binding_states.of(&name).is_synced());
     let new = export_place(&Place { destination: "sqlite:/new".into(), ..place() });
     let wanted = WantedVersion { number: 2, since: Instant::now(), cadence: Duration::ZERO, requested: None };
-    board.begin(&name, &new, &BindingProgress::default(), wanted);
-    assert!(!board.of(&name).is_synced());
+    binding_states.begin(&name, &new, &BindingProgress::default(), wanted);
+    assert!(!binding_states.of(&name).is_synced());
     // The last write to the old one.
     old.acknowledge(acknowledgement(1, true));
-    board.hear(&name, &place(), &Told::Written(&delta(&["1"], &[], &[]), &receipt(None, &[])));
-    assert!(!board.of(&name).is_synced());
+    binding_states.hear(
+        &name,
+        &place(),
+        &BindingEvent::Written(&delta(&["1"], &[], &[]), &receipt(None, &[])),
+    );
+    assert!(!binding_states.of(&name).is_synced());
 }
 
 #[test]
 fn law_12_what_specs_have_outgrown_is_not_synced_although_the_sink_has_acknowledged_it() {
-    let (board, name) = (Board::default(), binding());
-    let engine = begin(&board, &export_place(&place()), 1);
-    tell_place(&board, &export_place(&place()));
+    let (binding_states, name) = (BindingStates::default(), binding());
+    let engine = begin(&binding_states, &export_place(&place()), 1);
+    tell_place(&binding_states, &export_place(&place()));
     engine.acknowledge(acknowledgement(1, true));
-    assert!(board.of(&name).is_synced());
+    assert!(binding_states.of(&name).is_synced());
     // A changed Secret is being read: the wanted version cannot be built yet.
-    board.set_newest(&name, false);
-    assert!(!board.of(&name).is_synced());
-    let since = board.of(&name).newer_since();
-    board.set_newest(&name, false);
-    assert_eq!(board.of(&name).newer_since(), since);
-    board.set_newest(&name, true);
-    assert!(board.of(&name).is_synced(), "the Secret holds what it held");
-    board.set_newest(&name, false);
-    begin(&board, &export_place(&place()), 2);
-    assert!(board.of(&name).newer_since().is_none() && !board.of(&name).is_synced());
+    binding_states.set_newest(&name, false);
+    assert!(!binding_states.of(&name).is_synced());
+    let since = binding_states.of(&name).newer_since();
+    binding_states.set_newest(&name, false);
+    assert_eq!(binding_states.of(&name).newer_since(), since);
+    binding_states.set_newest(&name, true);
+    assert!(binding_states.of(&name).is_synced(), "the Secret holds what it held");
+    binding_states.set_newest(&name, false);
+    begin(&binding_states, &export_place(&place()), 2);
+    assert!(binding_states.of(&name).newer_since().is_none() && !binding_states.of(&name).is_synced());
 }
 
 #[test]
 fn a_request_is_handled_when_an_attempt_has_ended_that_began_after_it() {
-    let (board, name) = (Board::default(), binding());
-    let engine = begin(&board, &export_place(&place()), 1);
-    let is_handled = |value: &str| board.of(&name).has_handled(Some(&value.to_owned()));
+    let (binding_states, name) = (BindingStates::default(), binding());
+    let engine = begin(&binding_states, &export_place(&place()), 1);
+    let is_handled = |value: &str| binding_states.of(&name).has_handled(Some(&value.to_owned()));
     let error = SinkError::new(SinkReason::Unreachable, "away");
     engine.tried(1);
-    board.hear(&name, &place(), &Told::Failed { error: &error, pause: None });
+    binding_states.hear(&name, &place(), &BindingEvent::Failed { error: &error, pause: None });
     let requested = Some("now".to_owned());
     let wanted = WantedVersion { number: 2, since: Instant::now(), cadence: Duration::ZERO, requested };
-    board.begin(&name, &export_place(&place()), &engine, wanted);
+    binding_states.begin(&name, &export_place(&place()), &engine, wanted);
     assert!(!is_handled("now"), "the failure is older");
     engine.tried(1);
-    board.hear(&name, &place(), &Told::Failed { error: &error, pause: None });
+    binding_states.hear(&name, &place(), &BindingEvent::Failed { error: &error, pause: None });
     assert!(!is_handled("now"), "an attempt that had begun before");
     engine.tried(2);
     assert!(is_handled("now"));
@@ -197,21 +202,25 @@ fn a_request_is_handled_when_an_attempt_has_ended_that_began_after_it() {
 
 #[test]
 fn the_last_write_of_a_duplicate_does_not_count() {
-    let (board, name) = (Board::default(), binding());
-    let engine = begin(&board, &export_place(&place()), 1);
-    tell_place(&board, &export_place(&place()));
+    let (binding_states, name) = (BindingStates::default(), binding());
+    let engine = begin(&binding_states, &export_place(&place()), 1);
+    tell_place(&binding_states, &export_place(&place()));
     let other = BindingName { sink: "database/r".into(), ..binding() };
-    board.refuse_duplicates(&BTreeMap::from([(name.clone(), other)]));
+    binding_states.refuse_duplicates(&BTreeMap::from([(name.clone(), other)]));
     engine.acknowledge(acknowledgement(1, true));
-    board.hear(&name, &place(), &Told::Compared(&outcome(delta(&["1"], &[], &[]), receipt(None, &[]))));
+    binding_states.hear(
+        &name,
+        &place(),
+        &BindingEvent::Compared(&outcome(delta(&["1"], &[], &[]), receipt(None, &[]))),
+    );
     assert_eq!(
-        board.of(&name).failure().unwrap().message,
+        binding_states.of(&name).failure().unwrap().message,
         "two references of one inventory lead to one place: this one and team/i database/r"
     );
-    assert!(!board.of(&name).is_synced());
-    board.refuse_duplicates(&BTreeMap::new());
-    assert!(board.of(&name).failure().is_none());
-    assert!(!board.of(&name).is_synced(), "the other one has written meanwhile");
+    assert!(!binding_states.of(&name).is_synced());
+    binding_states.refuse_duplicates(&BTreeMap::new());
+    assert!(binding_states.of(&name).failure().is_none());
+    assert!(!binding_states.of(&name).is_synced(), "the other one has written meanwhile");
 }
 
 fn place() -> Place {

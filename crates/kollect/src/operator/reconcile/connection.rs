@@ -19,19 +19,19 @@ use super::Operator;
 use crate::{
     operator::{
         conditions::Conditions,
-        objects::Known,
+        objects::ObjectCache,
         probe::Probed,
-        write::{Desired, api},
+        status_writer::{Desired, api},
     },
     reason::Reason,
-    world::{Family, Name, Resolved},
+    resolve::{Family, Name, Resolved},
 };
 
 impl Operator {
     /// Adds the statuses of tests that have ended to `desired`, and finds the expired tests.
     pub(super) fn connection_tests(
         &self,
-        known: &Known,
+        known: &ObjectCache,
         resolved: &Resolved,
         now: Timestamp,
         desired: &mut Vec<Desired>,
@@ -80,7 +80,7 @@ impl Operator {
     }
 
     /// Removes the annotation that asked for a probe once it has succeeded, unless the sink is probed anyway.
-    pub(super) async fn acknowledge_tests(&self, known: &Known) {
+    pub(super) async fn acknowledge_tests(&self, known: &ObjectCache) {
         for ((family, name), sink) in known.sinks() {
             let asked = test_connection(&sink.metadata)
                 && sink.spec.common().connection_test == Some(false)
@@ -97,7 +97,7 @@ impl Operator {
     }
 
     /// Makes sinks the owners of their connection tests, so that Kubernetes deletes both.
-    pub(super) async fn own_tests(&self, known: &Known) {
+    pub(super) async fn own_tests(&self, known: &ObjectCache) {
         for (name, test) in known.connection_tests() {
             let owned =
                 test.metadata.owner_references.iter().flatten().any(|owner| owner.controller == Some(true));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kollect_model::row::TargetId;
 
-use crate::world::{InventoryName, Name, Resolved};
+use crate::resolve::{InventoryName, Name, Resolved};
 
 /// Which inventories have a target, and which targets use a profile.
 #[derive(Default)]

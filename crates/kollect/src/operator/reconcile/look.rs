@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use kollect_model::{binding::BindingName, row::TargetId};
 use tokio::time::Instant;
 
-use super::{Known, ObjectKey, Operator, RELEASE_REMOVALS, Resolution, ToldDestinations, tested_sink};
+use super::{ObjectCache, ObjectKey, Operator, RELEASE_REMOVALS, Resolution, ToldDestinations, tested_sink};
 use crate::{
     operator::{probe::Probed, take_over},
-    world::{InventoryName, SinkKey},
+    resolve::{InventoryName, SinkKey},
 };
 
 /// What a turn checks.
@@ -62,7 +62,7 @@ impl Operator {
     /// Collects what has changed since the last turn.
     pub(super) fn look(
         &mut self,
-        known: &Known,
+        known: &ObjectCache,
         changed_statuses: BTreeSet<ObjectKey>,
         resolution: &Resolution,
         everything: bool,
@@ -96,8 +96,8 @@ impl Operator {
         }
     }
 
-    fn look_at_bindings(&self, known: &Known, resolution: &Resolution, look: &mut Look) {
-        let heard = self.board.take_heard();
+    fn look_at_bindings(&self, known: &ObjectCache, resolution: &Resolution, look: &mut Look) {
+        let heard = self.binding_states.take_heard();
         look.destinations |= heard.destinations;
         for binding in &heard.bindings {
             let Some((metadata, _)) = known.inventory(&binding.inventory) else { continue };
@@ -114,7 +114,7 @@ impl Operator {
         look.add_bindings(heard.bindings);
     }
 
-    fn look_at_probes(&self, known: &Known, look: &mut Look) {
+    fn look_at_probes(&self, known: &ObjectCache, look: &mut Look) {
         for (probed, failed) in self.probes.take_ended() {
             let sink = match probed {
                 Probed::Sink(family, name) => {
@@ -132,7 +132,7 @@ impl Operator {
     }
 
     /// Adds objects whose status was written, by this process too.
-    fn look_at_statuses(&self, known: &Known, changed: BTreeSet<ObjectKey>, look: &mut Look) {
+    fn look_at_statuses(&self, known: &ObjectCache, changed: BTreeSet<ObjectKey>, look: &mut Look) {
         for key in changed {
             let is_inventory = matches!(key.0, "KollectInventory" | "KollectClusterInventory");
             if is_inventory {

@@ -8,7 +8,7 @@ use tokio::{
     time::{self, Instant},
 };
 
-use crate::operator::{objects::Objects, probe::Probes, progress::Board, secrets::Secrets};
+use crate::operator::{objects::Objects, probe::Probes, progress::BindingStates, secrets::Secrets};
 
 /// The pause in which changes are collected for one turn.
 const TOGETHER: Duration = Duration::from_millis(20);
@@ -25,10 +25,10 @@ pub(super) struct Signals {
     statuses: watch::Receiver<()>,
     secrets: watch::Receiver<()>,
     plans: watch::Receiver<()>,
-    board: watch::Receiver<()>,
+    binding_states: watch::Receiver<()>,
     counts: watch::Receiver<()>,
     probes: watch::Receiver<()>,
-    sights: watch::Receiver<()>,
+    visibilities: watch::Receiver<()>,
     rows: watch::Receiver<()>,
     coverage: watch::Receiver<()>,
     namespaces: watch::Receiver<Namespace>,
@@ -64,7 +64,7 @@ fn take<T>(receiver: &mut watch::Receiver<T>) -> bool {
 impl Signals {
     pub(super) fn of(
         (objects, secrets, plans): (&Objects, &Secrets, &watch::Receiver<()>),
-        (board, probes): (&Board, &Probes),
+        (binding_states, probes): (&BindingStates, &Probes),
         (collector, rows): (&Collector, &StoreReader),
     ) -> Self {
         Self {
@@ -72,10 +72,10 @@ impl Signals {
             statuses: objects.status_changes(),
             secrets: secrets.changes(),
             plans: plans.clone(),
-            board: board.changes(),
-            counts: board.counts(),
+            binding_states: binding_states.changes(),
+            counts: binding_states.counts(),
             probes: probes.changes(),
-            sights: rows.sight_changes(),
+            visibilities: rows.visibility_changes(),
             rows: rows.news(),
             coverage: collector.coverage().news(),
             namespaces: collector.namespaces(),
@@ -89,10 +89,10 @@ impl Signals {
         let specs = [&mut self.objects, &mut self.secrets, &mut self.plans].map(take);
         let others = [
             &mut self.statuses,
-            &mut self.board,
+            &mut self.binding_states,
             &mut self.counts,
             &mut self.probes,
-            &mut self.sights,
+            &mut self.visibilities,
             &mut self.rows,
             &mut self.coverage,
         ];
@@ -111,10 +111,10 @@ impl Signals {
             statuses,
             secrets,
             plans,
-            board,
+            binding_states,
             counts,
             probes,
-            sights,
+            visibilities,
             rows,
             coverage,
             namespaces,
@@ -136,9 +136,9 @@ impl Signals {
             Ok(()) = statuses.changed() => statuses.mark_changed(),
             Ok(()) = secrets.changed() => secrets.mark_changed(),
             Ok(()) = plans.changed() => plans.mark_changed(),
-            Ok(()) = board.changed() => board.mark_changed(),
+            Ok(()) = binding_states.changed() => binding_states.mark_changed(),
             Ok(()) = probes.changed() => probes.mark_changed(),
-            Ok(()) = sights.changed() => sights.mark_changed(),
+            Ok(()) = visibilities.changed() => visibilities.mark_changed(),
             Ok(()) = coverage.changed() => coverage.mark_changed(),
             Ok(()) = namespaces.changed() => namespaces.mark_changed(),
             Ok(()) = counted => {

@@ -78,13 +78,13 @@ pub(super) struct State {
     /// How many objects clients have changed.
     written: u64,
     /// Profiles, targets and inventories whose status was written, oldest first.
-    told: Vec<Told>,
+    told: Vec<WrittenStatus>,
     /// When the status of each of these was last written, and when before that.
     told_at: BTreeMap<(usize, ObjectName), (u64, u64)>,
 }
 
 /// A status that was written.
-pub(super) struct Told {
+pub(super) struct WrittenStatus {
     pub(super) plural: &'static str,
     pub(super) before: Arc<Object>,
     pub(super) object: Arc<Object>,
@@ -285,7 +285,7 @@ impl ApiServer {
     }
 
     /// Statuses that were written since the last call.
-    pub(super) fn told(&self) -> Vec<Told> {
+    pub(super) fn told(&self) -> Vec<WrittenStatus> {
         std::mem::take(&mut self.lock().told)
     }
 }

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     cluster::ClusterSource,
-    world::{FileRoot, Rules},
+    resolve::{FileRoot, OperatorPolicy},
 };
 
 /// The default lease timings of the operator.
@@ -145,8 +145,12 @@ async fn operate(
     };
     let files = FileRoot::Directory("/simulated".into());
     let own_namespace = Some("kollect-system".to_owned());
-    let rules =
-        Arc::new(Rules { own_namespace, cluster_id: Some(source.id.clone()), files, ..Rules::default() });
+    let operator_policy = Arc::new(OperatorPolicy {
+        own_namespace,
+        cluster_id: Some(source.id.clone()),
+        files,
+        ..OperatorPolicy::default()
+    });
     // Every other process runs in a Pod, whose container restarts with the same identity.
     let is_pod = link.name().ends_with(['0', '2', '4', '6', '8']);
     let identity = leader::identity(|name| match name {
@@ -158,7 +162,7 @@ async fn operate(
     leader.asked().await;
     let parts = Parts {
         source,
-        rules,
+        operator_policy,
         settings: Settings::default(),
         sinks: Arc::new(sinks),
         tasks: tasks.clone(),

@@ -11,7 +11,7 @@ use kollect_model::row::RowKey;
 use tokio::time;
 
 use super::{
-    api_server::{Object, Told},
+    api_server::{Object, WrittenStatus},
     cluster::Cluster,
     executor::Executor,
     journal::Journal,
@@ -112,7 +112,7 @@ impl Simulation {
     /// with Synced=True, that moment was not long before. A line that only repeats the one before is not checked again:
     /// while a scope cannot be read, or after a restart, the old line stays until more is known. When a status begins
     /// to say that rows are exported, the destination holds them.
-    fn check_status(&self, cluster: usize, told: &Told) -> Result<(), String> {
+    fn check_status(&self, cluster: usize, told: &WrittenStatus) -> Result<(), String> {
         let (before, cluster) = (exports(&told.before), &self.clusters[cluster]);
         let new = exports(&told.object).into_iter().filter(|export| !before.contains(export));
         for export in new.filter(|_| told.plural == "kollectinventories") {

@@ -7,9 +7,9 @@ use std::{
 };
 
 use kollect_engine::{
-    coverage::{Coverage, Known, Place, State},
+    coverage::{Coverage, Place, ScopeCoverage, State},
     names,
-    store::{Sight, Sights},
+    store::{Visibilities, Visibility},
     watch::BlindReason,
 };
 use kollect_model::{
@@ -18,7 +18,7 @@ use kollect_model::{
 };
 
 use super::{View, count, time};
-use crate::world::{ResolvedInventory, ResolvedTarget};
+use crate::resolve::{ResolvedInventory, ResolvedTarget};
 
 /// The documented value for a place where listing is forbidden.
 pub(super) const FORBIDDEN: &str = "skipped:forbidden";
@@ -56,16 +56,18 @@ impl View<'_> {
     }
 
     /// What of an inventory cannot be seen, as far as the coverage ledger has the cause.
-    pub(super) fn unseen(&self, resolved: &ResolvedInventory, sights: &Sights) -> Option<String> {
-        let mut dark: BTreeMap<(&str, &str), Vec<&Sight>> = BTreeMap::new();
-        for ((_, group, kind), sight) in sights {
-            dark.entry((group, kind)).or_default().push(sight.within_reach());
+    pub(super) fn unseen(&self, resolved: &ResolvedInventory, visibilities: &Visibilities) -> Option<String> {
+        let mut dark: BTreeMap<(&str, &str), Vec<&Visibility>> = BTreeMap::new();
+        for ((_, group, kind), visibility) in visibilities {
+            dark.entry((group, kind)).or_default().push(visibility.within_reach());
         }
         let targets = resolved.targets.iter().filter_map(|id| self.resolved.targets.get(id)?.target.as_ref());
         let kinds: BTreeSet<&Gvk> = targets.flat_map(|target| target.selection.kinds()).collect();
         let lines = lines(self.coverage, kinds, |place| {
-            let sights = dark.get(&(&*place.gvk.group, &*place.gvk.kind));
-            sights.is_some_and(|sights| sights.iter().any(|sight| is_dark(sight, place.namespace.as_ref())))
+            let visibilities = dark.get(&(&*place.gvk.group, &*place.gvk.kind));
+            visibilities.is_some_and(|visibilities| {
+                visibilities.iter().any(|visibility| is_dark(visibility, place.namespace.as_ref()))
+            })
         });
         sentence(&lines, "the selections of its targets")
     }
@@ -73,14 +75,14 @@ impl View<'_> {
 
 impl View<'_> {
     /// The message about a target whose kind is not served while sinks hold rows of its previous kind.
-    pub(super) fn waiting(&self, id: &TargetId, sights: &Sights) -> Option<String> {
-        if !sights.values().any(|sight| *sight == Sight::Absent) {
+    pub(super) fn waiting(&self, id: &TargetId, visibilities: &Visibilities) -> Option<String> {
+        if !visibilities.values().any(|visibility| *visibility == Visibility::Absent) {
             return None;
         }
         let kept = Some(self.kept(id)).filter(|kept| kept.waiting > 0)?;
-        let absent: Vec<String> = sights
+        let absent: Vec<String> = visibilities
             .iter()
-            .filter(|(_, sight)| **sight == Sight::Absent)
+            .filter(|(_, visibility)| **visibility == Visibility::Absent)
             .map(|((_, group, kind), _)| {
                 let dot = if group.is_empty() { "" } else { "." };
                 format!("{kind}{dot}{group}")
@@ -119,7 +121,7 @@ fn lines<'a>(
 struct Lines(BTreeMap<(Gvk, Option<BlindReason>), Line>);
 
 impl Lines {
-    fn add(&mut self, place: &Place, known: &Known) {
+    fn add(&mut self, place: &Place, known: &ScopeCoverage) {
         let (since, reason, blind) = match &known.state {
             State::Synced { since, .. } => (time(*since), None, None),
             State::Blind { since, blindness } => {
@@ -152,11 +154,11 @@ impl Lines {
     }
 }
 
-fn is_dark(sight: &Sight, namespace: Option<&Arc<str>>) -> bool {
-    match (sight, namespace) {
-        (Sight::Everything | Sight::Absent | Sight::Pending, _) => false,
-        (Sight::AllBut(dark), Some(namespace)) => dark.contains(namespace),
-        (Sight::Within(seen), Some(namespace)) => !seen.contains(namespace),
+fn is_dark(visibility: &Visibility, namespace: Option<&Arc<str>>) -> bool {
+    match (visibility, namespace) {
+        (Visibility::Everything | Visibility::Absent | Visibility::Pending, _) => false,
+        (Visibility::AllBut(dark), Some(namespace)) => dark.contains(namespace),
+        (Visibility::Within(seen), Some(namespace)) => !seen.contains(namespace),
         (_, _) => true,
     }
 }
@@ -202,7 +204,11 @@ mod tests {
     use super::*;
 
     /// A ledger that says the same of a kind in so many namespaces; 0: of the whole cluster.
-    fn ledger(resource: &str, namespaces: usize, reason: Option<BlindReason>) -> BTreeMap<Place, Known> {
+    fn ledger(
+        resource: &str,
+        namespaces: usize,
+        reason: Option<BlindReason>,
+    ) -> BTreeMap<Place, ScopeCoverage> {
         let gvk = Gvk { kind: resource.to_uppercase(), ..Gvk::default() };
         let names: Vec<Option<Arc<str>>> = match namespaces {
             0 => vec![None],
@@ -215,19 +221,20 @@ mod tests {
                 None => State::Synced { since, version: 1 },
                 Some(reason) => State::Blind { since, blindness: Blindness { reason, message } },
             };
-            let known = Known { state, resource: Some(resource.into()), gaps: VecDeque::new(), repaired: 0 };
+            let known =
+                ScopeCoverage { state, resource: Some(resource.into()), gaps: VecDeque::new(), repaired: 0 };
             (Place { gvk: gvk.clone(), namespace, field_selector: None }, known)
         };
         names.into_iter().map(known).collect()
     }
 
-    fn all_lines(ledger: &BTreeMap<Place, Known>) -> Vec<Line> {
+    fn all_lines(ledger: &BTreeMap<Place, ScopeCoverage>) -> Vec<Line> {
         let mut lines = Lines::default();
         ledger.iter().for_each(|(place, known)| lines.add(place, known));
         lines.done()
     }
 
-    fn told(ledger: &BTreeMap<Place, Known>) -> String {
+    fn told(ledger: &BTreeMap<Place, ScopeCoverage>) -> String {
         sentence(&all_lines(ledger), "the target's selection").unwrap()
     }
 

@@ -15,14 +15,14 @@ use crate::{
         take_over::{self, Requests},
     },
     reason::Reason,
-    world::{InventoryName, ResolvedInventory},
+    resolve::{InventoryName, ResolvedInventory},
 };
 
 impl View<'_> {
     /// The line of a sink with its new destinations. If none are known, as for an inventory that cannot be resolved,
     /// the destinations in the line stay.
     pub(super) fn with_destinations(&self, binding: &BindingName, line: SinkExport) -> SinkExport {
-        match self.board.look(binding, |progress| progress.line.clone()).flatten() {
+        match self.binding_states.look(binding, |progress| progress.line.clone()).flatten() {
             Some(Destinations { held: place, claiming, left }) => {
                 SinkExport { place, claiming, left, ..line }
             }
@@ -36,7 +36,9 @@ impl View<'_> {
             (Some(held), Some(place)) => held.is_at(place) && told.claiming.is_none(),
             _ => false,
         };
-        self.board.look(binding, |progress| progress.line.as_ref().is_some_and(same)).unwrap_or(false)
+        self.binding_states
+            .look(binding, |progress| progress.line.as_ref().is_some_and(same))
+            .unwrap_or(false)
     }
 
     /// The previous status with the new destinations of all sinks.
@@ -71,7 +73,7 @@ impl View<'_> {
             "the sink is no longer named; its rows are being removed",
         );
         let clean_error = self
-            .board
+            .binding_states
             .look(&binding_name(name, &export.name), |progress| progress.clean_error.clone())
             .flatten();
         let SinkExport { name, namespace, place, claiming, left, .. } = line;
@@ -98,7 +100,8 @@ impl View<'_> {
     ) {
         let mut behind = Vec::new();
         for export in exports {
-            let lost = self.board.look(&binding_name(name, &export.name), |progress| progress.lost.clone());
+            let lost =
+                self.binding_states.look(&binding_name(name, &export.name), |progress| progress.lost.clone());
             let lost = lost.unwrap_or_default();
             behind.extend(lost.iter().map(|place| format!("{} at {place}", export.name)));
         }
@@ -134,8 +137,10 @@ impl View<'_> {
         let mut all = before.to_vec();
         for sink in &resolved.sinks {
             let binding = binding_name(name, &sink.name);
-            let claim =
-                self.board.look(&binding, |progress| progress.destinations.claim().cloned()).flatten();
+            let claim = self
+                .binding_states
+                .look(&binding, |progress| progress.destinations.claim().cloned())
+                .flatten();
             all.extend(claim.and_then(|claim| take_over::record(&sink.name, &claim, before)));
         }
         let oldest = all.len().saturating_sub(MAX_TAKE_OVERS);

@@ -4,7 +4,7 @@
 //! --for=condition=Exported` after an edit returns when the edit has arrived in every sink, and not before.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kollect_engine::{export::Acknowledged, store::Sight};
+use kollect_engine::{export::Acknowledged, store::Visibility};
 use kollect_model::{
     SpecError,
     crd::{
@@ -24,7 +24,7 @@ use crate::{
         progress::Progress,
     },
     reason::Reason,
-    world::{BoundSink, InventoryName, Name, ResolvedInventory, ResolvedTarget},
+    resolve::{BoundSink, InventoryName, Name, ResolvedInventory, ResolvedTarget},
 };
 
 const TYPE: &str = "Exported";
@@ -172,14 +172,14 @@ impl View<'_> {
         if let Some(revision) = self.rows.completed(id, target.definition()) {
             return Ok(Some(revision));
         }
-        let sights = self.rows.sights(std::slice::from_ref(id));
-        if sights.is_empty() || self.rows.listing(id).is_some_and(|listing| listing.is_first) {
+        let visibilities = self.rows.visibilities(std::slice::from_ref(id));
+        if visibilities.is_empty() || self.rows.listing(id).is_some_and(|listing| listing.is_first) {
             return Ok(None);
         }
         if !self.rows.has_read(id, target.definition()) {
             return Err(Missing::OnTheWay);
         }
-        if sights.values().any(|sight| *sight == Sight::Absent) {
+        if visibilities.values().any(|visibility| *visibility == Visibility::Absent) {
             return Err(Missing::because(Reason::KindNotServed, format!("target {id}: see its Unmatched")));
         }
         Err(Missing::because(Reason::NotSeen, format!("target {id}: see its Blind")))
@@ -228,7 +228,7 @@ impl View<'_> {
             return Held::No(faults.first().map_or(Reason::SinkNotFound, |fault| fault.reason));
         }
         let binding = binding_name(name, &sink.name);
-        let progress = self.board.of(&binding);
+        let progress = self.binding_states.of(&binding);
         let acknowledged = progress.now().acknowledged;
         let is_current = |acknowledged: &Acknowledged| {
             progress.is_held()
@@ -247,7 +247,7 @@ impl View<'_> {
     /// Whether the status of an inventory says that a sink holds the rows.
     fn said_so(&self, name: &InventoryName, sink: &BoundSink) -> bool {
         let Some((_, status)) = self.known.inventory(name) else { return false };
-        let status = self.rules.shown_status(status);
+        let status = self.operator_policy.shown_status(status);
         let is_line = |export: &&SinkExport| export.name == sink.name;
         let line = status.sink_exports.iter().find(is_line);
         line.is_some_and(|line| is_synced(line) && self.is_about(&binding_name(name, &sink.name), line))

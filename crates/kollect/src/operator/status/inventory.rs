@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kollect_engine::{
     clock,
     export::{Acknowledged, Doing, HeldRemovals, LATE, Late, NamespaceRows, ProgressNow},
-    store::Sight,
+    store::Visibility,
 };
 use kollect_model::{
     binding::BindingName,
@@ -28,7 +28,7 @@ use crate::{
         progress::{Failure, Progress},
     },
     reason::Reason,
-    world::{BoundSink, Fault, InventoryName, ResolvedInventory},
+    resolve::{BoundSink, Fault, InventoryName, ResolvedInventory},
 };
 
 /// An inventory with a sink that has failed for this long is not Ready.
@@ -158,7 +158,8 @@ impl View<'_> {
     fn was_tried(&self, metadata: &ObjectMeta, name: &InventoryName, sink: &BoundSink) -> bool {
         let requested = request(metadata);
         let was_tried = |progress: &Progress| progress.has_handled(requested.as_ref());
-        sink.plan.is_err() || self.board.look(&binding_name(name, &sink.name), was_tried).unwrap_or(false)
+        sink.plan.is_err()
+            || self.binding_states.look(&binding_name(name, &sink.name), was_tried).unwrap_or(false)
     }
 
     /// Whether this process has just begun to lead, knows nothing about the sinks of an inventory yet, and the
@@ -175,7 +176,7 @@ impl View<'_> {
             let line = before.sink_exports.iter().find(|export| export.name == sink.name);
             sink.plan.is_ok()
                 && line.is_some_and(|line| self.is_about(&binding, line))
-                && self.board.look(&binding, is_silent).unwrap_or(true)
+                && self.binding_states.look(&binding, is_silent).unwrap_or(true)
         };
         !resolved.suspended
             && resolved.faults.is_empty()
@@ -195,7 +196,7 @@ impl View<'_> {
         sink: &BoundSink,
     ) -> SinkState {
         let binding = binding_name(name, &sink.name);
-        let progress = self.board.of(&binding);
+        let progress = self.binding_states.of(&binding);
         if let Err(faults) = &*sink.plan {
             let reason = faults.first().map_or(Reason::SinkNotFound, |fault| fault.reason);
             return SinkState::Stopped(reason, told(faults));
@@ -326,7 +327,7 @@ impl View<'_> {
         if let Some(first) = resolved.missing.first() {
             conditions.set("TargetsMissing", true, first.reason, told(&resolved.missing));
         }
-        let is_blind = self.judge_sight(resolved, conditions);
+        let is_blind = self.judge_visibility(resolved, conditions);
         if states.is_empty() {
             if is_blind {
                 conditions.degraded(Reason::NotSeen, "nothing of it can be seen: see Blind", false);
@@ -342,20 +343,25 @@ impl View<'_> {
     }
 
     /// Sets Blind for what cannot be seen. Returns whether nothing can be seen.
-    fn judge_sight(&self, resolved: &ResolvedInventory, conditions: &mut Conditions<'_>) -> bool {
-        let sights = self.rows.sights(&resolved.targets);
-        let blind = kollect_engine::export::coverage(&sights, self.scope);
+    fn judge_visibility(&self, resolved: &ResolvedInventory, conditions: &mut Conditions<'_>) -> bool {
+        let visibilities = self.rows.visibilities(&resolved.targets);
+        let blind = kollect_engine::export::coverage(&visibilities, self.scope);
         let waiting: Vec<String> = resolved
             .targets
             .iter()
-            .filter_map(|id| self.waiting(id, &self.rows.sights(std::slice::from_ref(id))))
+            .filter_map(|id| self.waiting(id, &self.rows.visibilities(std::slice::from_ref(id))))
             .collect();
-        if sights.values().any(|sight| *sight == Sight::Pending) {
+        if visibilities.values().any(|visibility| *visibility == Visibility::Pending) {
             // The first list is running.
             return false;
         }
         if blind != "complete" {
-            conditions.set("Blind", true, Reason::NotSeen, self.unseen(resolved, &sights).unwrap_or(blind));
+            conditions.set(
+                "Blind",
+                true,
+                Reason::NotSeen,
+                self.unseen(resolved, &visibilities).unwrap_or(blind),
+            );
         } else if !waiting.is_empty() {
             conditions.set("Blind", true, Reason::NotSeen, told(&waiting));
         }
@@ -368,9 +374,9 @@ impl View<'_> {
         if resolved.target.is_none() {
             return !resolved.denied;
         }
-        let sights = self.rows.sights(std::slice::from_ref(id));
+        let visibilities = self.rows.visibilities(std::slice::from_ref(id));
         let coverage = self.coverage_of(resolved, &self.selected(resolved).allowed);
-        sights.values().all(|sight| *sight == Sight::Partial)
+        visibilities.values().all(|visibility| *visibility == Visibility::Partial)
             || !coverage.is_empty() && nothing_seen(&coverage)
     }
 
@@ -393,7 +399,9 @@ impl View<'_> {
             .map(|(sink, _)| named(sink))
             .collect();
         let is_tried = |sink: &&BoundSink| {
-            self.board.look(&binding_name(name, &sink.name), Progress::has_been_tried).unwrap_or(false)
+            self.binding_states
+                .look(&binding_name(name, &sink.name), Progress::has_been_tried)
+                .unwrap_or(false)
         };
         let tried = resolved.sinks.iter().filter(is_tried).count();
         if !failing.is_empty() {
@@ -485,7 +493,8 @@ impl View<'_> {
     ) {
         let held = resolved.sinks.iter().filter_map(|sink| {
             let binding = binding_name(name, &sink.name);
-            let held = self.board.look(&binding, |progress| progress.held_removals.clone()).flatten()?;
+            let held =
+                self.binding_states.look(&binding, |progress| progress.held_removals.clone()).flatten()?;
             Some(format!("{}: {}", named(sink), removals_held(&held)))
         });
         let held: Vec<String> = held.collect();
@@ -504,7 +513,7 @@ impl View<'_> {
     ) -> SinkExport {
         let binding = binding_name(name, &sink.name);
         let known = before.sink_exports.iter().find(|export| export.name == sink.name);
-        let progress = self.board.of(&binding);
+        let progress = self.binding_states.of(&binding);
         let now = progress.now();
         let no_conditions = Vec::new();
         let before = known.map_or(&no_conditions, |known| &known.conditions);
@@ -568,7 +577,7 @@ impl View<'_> {
         }
         let acknowledged = |sink: &BoundSink| {
             let binding: BindingName = binding_name(name, &sink.name);
-            self.board.look(&binding, |progress| {
+            self.binding_states.look(&binding, |progress| {
                 let revision = progress.now().acknowledged?.revision;
                 Some((revision, progress.engine().clone()))
             })?

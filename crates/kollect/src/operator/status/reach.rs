@@ -12,7 +12,7 @@ use super::{View, told};
 use crate::{
     operator::conditions::Conditions,
     reason::Reason,
-    world::{Fault, ResolvedTarget},
+    resolve::{Fault, ResolvedTarget},
 };
 
 impl View<'_> {
@@ -56,8 +56,8 @@ impl View<'_> {
 
     /// Cluster-scoped kinds of a target that are beyond its reach.
     fn kinds_beyond(&self, id: &TargetId) -> BTreeSet<String> {
-        let sights = self.rows.sights(std::slice::from_ref(id));
-        let beyond = sights.iter().filter(|(_, sight)| sight.beyond() == Some(&Beyond::Kind));
+        let visibilities = self.rows.visibilities(std::slice::from_ref(id));
+        let beyond = visibilities.iter().filter(|(_, visibility)| visibility.beyond() == Some(&Beyond::Kind));
         beyond.map(|((_, _, kind), _)| kind.to_string()).collect()
     }
 }

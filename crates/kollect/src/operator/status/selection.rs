@@ -1,10 +1,10 @@
 //! The part of a target's selection that matches nothing: the condition `Unmatched`.
 
-use kollect_engine::{select::SelectedNamespaces, store::Sight};
+use kollect_engine::{select::SelectedNamespaces, store::Visibility};
 use kollect_model::{crd::shapes::Gvk, row::TargetId};
 
 use super::View;
-use crate::{reason::Reason, world::ResolvedTarget};
+use crate::{reason::Reason, resolve::ResolvedTarget};
 
 /// A part of a selection that matches nothing.
 pub(super) struct Unmatched {
@@ -37,10 +37,10 @@ impl View<'_> {
         let target = resolved.target.as_ref()?;
         let selection = &target.selection;
         let kinds: Vec<&Gvk> = selection.kinds().into_iter().collect();
-        let sights = self.rows.sights(std::slice::from_ref(id));
+        let visibilities = self.rows.visibilities(std::slice::from_ref(id));
         let is_absent = |gvk: &&&Gvk| {
             let key = (id.clone(), gvk.group.as_str().into(), gvk.kind.as_str().into());
-            sights.get(&key) == Some(&Sight::Absent)
+            visibilities.get(&key) == Some(&Visibility::Absent)
         };
         let absent: Vec<&Gvk> = kinds.iter().filter(is_absent).copied().collect();
         let of_cluster = |gvk: &&&Gvk| self.coverage.is_cluster_scoped(gvk) == Some(true);
@@ -72,7 +72,8 @@ impl View<'_> {
             return Some(unmatched);
         }
         let nothing = rows == 0 && selection.selects_objects() && self.rows.failures(id).0 == 0;
-        let all_seen = sights.values().all(|sight| *sight.within_reach() == Sight::Everything);
+        let all_seen =
+            visibilities.values().all(|visibility| *visibility.within_reach() == Visibility::Everything);
         (nothing && all_seen).then(|| Unmatched {
             reason: Reason::NothingSelected,
             message: format!("no object of {} matches the selectors of the target", names(&kinds)),

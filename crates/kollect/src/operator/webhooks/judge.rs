@@ -15,21 +15,21 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
-    super::objects::Known,
+    super::objects::ObjectCache,
     advice,
     review::{Problem, Question, Verdict},
 };
 use crate::{
     reason::Reason,
+    resolve::{Compiled, Family, Fault, InventoryName, Name, ObjectSet, OperatorPolicy, check_sink},
     schema::Kind,
-    world::{Compiled, Family, Fault, InventoryName, Name, Rules, World, check_sink},
 };
 
 /// Judges one object of a kind.
 pub(super) struct Judge<'a> {
     kind: &'a Kind,
-    known: &'a Known,
-    rules: &'a Rules,
+    known: &'a ObjectCache,
+    operator_policy: &'a OperatorPolicy,
     within: Option<&'a BTreeSet<Arc<str>>>,
     verdict: Verdict,
 }
@@ -37,11 +37,11 @@ pub(super) struct Judge<'a> {
 impl<'a> Judge<'a> {
     pub(super) fn new(
         kind: &'a Kind,
-        known: &'a Known,
-        rules: &'a Rules,
+        known: &'a ObjectCache,
+        operator_policy: &'a OperatorPolicy,
         within: Option<&'a BTreeSet<Arc<str>>>,
     ) -> Self {
-        Self { kind, known, rules, within, verdict: Verdict::default() }
+        Self { kind, known, operator_policy, within, verdict: Verdict::default() }
     }
 
     pub(super) fn judge(mut self, question: &Question) -> Verdict {
@@ -99,8 +99,9 @@ impl<'a> Judge<'a> {
     fn profile(&mut self, name: Name, profile: KollectProfile) {
         self.say_if_out_of_sight(&name.0);
         self.verdict.warnings.extend(advice::paths(&profile.spec));
-        let world = World { profiles: [(name.clone(), Arc::new(profile))].into(), ..World::default() };
-        match world.resolve(self.rules, &mut Compiled::default()).profiles.remove(&name) {
+        let object_set =
+            ObjectSet { profiles: [(name.clone(), Arc::new(profile))].into(), ..ObjectSet::default() };
+        match object_set.resolve(self.operator_policy, &mut Compiled::default()).profiles.remove(&name) {
             Some(Ok(compiled)) => {
                 self.verdict.warnings.extend(compiled.warnings.iter().map(ToString::to_string));
             }
@@ -111,37 +112,37 @@ impl<'a> Judge<'a> {
 
     fn target(&mut self, name: Name, target: KollectTarget) {
         let profile = (name.0.clone(), target.spec.profile_ref.clone());
-        let mut world = self.world_of_target(&profile);
+        let mut object_set = self.objects_of_target(&profile);
         let id = TargetId { namespace: Some(name.0.as_str().into()), name: name.1.as_str().into() };
-        world.targets.insert(name, Arc::new(target));
-        self.resolve_target(&id, &world);
+        object_set.targets.insert(name, Arc::new(target));
+        self.resolve_target(&id, &object_set);
     }
 
     fn cluster_target(&mut self, name: Name, target: KollectClusterTarget) {
         let reference = &target.spec.profile_ref;
-        let mut world = self.world_of_target(&(reference.namespace.clone(), reference.name.clone()));
+        let mut object_set = self.objects_of_target(&(reference.namespace.clone(), reference.name.clone()));
         let id = TargetId { namespace: None, name: name.1.as_str().into() };
-        world.cluster_targets.insert((String::new(), name.1), Arc::new(target));
-        self.resolve_target(&id, &world);
+        object_set.cluster_targets.insert((String::new(), name.1), Arc::new(target));
+        self.resolve_target(&id, &object_set);
     }
 
     /// Scopes and one profile: a target depends on nothing else.
-    fn world_of_target(&self, profile: &Name) -> World {
-        let known = self.known.world();
+    fn objects_of_target(&self, profile: &Name) -> ObjectSet {
+        let known = self.known.object_set();
         let profiles = known.profiles.get(profile).map(|found| (profile.clone(), found.clone()));
-        World {
+        ObjectSet {
             profiles: profiles.into_iter().collect(),
             scopes: known.scopes,
             cluster_scopes: known.cluster_scopes,
             refused: known.refused,
-            ..World::default()
+            ..ObjectSet::default()
         }
     }
 
-    fn resolve_target(&mut self, id: &TargetId, world: &World) {
+    fn resolve_target(&mut self, id: &TargetId, object_set: &ObjectSet) {
         let namespace = id.namespace.as_deref().unwrap_or_default();
         self.needs_scopes(namespace);
-        let resolved = world.resolve(self.rules, &mut Compiled::default()).targets.remove(id);
+        let resolved = object_set.resolve(self.operator_policy, &mut Compiled::default()).targets.remove(id);
         let (faults, clipped) = match resolved {
             Some(target) => {
                 self.verdict.warnings.extend(target.notes);
@@ -151,41 +152,45 @@ impl<'a> Judge<'a> {
             None => Default::default(),
         };
         let sighted = self.say_if_out_of_sight(namespace);
-        self.weigh(faults.into_iter().chain(clipped).chain(world.check_rules(id, self.rules)), sighted);
+        self.weigh(
+            faults.into_iter().chain(clipped).chain(object_set.check_rules(id, self.operator_policy)),
+            sighted,
+        );
     }
 
     fn inventory(&mut self, name: Name, inventory: KollectInventory) {
-        let mut world = self.world_of_inventory();
+        let mut object_set = self.objects_of_inventory();
         let id = InventoryName { namespace: Some(name.0.clone()), name: name.1.clone() };
-        world.inventories.insert(name, Arc::new(inventory));
-        self.resolve_inventory(&id, &world);
+        object_set.inventories.insert(name, Arc::new(inventory));
+        self.resolve_inventory(&id, &object_set);
     }
 
     fn cluster_inventory(&mut self, name: Name, inventory: KollectClusterInventory) {
-        let mut world = self.world_of_inventory();
+        let mut object_set = self.objects_of_inventory();
         let id = InventoryName { namespace: None, name: name.1.clone() };
-        world.cluster_inventories.insert((String::new(), name.1), Arc::new(inventory));
-        self.resolve_inventory(&id, &world);
+        object_set.cluster_inventories.insert((String::new(), name.1), Arc::new(inventory));
+        self.resolve_inventory(&id, &object_set);
     }
 
     /// Targets without their profiles: an inventory depends only on their names and labels.
-    fn world_of_inventory(&self) -> World {
-        World {
+    fn objects_of_inventory(&self) -> ObjectSet {
+        ObjectSet {
             profiles: [].into(),
             inventories: [].into(),
             cluster_inventories: [].into(),
-            ..self.known.world()
+            ..self.known.object_set()
         }
     }
 
-    fn resolve_inventory(&mut self, id: &InventoryName, world: &World) {
+    fn resolve_inventory(&mut self, id: &InventoryName, object_set: &ObjectSet) {
         let namespace = id.namespace.as_deref().unwrap_or_default();
         self.needs_scopes(namespace);
-        let resolved = world.resolve(self.rules, &mut Compiled::default()).inventories.remove(id);
+        let resolved =
+            object_set.resolve(self.operator_policy, &mut Compiled::default()).inventories.remove(id);
         let resolved = resolved.unwrap_or_default();
         let sighted = self.say_if_out_of_sight(namespace);
         self.weigh(resolved.faults.into_iter().chain(resolved.missing), sighted);
-        self.forbid(world.inventory_below_floor(id));
+        self.forbid(object_set.inventory_below_floor(id));
         // The status of a sink reports errors in the sink itself.
         let of_reference = |fault: &&Fault| fault.reason != Reason::InvalidSpec;
         let plans = resolved.sinks.iter().filter_map(|sink| sink.plan.as_ref().as_ref().err());
@@ -199,8 +204,8 @@ impl<'a> Judge<'a> {
         self.needs_scopes(&name.0);
         self.verdict.warnings.extend(advice::sink(spec));
         self.verdict.warnings.extend(kollect_sinks::advice(spec));
-        self.weigh(check_sink(spec, &name.0, self.rules), true);
-        self.forbid(self.known.world().sink_below_floor(spec, &name.0));
+        self.weigh(check_sink(spec, &name.0, self.operator_policy), true);
+        self.forbid(self.known.object_set().sink_below_floor(spec, &name.0));
     }
 
     fn connection_test(&mut self, name: &Name, test: &KollectConnectionTest) {
@@ -208,14 +213,14 @@ impl<'a> Judge<'a> {
             return;
         }
         let reference = &test.spec.sink_ref;
-        let world = self.known.world();
+        let object_set = self.known.object_set();
         for (family, field, sink) in [
             (Family::Snapshot, "spec.sinkRef.snapshotSinkRef", &reference.snapshot_sink_ref),
             (Family::Database, "spec.sinkRef.databaseSinkRef", &reference.database_sink_ref),
             (Family::Event, "spec.sinkRef.eventSinkRef", &reference.event_sink_ref),
         ] {
             let Some(sink) = sink else { continue };
-            let missing = world.missing_sink(family, &(name.0.clone(), sink.clone()), field);
+            let missing = object_set.missing_sink(family, &(name.0.clone(), sink.clone()), field);
             self.verdict.warnings.extend(missing.map(|error| error.to_string()));
         }
     }

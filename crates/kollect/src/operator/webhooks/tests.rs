@@ -13,17 +13,17 @@ use serde_json::{Value, json};
 
 use super::path;
 use crate::{
+    resolve::{FileRoot, NetworkFlags, OperatorPolicy, SinkNetwork},
     schema,
-    world::{FileRoot, NetworkFlags, Rules, SinkNetwork},
 };
 
-/// Rules of an operator without flags.
-fn strict() -> Rules {
-    Rules {
+/// OperatorPolicy of an operator without flags.
+fn strict() -> OperatorPolicy {
+    OperatorPolicy {
         secret_namespaces: Some([].into()),
         network: SinkNetwork::Guarded(NetworkFlags::default()),
         files: FileRoot::Refused,
-        ..Rules::default()
+        ..OperatorPolicy::default()
     }
 }
 
@@ -47,7 +47,7 @@ async fn what_is_wrong_in_itself_is_refused_with_every_problem_and_its_field() {
 
     let answer = world.ask(create("KollectTarget", "t", &json!({ "profileRef": "a/b" }))).await;
     answer.denied(422, &["KollectTarget \"t\": spec.profileRef = \"a/b\": "]);
-    // The rules are checked although there is no profile.
+    // The resource rules are checked although there is no profile.
     let rule = json!({ "gvk": { "version": "v1", "kind": "Pod" }, "matchPolicy": "object.x ==" });
     let answer =
         world.ask(create("KollectTarget", "t", &json!({ "profileRef": "p", "resourceRules": [rule] }))).await;
@@ -164,10 +164,10 @@ async fn scopes_are_enforced_with_the_field_that_breaks_them() {
     let answer =
         world.ask(target(json!({ "profileRef": "pods", "includedNamespaces": ["a", "kube-system"] }))).await;
     answer.denied(403, &["spec.includedNamespaces[1] = \"kube-system\": KollectScope limits"]);
-    let rules: Vec<Value> =
+    let resource_rules: Vec<Value> =
         ["Pod", "Secret"].iter().map(|kind| json!({ "gvk": { "version": "v1", "kind": kind } })).collect();
     world
-        .ask(target(json!({ "profileRef": "pods", "resourceRules": rules })))
+        .ask(target(json!({ "profileRef": "pods", "resourceRules": resource_rules })))
         .await
         .denied(403, &["does not allow kind"]);
     let both = json!({
@@ -230,7 +230,7 @@ async fn scopes_are_enforced_with_the_field_that_breaks_them() {
 
 #[tokio::test]
 async fn what_may_not_be_meant_is_a_warning() {
-    let world = World::of(&[], Rules { files: FileRoot::Directory("/data".into()), ..strict() });
+    let world = World::of(&[], OperatorPolicy { files: FileRoot::Directory("/data".into()), ..strict() });
     let spec = json!({
         "targetGVK": { "version": "v1", "kind": "Pod" },
         "attributes": [

@@ -18,7 +18,7 @@ use super::{
         network::{Answer, Link, Lost, Sent, Server},
         specs::text,
     },
-    ApiServer, FRESH, KINDS, Object, Resource, State, Told,
+    ApiServer, FRESH, KINDS, Object, Resource, State, WrittenStatus,
     kinds::{kind_of, number_of},
     objects::ObjectName,
     watch_stream::{self, Begins, Selected},
@@ -289,7 +289,12 @@ impl ApiServer {
             let now = shared.journal.moment();
             let (last, before) = state.told_at.get(&(kind, name.clone())).copied().unwrap_or_default();
             state.told_at.insert((kind, name), (now, last));
-            state.told.push(Told { plural, before: known, object: object.clone(), time: (before, now) });
+            state.told.push(WrittenStatus {
+                plural,
+                before: known,
+                object: object.clone(),
+                time: (before, now),
+            });
         }
         drop(state);
         self.announce(kind);

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tower::ServiceExt as _;
 
 use super::super::{Admission, path};
-use crate::{operator::objects::Objects, schema, world::Rules};
+use crate::{operator::objects::Objects, resolve::OperatorPolicy, schema};
 
 /// An object of namespace shop, or of none.
 pub(super) fn object(kind: &str, name: &str, spec: &Value) -> Value {
@@ -110,20 +110,20 @@ impl WatchSource for Source {
 pub(super) struct World(Admission);
 
 impl World {
-    pub(super) fn of(objects: &[Value], rules: Rules) -> Self {
-        Self::start(Source { objects: objects.to_vec(), ..Source::default() }, rules, None)
+    pub(super) fn of(objects: &[Value], operator_policy: OperatorPolicy) -> Self {
+        Self::start(Source { objects: objects.to_vec(), ..Source::default() }, operator_policy, None)
     }
 
-    pub(super) fn within(objects: &[Value], rules: Rules, namespaces: &[&str]) -> Self {
+    pub(super) fn within(objects: &[Value], operator_policy: OperatorPolicy, namespaces: &[&str]) -> Self {
         let within = namespaces.iter().map(|name| Arc::from(*name)).collect();
-        Self::start(Source { objects: objects.to_vec(), ..Source::default() }, rules, Some(within))
+        Self::start(Source { objects: objects.to_vec(), ..Source::default() }, operator_policy, Some(within))
     }
 
     /// One kind cannot be seen.
     pub(super) fn blind(kind: &str, reason: BlindReason) -> Self {
         Self::start(
             Source { blind: Some((kind.into(), reason)), ..Source::default() },
-            Rules::default(),
+            OperatorPolicy::default(),
             None,
         )
     }
@@ -131,20 +131,21 @@ impl World {
     /// One kind does not exist.
     pub(super) fn without(kind: &str) -> Self {
         let blind = Some((kind.into(), BlindReason::NotServed));
-        Self::start(Source { blind, absent: true, ..Source::default() }, Rules::default(), None)
+        Self::start(Source { blind, absent: true, ..Source::default() }, OperatorPolicy::default(), None)
     }
 
     /// No list ever ends.
     pub(super) fn silent() -> Self {
-        let mut world = Self::start(Source { silent: true, ..Source::default() }, Rules::default(), None);
+        let mut world =
+            Self::start(Source { silent: true, ..Source::default() }, OperatorPolicy::default(), None);
         world.0.settling = Duration::from_millis(50);
         world
     }
 
-    fn start(source: Source, rules: Rules, within: Option<BTreeSet<Arc<str>>>) -> Self {
+    fn start(source: Source, operator_policy: OperatorPolicy, within: Option<BTreeSet<Arc<str>>>) -> Self {
         let source: Arc<dyn WatchSource> = Arc::new(source);
         let objects = Arc::new(Objects::follow(source, within.clone(), Tasks::default()));
-        Self(Admission::new(objects, Arc::new(rules), within))
+        Self(Admission::new(objects, Arc::new(operator_policy), within))
     }
 
     pub(super) async fn post(&self, path: &str, body: String) -> (StatusCode, String) {

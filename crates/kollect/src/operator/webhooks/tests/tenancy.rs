@@ -1,11 +1,11 @@
 //! What admission says to a team that asks for more than its namespace.
 
 use super::*;
-use crate::world::Reach;
+use crate::resolve::Reach;
 
-/// Rules of an operator in namespace kollect-system, without flags.
-fn scoped() -> Rules {
-    Rules {
+/// OperatorPolicy of an operator in namespace kollect-system, without flags.
+fn scoped() -> OperatorPolicy {
+    OperatorPolicy {
         reach: Reach::OwnNamespace,
         secret_extraction: Some([].into()),
         own_namespace: Some("kollect-system".into()),
@@ -36,7 +36,7 @@ async fn law_9_what_is_beyond_the_reach_is_refused_with_what_to_write() {
     }
     let by_labels = scope(&json!({ "allowedNamespaceSelector": { "matchLabels": { "a": "b" } } }));
     World::of(&[profile("p", "Pod"), by_labels], scoped()).ask(target(&elsewhere)).await.allowed(&[]);
-    let all = Rules { reach: Reach::All, ..scoped() };
+    let all = OperatorPolicy { reach: Reach::All, ..scoped() };
     World::of(&[profile("p", "Pod")], all).ask(target(&elsewhere)).await.allowed(&[]);
     let empty = json!({ "allowedNamespaceSelector": {} });
     let answer = world.ask(create("KollectScope", "s", &empty)).await;
@@ -55,7 +55,7 @@ async fn law_9_a_scope_that_cannot_be_read_forbids() {
 
 #[tokio::test]
 async fn law_10_data_of_secrets_needs_the_annotation_and_the_flag() {
-    let named = |namespaces: &[&str]| Rules {
+    let named = |namespaces: &[&str]| OperatorPolicy {
         secret_extraction: Some(namespaces.iter().map(ToString::to_string).collect()),
         ..scoped()
     };
@@ -67,13 +67,13 @@ async fn law_10_data_of_secrets_needs_the_annotation_and_the_flag() {
         annotated["request"]["object"]["metadata"]["annotations"] =
             json!({ "kollect.dev/allow-secret-extraction": "true" });
         let both = ["kollect.dev/allow-secret-extraction: \"true\"", "--allow-secret-extraction shop"];
-        for (rules, question) in [
+        for (operator_policy, question) in [
             (scoped(), &plain),
             (scoped(), &annotated),
             (named(&["bank", "kollect-system"]), &annotated),
             (named(&["shop"]), &plain),
         ] {
-            World::of(&[], rules).ask(question.clone()).await.denied(422, &both);
+            World::of(&[], operator_policy).ask(question.clone()).await.denied(422, &both);
         }
         World::of(&[], named(&["shop"])).ask(annotated).await.allowed(&[]);
     }
@@ -124,7 +124,8 @@ async fn law_10_cluster_targets_read_secrets_only_if_the_operators_namespace_is_
     for (named, warnings) in
         [("shop", &[hands, "and start the operator with"][..]), ("kollect-system", &[hands][..])]
     {
-        let rules = Rules { secret_extraction: Some([named.to_owned()].into()), ..scoped() };
-        World::of(&[secrets.clone()], rules).ask(target.clone()).await.allowed(warnings);
+        let operator_policy =
+            OperatorPolicy { secret_extraction: Some([named.to_owned()].into()), ..scoped() };
+        World::of(&[secrets.clone()], operator_policy).ask(target.clone()).await.allowed(warnings);
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use kollect_model::{SpecError, crd::shapes::SecretReference, sink::SinkSpec};
 use kollect_sinks::{Plan, Policy, Secrets};
 
-use super::{Contents, Family, Fault, Name, Rules, Secret, World, dangling};
+use super::{Contents, Family, Fault, Name, ObjectSet, OperatorPolicy, Secret, dangling};
 use crate::reason::Reason;
 
 /// How to open a sink, or why it cannot be used; `Ok(None)` while its Secrets are being looked up, or its plan is
@@ -78,16 +78,20 @@ impl PlanSinks for PlanAtOnce {
     fn retain(&mut self, _: &dyn Fn(&SinkKey) -> bool) {}
 }
 
-impl World {
-    pub(super) fn plan_sinks(&self, rules: &Rules, planner: &mut dyn PlanSinks) -> SinkPlans {
+impl ObjectSet {
+    pub(super) fn plan_sinks(
+        &self,
+        operator_policy: &OperatorPolicy,
+        planner: &mut dyn PlanSinks,
+    ) -> SinkPlans {
         planner.retain(&|sink| self.sinks.contains_key(sink));
         let plan = |(sink, spec): (&SinkKey, &Arc<SinkSpec>)| {
             let (namespace, name) = &sink.1;
             let request = PlanRequest {
                 name: name.clone(),
                 spec: spec.clone(),
-                secrets: self.secrets_of(spec, namespace, rules),
-                policy: rules.sink_policy(namespace),
+                secrets: self.secrets_of(spec, namespace, operator_policy),
+                policy: operator_policy.sink_policy(namespace),
             };
             (sink.clone(), planner.plan(sink, request))
         };
@@ -95,17 +99,17 @@ impl World {
     }
 
     /// The Secrets that sinks may read.
-    pub(crate) fn wanted_secrets(&self, rules: &Rules) -> BTreeSet<Name> {
-        self.sinks.keys().flat_map(|sink| self.secrets_named_by(sink, rules)).collect()
+    pub(crate) fn wanted_secrets(&self, operator_policy: &OperatorPolicy) -> BTreeSet<Name> {
+        self.sinks.keys().flat_map(|sink| self.secrets_named_by(sink, operator_policy)).collect()
     }
 
     /// The Secrets that a sink names and may read.
-    pub(crate) fn secrets_named_by(&self, sink: &SinkKey, rules: &Rules) -> Vec<Name> {
+    pub(crate) fn secrets_named_by(&self, sink: &SinkKey, operator_policy: &OperatorPolicy) -> Vec<Name> {
         let own = &sink.1.0;
         let references = self.sinks.get(sink).map(|spec| spec.secret_refs()).unwrap_or_default();
         let allowed = references.into_iter().filter_map(|(field, SecretReference { name, namespace })| {
             let namespace = namespace.as_deref().unwrap_or(own);
-            let is_allowed = foreign_secret(field, own, namespace, rules).is_none();
+            let is_allowed = foreign_secret(field, own, namespace, operator_policy).is_none();
             is_allowed.then(|| (namespace.to_owned(), name.clone()))
         });
         allowed.collect()
@@ -116,19 +120,19 @@ impl World {
         &self,
         spec: &SinkSpec,
         own: &str,
-        rules: &Rules,
+        operator_policy: &OperatorPolicy,
     ) -> Result<Option<BTreeMap<String, Arc<Contents>>>, Vec<Fault>> {
         let (mut secrets, mut faults, mut awaited) = (BTreeMap::new(), Vec::new(), false);
         for (field, SecretReference { name, namespace }) in spec.secret_refs() {
             let namespace = namespace.as_deref().unwrap_or(own);
-            if let Some(error) = foreign_secret(field, own, namespace, rules) {
+            if let Some(error) = foreign_secret(field, own, namespace, operator_policy) {
                 faults.push(Fault::new(Reason::SecretResolveFailed, error));
                 continue;
             }
             let key = (namespace.to_owned(), name.clone());
             match self.secrets.get(&key) {
                 Some(Secret::Awaited) => awaited = true,
-                Some(Secret::Known(contents)) => {
+                Some(Secret::ObjectCache(contents)) => {
                     secrets.insert(field.into(), contents.clone());
                 }
                 Some(Secret::Unreadable(why)) => {
@@ -158,20 +162,25 @@ fn plan_without_secrets(spec: &SinkSpec, policy: &Policy) -> Result<Plan, Vec<Fa
 }
 
 /// Problems of a sink that do not depend on what its Secrets hold.
-pub(crate) fn check_sink(spec: &SinkSpec, own: &str, rules: &Rules) -> Vec<Fault> {
-    let mut faults = plan_without_secrets(spec, &rules.sink_policy(own)).err().unwrap_or_default();
+pub(crate) fn check_sink(spec: &SinkSpec, own: &str, operator_policy: &OperatorPolicy) -> Vec<Fault> {
+    let mut faults = plan_without_secrets(spec, &operator_policy.sink_policy(own)).err().unwrap_or_default();
     let foreign = spec.secret_refs().into_iter().filter_map(|(field, reference)| {
-        foreign_secret(field, own, reference.namespace.as_deref().unwrap_or(own), rules)
+        foreign_secret(field, own, reference.namespace.as_deref().unwrap_or(own), operator_policy)
     });
     faults.extend(foreign.map(|error| Fault::new(Reason::InvalidSpec, error)));
     faults
 }
 
 /// Why a sink of namespace `own` may not read Secrets of `namespace`.
-fn foreign_secret(field: &str, own: &str, namespace: &str, rules: &Rules) -> Option<SpecError> {
+fn foreign_secret(
+    field: &str,
+    own: &str,
+    namespace: &str,
+    operator_policy: &OperatorPolicy,
+) -> Option<SpecError> {
     let pair = (own.to_owned(), namespace.to_owned());
-    let allowed =
-        namespace == own || rules.secret_namespaces.as_ref().is_none_or(|allowed| allowed.contains(&pair));
+    let allowed = namespace == own
+        || operator_policy.secret_namespaces.as_ref().is_none_or(|allowed| allowed.contains(&pair));
     if allowed {
         return None;
     }

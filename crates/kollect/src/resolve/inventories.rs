@@ -7,7 +7,7 @@ use std::{
 };
 
 use kollect_engine::{
-    export::Choice,
+    export::RowFilter,
     schedule::{Cadence, Intervals},
     select::Namespaces,
 };
@@ -27,8 +27,8 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
-    Ceilings, Family, Fault, InventoryName, Name, ResolvedTarget, Rules, SinkPlan, World, dangling,
-    sinks::SinkPlans,
+    Ceilings, Family, Fault, InventoryName, Name, ObjectSet, OperatorPolicy, ResolvedTarget, SinkPlan,
+    dangling, sinks::SinkPlans,
 };
 use crate::reason::Reason;
 
@@ -62,8 +62,8 @@ pub(crate) struct RowsWanted {
 }
 
 impl RowsWanted {
-    /// The choice among the namespaces that exist; `None` while their labels are not known.
-    pub(crate) fn among(&self, known: Option<&Namespaces>) -> Option<Choice> {
+    /// The row filter among the namespaces that exist; `None` while their labels are not known.
+    pub(crate) fn among(&self, known: Option<&Namespaces>) -> Option<RowFilter> {
         let named = |name: &str| self.namespaces.is_empty() || self.namespaces.iter().any(|n| n == name);
         let namespaces = match &self.selector {
             None if self.namespaces.is_empty() => None,
@@ -77,7 +77,7 @@ impl RowsWanted {
                 Some(matching.map(|(name, _)| name.clone()).collect())
             }
         };
-        Some(Choice { namespaces, one_row_per_object: self.one_row_per_object })
+        Some(RowFilter { namespaces, one_row_per_object: self.one_row_per_object })
     }
 }
 
@@ -125,12 +125,12 @@ struct Asked<'a> {
     ceilings: Ceilings<'a>,
 }
 
-impl World {
+impl ObjectSet {
     pub(super) fn resolve_inventories(
         &self,
         targets: &BTreeMap<TargetId, ResolvedTarget>,
         sinks: &SinkPlans,
-        rules: &Rules,
+        operator_policy: &OperatorPolicy,
     ) -> BTreeMap<InventoryName, ResolvedInventory> {
         let mut resolved = BTreeMap::new();
         for ((namespace, name), inventory) in &self.inventories {
@@ -151,7 +151,7 @@ impl World {
                 removal_guard: spec.removal_guard.clone(),
                 ceilings: self.scopes_of(namespace),
             };
-            let (name, mut inventory) = self.resolve_inventory(asked, targets, sinks, rules);
+            let (name, mut inventory) = self.resolve_inventory(asked, targets, sinks, operator_policy);
             if namespace == CLUSTER_NAMESPACE {
                 let problem = "sinks keep cluster inventories under this name; use another namespace";
                 let error = SpecError::new("metadata.namespace", &namespace.as_str().into(), problem);
@@ -177,7 +177,7 @@ impl World {
                 removal_guard: spec.removal_guard.clone(),
                 ceilings: self.cluster_scopes(),
             };
-            let (name, mut inventory) = self.resolve_inventory(asked, targets, sinks, rules);
+            let (name, mut inventory) = self.resolve_inventory(asked, targets, sinks, operator_policy);
             inventory.rows = RowsWanted {
                 namespaces: spec.namespaces.clone(),
                 selector: spec.namespace_selector.clone(),
@@ -193,19 +193,25 @@ impl World {
         asked: Asked<'_>,
         targets: &BTreeMap<TargetId, ResolvedTarget>,
         sinks: &SinkPlans,
-        rules: &Rules,
+        operator_policy: &OperatorPolicy,
     ) -> (InventoryName, ResolvedInventory) {
         let (suspended, removal_guard) = (asked.suspended, asked.removal_guard.clone());
         let mut resolved = ResolvedInventory { suspended, removal_guard, ..ResolvedInventory::default() };
         resolved.faults.extend(asked.ceilings.unreadable());
         asked.choose(targets, &self.refused, &mut resolved);
         resolved.notes.extend(asked.max_export_bytes.map(|_| PARTS.to_owned()));
-        self.bind(&asked, sinks, rules, &mut resolved);
+        self.bind(&asked, sinks, operator_policy, &mut resolved);
         (asked.name, resolved)
     }
 
     /// Resolves the sinks of the three lists, and adds their faults.
-    fn bind(&self, asked: &Asked<'_>, sinks: &SinkPlans, rules: &Rules, resolved: &mut ResolvedInventory) {
+    fn bind(
+        &self,
+        asked: &Asked<'_>,
+        sinks: &SinkPlans,
+        operator_policy: &OperatorPolicy,
+        resolved: &mut ResolvedInventory,
+    ) {
         let families = [
             (Family::Snapshot, "spec.snapshotSinkRefs"),
             (Family::Database, "spec.databaseSinkRefs"),
@@ -230,9 +236,9 @@ impl World {
                     let what = format!("{family} sink {}", sink_ref.name);
                     let decides = "where the rows of this inventory go";
                     resolved.tenant_editable =
-                        asked.ceilings.tenant_editable(rules, namespace, &what, decides);
+                        asked.ceilings.tenant_editable(operator_policy, namespace, &what, decides);
                 }
-                let bound = self.bound(asked, rules, family, key, &sink_ref, plan);
+                let bound = self.bound(asked, operator_policy, family, key, &sink_ref, plan);
                 resolved.sinks.push(BoundSink { field, ..bound });
             }
         }
@@ -247,7 +253,7 @@ impl World {
     fn bound(
         &self,
         asked: &Asked<'_>,
-        rules: &Rules,
+        operator_policy: &OperatorPolicy,
         family: Family,
         key: Name,
         sink_ref: &SinkRef,
@@ -271,7 +277,7 @@ impl World {
             family,
             field: String::new(),
             requested: self.sink_requests.get(&(family, key.clone())).cloned(),
-            place: place(&plan, &key.0, &cluster, rules),
+            place: place(&plan, &key.0, &cluster, operator_policy),
             cluster,
             key,
             cadence: Cadence::of([reference, own, asked.intervals], floor, min_change),
@@ -332,7 +338,7 @@ impl World {
         &self,
         written: &SinkName,
         namespace: &str,
-        rules: &Rules,
+        operator_policy: &OperatorPolicy,
         sinks: &SinkPlans,
     ) -> Option<BoundSink> {
         let SinkName::Object { family, name } = written else { return None };
@@ -346,7 +352,7 @@ impl World {
             family,
             field: "status.sinkExports".to_owned(),
             requested: None,
-            place: place(&plan, namespace, &cluster, rules),
+            place: place(&plan, namespace, &cluster, operator_policy),
             cluster,
             cadence: Cadence::of([Intervals::default(); 3], None, Duration::ZERO),
             part_bytes: PART_BYTES,
@@ -357,9 +363,14 @@ impl World {
 }
 
 /// The destination of a sink of a namespace, as statuses show it.
-fn place(plan: &SinkPlan, namespace: &str, cluster: &str, rules: &Rules) -> Option<ExportPlace> {
-    let destination = plan.as_ref().ok()?.as_ref()?.destination(&rules.sink_policy(namespace));
-    Some(ExportPlace::new(rules.shown(&destination), cluster))
+fn place(
+    plan: &SinkPlan,
+    namespace: &str,
+    cluster: &str,
+    operator_policy: &OperatorPolicy,
+) -> Option<ExportPlace> {
+    let destination = plan.as_ref().ok()?.as_ref()?.destination(&operator_policy.sink_policy(namespace));
+    Some(ExportPlace::new(operator_policy.shown(&destination), cluster))
 }
 
 impl Asked<'_> {

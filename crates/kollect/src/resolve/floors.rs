@@ -12,9 +12,9 @@ use kollect_model::{
     sink::SinkSpec,
 };
 
-use super::{Ceilings, InventoryName, World};
+use super::{Ceilings, InventoryName, ObjectSet};
 
-impl World {
+impl ObjectSet {
     /// Intervals of an inventory and its references that are below the floor of its scopes.
     pub(crate) fn inventory_below_floor(&self, name: &InventoryName) -> Vec<SpecError> {
         let key = (name.namespace.clone().unwrap_or_default(), name.name.clone());

@@ -17,7 +17,8 @@ use kube::ResourceExt;
 use crate::reason::Reason;
 
 use super::{
-    AskedSpec, CachedTarget, Ceilings, Compiled, Fault, Name, Profiles, REQUESTED_AT, Rules, World, dangling,
+    AskedSpec, CachedTarget, Ceilings, Compiled, Fault, Name, ObjectSet, OperatorPolicy, Profiles,
+    REQUESTED_AT, dangling,
 };
 
 /// A target after its references were resolved.
@@ -45,7 +46,7 @@ struct Asked<'a> {
     id: TargetId,
     labels: &'a BTreeMap<String, String>,
     profile: Name,
-    rules: &'a [ResourceRule],
+    resource_rules: &'a [ResourceRule],
     included: &'a [String],
     suspended: bool,
     /// Value of the annotation `kollect.dev/requestedAt`: all objects are read again when it changes.
@@ -55,37 +56,37 @@ struct Asked<'a> {
     spec: AskedSpec,
 }
 
-impl World {
+impl ObjectSet {
     pub(super) fn resolve_targets(
         &self,
-        rules: &Rules,
+        operator_policy: &OperatorPolicy,
         [profiles, cluster_profiles]: [&Profiles; 2],
         compiled: &mut Compiled,
     ) -> BTreeMap<TargetId, ResolvedTarget> {
-        let asked = self.asked(rules);
+        let asked = self.asked(operator_policy);
         let resolved: BTreeMap<TargetId, ResolvedTarget> = asked
             .into_iter()
             .map(|asked| {
                 let profiles = if asked.id.namespace.is_some() { profiles } else { cluster_profiles };
-                (asked.id.clone(), self.resolve_target(asked, rules, profiles, compiled))
+                (asked.id.clone(), self.resolve_target(asked, operator_policy, profiles, compiled))
             })
             .collect();
         compiled.targets.retain(|id, _| resolved.contains_key(id));
         resolved
     }
 
-    fn asked<'a>(&'a self, rules: &Rules) -> Vec<Asked<'a>> {
+    fn asked<'a>(&'a self, operator_policy: &OperatorPolicy) -> Vec<Asked<'a>> {
         let targets = self.targets.iter().map(|((namespace, name), target)| {
             let ceilings = self.scopes_of(namespace);
             Asked {
                 id: TargetId { namespace: Some(namespace.as_str().into()), name: name.as_str().into() },
                 labels: target.labels(),
                 profile: (namespace.clone(), target.spec.profile_ref.clone()),
-                rules: &target.spec.filter.resource_rules,
+                resource_rules: &target.spec.filter.resource_rules,
                 included: &target.spec.filter.included_namespaces,
                 suspended: target.spec.suspend,
                 requested: target.annotations().get(REQUESTED_AT).cloned(),
-                bounds: rules.bounds(Some(namespace), ceilings.values()),
+                bounds: operator_policy.bounds(Some(namespace), ceilings.values()),
                 ceilings,
                 spec: AskedSpec::Target(Box::new(target.spec.clone())),
             }
@@ -96,11 +97,11 @@ impl World {
                 id: TargetId { namespace: None, name: name.as_str().into() },
                 labels: target.labels(),
                 profile: (target.spec.profile_ref.namespace.clone(), target.spec.profile_ref.name.clone()),
-                rules: &target.spec.filter.resource_rules,
+                resource_rules: &target.spec.filter.resource_rules,
                 included: &target.spec.filter.included_namespaces,
                 suspended: target.spec.suspend,
                 requested: target.annotations().get(REQUESTED_AT).cloned(),
-                bounds: rules.bounds(None, ceilings.values()),
+                bounds: operator_policy.bounds(None, ceilings.values()),
                 ceilings,
                 spec: AskedSpec::ClusterTarget(Box::new(target.spec.clone())),
             }
@@ -111,7 +112,7 @@ impl World {
     fn resolve_target(
         &self,
         asked: Asked<'_>,
-        rules: &Rules,
+        operator_policy: &OperatorPolicy,
         profiles: &Profiles,
         compiled: &mut Compiled,
     ) -> ResolvedTarget {
@@ -131,7 +132,8 @@ impl World {
         if asked.id.namespace.is_none() {
             let what = format!("KollectProfile {name}");
             let decides = "what this cluster target collects";
-            resolved.tenant_editable = asked.ceilings.tenant_editable(rules, namespace, &what, decides);
+            resolved.tenant_editable =
+                asked.ceilings.tenant_editable(operator_policy, namespace, &what, decides);
         }
         match profile {
             None if self.is_refused("KollectProfile", &asked.profile) => {}
@@ -150,7 +152,7 @@ impl World {
         let profile = profile.and_then(|profile| profile.as_ref().ok());
         asked.check_scopes(profile, &mut resolved);
         let Some(profile) = profile.filter(|_| resolved.faults.is_empty()) else { return resolved };
-        match definition(&asked, profile, rules, compiled) {
+        match definition(&asked, profile, operator_policy, compiled) {
             Ok(_) if asked.suspended => {}
             Ok(target) => resolved.target = Some(target),
             Err(errors) => {
@@ -163,20 +165,26 @@ impl World {
     }
 }
 
-impl World {
-    /// What is wrong with the rules of a target, whatever its profile and its scopes say.
-    pub(crate) fn check_rules(&self, id: &TargetId, rules: &Rules) -> Vec<Fault> {
-        let asked = self.asked(rules).into_iter().find(|asked| asked.id == *id);
+impl ObjectSet {
+    /// What is wrong with the resource rules of a target, whatever its profile and its scopes say.
+    pub(crate) fn check_rules(&self, id: &TargetId, operator_policy: &OperatorPolicy) -> Vec<Fault> {
+        let asked = self.asked(operator_policy).into_iter().find(|asked| asked.id == *id);
         let Some(asked) = asked else { return Vec::new() };
-        // The kind does not matter: rules name their own.
+        // The kind does not matter: resource rules name their own.
         let kind = Gvk { group: String::new(), version: "v1".into(), kind: "ConfigMap".into() };
-        let errors = select(&asked.spec, &kind, &Bounds::default(), rules).err().unwrap_or_default();
+        let errors =
+            select(&asked.spec, &kind, &Bounds::default(), operator_policy).err().unwrap_or_default();
         errors.into_iter().map(|error| Fault::new(Reason::InvalidSpec, error)).collect()
     }
 }
 
-fn select(spec: &AskedSpec, gvk: &Gvk, bounds: &Bounds, rules: &Rules) -> Result<Selection, Vec<SpecError>> {
-    let Rules { policy, defaults, .. } = rules;
+fn select(
+    spec: &AskedSpec,
+    gvk: &Gvk,
+    bounds: &Bounds,
+    operator_policy: &OperatorPolicy,
+) -> Result<Selection, Vec<SpecError>> {
+    let OperatorPolicy { policy, defaults, .. } = operator_policy;
     match spec {
         AskedSpec::Target(spec) => Selection::of_target(spec, gvk, bounds, policy, defaults),
         AskedSpec::ClusterTarget(spec) => Selection::of_cluster_target(spec, gvk, bounds, policy, defaults),
@@ -186,8 +194,8 @@ fn select(spec: &AskedSpec, gvk: &Gvk, bounds: &Bounds, rules: &Rules) -> Result
 impl Asked<'_> {
     /// Adds what scopes deny: some kinds and namespaces are cut off; if nothing is left the target is denied.
     fn check_scopes(&self, profile: Option<&Arc<CompiledProfile>>, resolved: &mut ResolvedTarget) {
-        let own = profile.map(|profile| &profile.gvk).filter(|_| self.rules.is_empty());
-        let kinds: Vec<&Gvk> = self.rules.iter().map(|rule| &rule.gvk).chain(own).collect();
+        let own = profile.map(|profile| &profile.gvk).filter(|_| self.resource_rules.is_empty());
+        let kinds: Vec<&Gvk> = self.resource_rules.iter().map(|rule| &rule.gvk).chain(own).collect();
         let mut denied = Vec::new();
         for gvk in &kinds {
             let scope = self.ceilings.scopes.iter().find(|(_, ceiling)| !ceiling.allows_kind(gvk));
@@ -256,12 +264,12 @@ impl Ceilings<'_> {
     /// The operator's own namespace and those that a KollectClusterScope lists are trusted.
     pub(super) fn tenant_editable(
         &self,
-        rules: &Rules,
+        operator_policy: &OperatorPolicy,
         namespace: &str,
         what: &str,
         decides: &str,
     ) -> Option<String> {
-        let own = rules.own_namespace.as_deref()?;
+        let own = operator_policy.own_namespace.as_deref()?;
         let trusted = namespace == own || self.names_static(namespace);
         (!trusted).then(|| {
             format!(
@@ -276,7 +284,7 @@ impl Ceilings<'_> {
 fn definition(
     asked: &Asked<'_>,
     profile: &Arc<CompiledProfile>,
-    rules: &Rules,
+    operator_policy: &OperatorPolicy,
     compiled: &mut Compiled,
 ) -> Result<Arc<Target>, Vec<SpecError>> {
     let same = |known: &&CachedTarget| {
@@ -288,7 +296,7 @@ fn definition(
     if let Some(known) = compiled.targets.get(&asked.id).filter(same) {
         return known.target.clone();
     }
-    let selection = select(&asked.spec, &profile.gvk, &asked.bounds, rules);
+    let selection = select(&asked.spec, &profile.gvk, &asked.bounds, operator_policy);
     let target =
         selection.map(|selection| Arc::new(Target::new(asked.id.clone(), profile.clone(), selection)));
     let cached = CachedTarget {

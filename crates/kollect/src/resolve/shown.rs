@@ -12,9 +12,9 @@ use kollect_model::{
 };
 use kollect_sinks::{Plan, Policy};
 
-use super::Rules;
+use super::OperatorPolicy;
 
-impl Rules {
+impl OperatorPolicy {
     /// The destination as statuses, events and logs name it. The command line names it as it is.
     pub(crate) fn shown(&self, destination: &Destination) -> Destination {
         match &self.cluster_id {
@@ -58,13 +58,13 @@ mod tests {
         ExportPlace::new(text.into(), "one")
     }
 
-    fn operator() -> Rules {
-        Rules { cluster_id: Some("0000".into()), ..Rules::default() }
+    fn operator() -> OperatorPolicy {
+        OperatorPolicy { cluster_id: Some("0000".into()), ..OperatorPolicy::default() }
     }
 
     #[test]
     fn statuses_of_older_versions_mean_the_same_places() {
-        let rules = operator();
+        let operator_policy = operator();
         let old = SinkExport {
             place: Some(place("postgres://db:5432/shop \"public\".\"new\"")),
             left: vec![
@@ -76,27 +76,33 @@ mod tests {
             ..SinkExport::default()
         };
         let status = InventoryStatus { sink_exports: vec![old.clone()], ..InventoryStatus::default() };
-        let status_shown = rules.shown_status(&status).into_owned();
+        let status_shown = operator_policy.shown_status(&status).into_owned();
         let shown = &status_shown.sink_exports;
         let text = format!("{shown:?}");
         assert!(!text.contains("db:5432") && !text.contains("old:5432") && !text.contains("shop"), "{text}");
         assert_eq!(shown[0].place.as_ref().unwrap().destination.names(), Some(["public", "new"]));
         assert_eq!(shown[0].left[1..], old.left[1..], "what a spec names stays");
         assert_eq!(shown[0].rows, Some(3));
-        assert!(matches!(rules.shown_status(&status_shown), Cow::Borrowed(_)), "the new form stays as it is");
-        assert!(matches!(Rules::default().shown_status(&status), Cow::Borrowed(_)), "the command line");
+        assert!(
+            matches!(operator_policy.shown_status(&status_shown), Cow::Borrowed(_)),
+            "the new form stays as it is"
+        );
+        assert!(
+            matches!(OperatorPolicy::default().shown_status(&status), Cow::Borrowed(_)),
+            "the command line"
+        );
     }
 
     #[test]
     fn a_plan_leads_from_what_is_shown_to_its_own_server_only() {
-        let (rules, policy) = (operator(), Policy::default());
+        let (operator_policy, policy) = (operator(), Policy::default());
         let plan = |url: &str| kollect_sinks::plan_out(url).unwrap();
         let here = plan("postgres://db/shop?table=new");
-        let table = |url: &str| rules.shown(&plan(url).destination(&policy));
-        let there = rules.plan_at(&here, &table("postgres://db/shop?table=old"), &policy).unwrap();
+        let table = |url: &str| operator_policy.shown(&plan(url).destination(&policy));
+        let there = operator_policy.plan_at(&here, &table("postgres://db/shop?table=old"), &policy).unwrap();
         assert_eq!(there.destination(&policy), plan("postgres://db/shop?table=old").destination(&policy));
         for elsewhere in ["postgres://db/other?table=new", "postgres://db2/shop?table=new"] {
-            assert!(rules.plan_at(&here, &table(elsewhere), &policy).is_none(), "{elsewhere}");
+            assert!(operator_policy.plan_at(&here, &table(elsewhere), &policy).is_none(), "{elsewhere}");
         }
     }
 }

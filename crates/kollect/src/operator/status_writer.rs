@@ -27,9 +27,9 @@ use super::{
     objects::ObjectKey,
 };
 use crate::{
-    causes::{LastProblem, told_once},
+    error_chain::{LastProblem, told_once},
     reason::Reason,
-    world::Name,
+    resolve::Name,
 };
 
 /// The average interval between writes of one object that change counts only.

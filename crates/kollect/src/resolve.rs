@@ -1,7 +1,7 @@
 //! Resolves the objects of Kollect together: which profile a target uses, what scopes allow of it, which targets
 //! an inventory holds and where it is written.
 //!
-//! No I/O: the command line fills a world from files, the operator from its watches, and admission asks
+//! No I/O: the command line fills an object set from files, the operator from its watches, and admission asks
 //! what would happen. Faults are reported per object, with the reason that its status shows.
 
 mod floors;
@@ -58,7 +58,7 @@ pub(crate) const REQUESTED_AT: &str = "kollect.dev/requestedAt";
 
 /// All objects that decisions depend on.
 #[derive(Clone, Default)]
-pub(crate) struct World {
+pub(crate) struct ObjectSet {
     pub(crate) profiles: BTreeMap<Name, Arc<KollectProfile>>,
     pub(crate) targets: BTreeMap<Name, Arc<KollectTarget>>,
     pub(crate) cluster_targets: BTreeMap<Name, Arc<KollectClusterTarget>>,
@@ -78,7 +78,7 @@ pub(crate) struct World {
 
 /// Settings of the user or the administrator that apply to all objects.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Rules {
+pub(crate) struct OperatorPolicy {
     pub(crate) policy: Policy,
     pub(crate) defaults: NamespaceDefaults,
     /// What a KollectTarget reaches without a KollectScope that names it.
@@ -121,7 +121,7 @@ pub(crate) enum FileRoot {
     Refused,
 }
 
-impl Rules {
+impl OperatorPolicy {
     /// How far a target may reach: one of a namespace, or a cluster target.
     pub(crate) fn bounds(&self, namespace: Option<&str>, ceilings: Vec<ScopeCeiling>) -> Bounds {
         let Some(own) = namespace else { return Bounds { ceilings, ..Bounds::default() } };
@@ -177,7 +177,7 @@ impl fmt::Display for Fault {
 /// Profiles, compiled, or what is wrong with them.
 pub(crate) type Profiles = BTreeMap<Name, Result<Arc<CompiledProfile>, Vec<SpecError>>>;
 
-/// The result of resolving a [`World`].
+/// The result of resolving a [`ObjectSet`].
 #[derive(Default)]
 pub(crate) struct Resolved {
     /// Profiles as targets of their own namespace use them.
@@ -266,40 +266,44 @@ impl Ceilings<'_> {
     }
 }
 
-impl World {
+impl ObjectSet {
     /// Resolves all objects.
-    pub(crate) fn resolve(&self, rules: &Rules, compiled: &mut Compiled) -> Resolved {
-        let profiles = self.compile_profiles(rules, compiled);
-        let cluster_profiles = self.compile_cluster_profiles(rules, &profiles, compiled);
-        let targets = self.resolve_targets(rules, [&profiles, &cluster_profiles], compiled);
-        let sinks = self.plan_sinks(rules, &mut *compiled.planner);
-        let inventories = self.resolve_inventories(&targets, &sinks, rules);
+    pub(crate) fn resolve(&self, operator_policy: &OperatorPolicy, compiled: &mut Compiled) -> Resolved {
+        let profiles = self.compile_profiles(operator_policy, compiled);
+        let cluster_profiles = self.compile_cluster_profiles(operator_policy, &profiles, compiled);
+        let targets = self.resolve_targets(operator_policy, [&profiles, &cluster_profiles], compiled);
+        let sinks = self.plan_sinks(operator_policy, &mut *compiled.planner);
+        let inventories = self.resolve_inventories(&targets, &sinks, operator_policy);
         Resolved { profiles, targets, sinks, inventories }
     }
 
     /// Profiles as targets of their own namespace use them.
-    fn compile_profiles(&self, rules: &Rules, compiled: &mut Compiled) -> Profiles {
-        let wanted = self
-            .profiles
-            .iter()
-            .map(|(name, profile)| (name, profile, rules.opt_ins(profile.annotations(), Some(&name.0))));
-        compile(wanted, rules, &mut compiled.profiles)
+    fn compile_profiles(&self, operator_policy: &OperatorPolicy, compiled: &mut Compiled) -> Profiles {
+        let wanted = self.profiles.iter().map(|(name, profile)| {
+            (name, profile, operator_policy.opt_ins(profile.annotations(), Some(&name.0)))
+        });
+        compile(wanted, operator_policy, &mut compiled.profiles)
     }
 
     /// Profiles as cluster targets use them. What they may do with Secrets does not depend on the profile's namespace.
-    fn compile_cluster_profiles(&self, rules: &Rules, own: &Profiles, compiled: &mut Compiled) -> Profiles {
+    fn compile_cluster_profiles(
+        &self,
+        operator_policy: &OperatorPolicy,
+        own: &Profiles,
+        compiled: &mut Compiled,
+    ) -> Profiles {
         let references = self.cluster_targets.values().map(|target| &target.spec.profile_ref);
         let used: BTreeSet<Name> =
             references.map(|reference| (reference.namespace.clone(), reference.name.clone())).collect();
         let wanted = used.iter().filter_map(|name| {
             let (name, profile) = self.profiles.get_key_value(name)?;
-            let opt_ins = rules.opt_ins(profile.annotations(), None);
-            let as_own = rules.opt_ins(profile.annotations(), Some(&name.0));
+            let opt_ins = operator_policy.opt_ins(profile.annotations(), None);
+            let as_own = operator_policy.opt_ins(profile.annotations(), Some(&name.0));
             let differs = opt_ins.secret_extraction != as_own.secret_extraction
                 || own.get(name).is_some_and(Result::is_err) && opt_ins != as_own;
             differs.then_some((name, profile, opt_ins))
         });
-        let different = compile(wanted, rules, &mut compiled.cluster_profiles);
+        let different = compile(wanted, operator_policy, &mut compiled.cluster_profiles);
         let same = used.into_iter().filter_map(|name| Some((name.clone(), own.get(&name)?.clone())));
         let mut all: Profiles = same.collect();
         all.extend(different);
@@ -349,14 +353,15 @@ impl World {
 /// Compiles the profiles that have changed.
 fn compile<'a>(
     wanted: impl Iterator<Item = (&'a Name, &'a Arc<KollectProfile>, OptIns)>,
-    rules: &Rules,
+    operator_policy: &OperatorPolicy,
     cache: &mut BTreeMap<Name, CachedProfile>,
 ) -> Profiles {
     let mut profiles = Profiles::new();
     for (name, profile, opt_ins) in wanted {
         let same = |known: &CachedProfile| known.spec == profile.spec && known.opt_ins == opt_ins;
         if !cache.get(name).is_some_and(same) {
-            let compiled = CompiledProfile::compile(&profile.spec, &opt_ins, &rules.policy).map(Arc::new);
+            let compiled =
+                CompiledProfile::compile(&profile.spec, &opt_ins, &operator_policy.policy).map(Arc::new);
             cache.insert(name.clone(), CachedProfile { spec: profile.spec.clone(), opt_ins, compiled });
         }
         profiles.extend(cache.get(name).map(|known| (name.clone(), known.compiled.clone())));

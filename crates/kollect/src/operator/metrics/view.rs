@@ -7,11 +7,11 @@ use kollect_model::{
 };
 
 use super::super::bindings::binding_name;
-use crate::world::{Name, Resolved, World};
+use crate::resolve::{Name, ObjectSet, Resolved};
 
 /// Targets and inventories, with the data that metrics need.
 #[derive(Default)]
-pub(crate) struct Picture {
+pub(crate) struct MetricsView {
     pub(super) targets: Vec<TargetSeen>,
     pub(super) inventories: Vec<InventorySeen>,
 }
@@ -34,12 +34,12 @@ pub(super) struct InventorySeen {
     pub(super) sinks: Vec<BindingName>,
 }
 
-impl Picture {
+impl MetricsView {
     /// Reads a resolution.
-    pub(crate) fn of(world: &World, resolved: &Resolved) -> Self {
+    pub(crate) fn of(object_set: &ObjectSet, resolved: &Resolved) -> Self {
         let targets = resolved.targets.iter().filter_map(|(id, target)| {
-            let profile = profile_of(world, id)?;
-            let spec = world.profiles.get(&profile).map(|profile| &profile.spec);
+            let profile = profile_of(object_set, id)?;
+            let spec = object_set.profiles.get(&profile).map(|profile| &profile.spec);
             let kinds = target.target.iter().flat_map(|target| target.selection.kinds()).cloned();
             Some(TargetSeen {
                 id: id.clone(),
@@ -58,14 +58,14 @@ impl Picture {
     }
 }
 
-fn profile_of(world: &World, id: &TargetId) -> Option<Name> {
+fn profile_of(object_set: &ObjectSet, id: &TargetId) -> Option<Name> {
     match &id.namespace {
         Some(namespace) => {
-            let target = world.targets.get(&(namespace.to_string(), id.name.to_string()))?;
+            let target = object_set.targets.get(&(namespace.to_string(), id.name.to_string()))?;
             Some((namespace.to_string(), target.spec.profile_ref.clone()))
         }
         None => {
-            let target = world.cluster_targets.get(&(String::new(), id.name.to_string()))?;
+            let target = object_set.cluster_targets.get(&(String::new(), id.name.to_string()))?;
             let reference = &target.spec.profile_ref;
             Some((reference.namespace.clone(), reference.name.clone()))
         }

@@ -11,7 +11,7 @@ pub(crate) enum Secret {
     /// It is being looked up.
     Awaited,
     /// What it holds.
-    Known(Arc<Contents>),
+    ObjectCache(Arc<Contents>),
     /// Why it cannot be read.
     Unreadable(String),
 }

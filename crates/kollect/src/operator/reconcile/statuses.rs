@@ -12,7 +12,7 @@ use kollect_model::crd::{
 };
 
 use super::{
-    Known, Look, ObjectKey, Operator, Resolution,
+    Look, ObjectCache, ObjectKey, Operator, Resolution,
     look::{inventory_name, target_id},
     preview::preview,
 };
@@ -22,15 +22,15 @@ use crate::{
         objects::{SinkObject, request},
         probe::Probed,
         status::{self, View},
-        write::Desired,
+        status_writer::Desired,
     },
     reason::Reason,
-    world::{Family, Fault},
+    resolve::{Family, Fault},
 };
 
 impl Operator {
     /// Writes the changed statuses of the objects that are checked.
-    pub(super) async fn tell(&mut self, known: &Known, resolution: &Resolution, look: Look) {
+    pub(super) async fn tell(&mut self, known: &ObjectCache, resolution: &Resolution, look: Look) {
         let view = View {
             known,
             resolved: &resolution.resolved,
@@ -38,9 +38,9 @@ impl Operator {
             rows: &self.rows,
             coverage: self.collector.coverage(),
             namespaces: self.collector.namespaces().borrow().clone(),
-            board: &self.board,
+            binding_states: &self.binding_states,
             bindings: &self.bindings,
-            rules: &self.rules,
+            operator_policy: &self.policy,
             scope: self.bindings.scope(),
             led_since: self.led_since,
             now: Timestamp::from_second(clock::timestamp().as_second()).unwrap_or_default(),
@@ -80,7 +80,7 @@ impl Operator {
     }
 
     /// The desired status of an object; `None` if it is gone or not resolved yet.
-    fn desired(&self, view: &View<'_>, key: &ObjectKey) -> Option<Told> {
+    fn desired(&self, view: &View<'_>, key: &ObjectKey) -> Option<Judgement> {
         let (kind, name) = key;
         match *kind {
             "KollectProfile" => profile(view, key),
@@ -97,7 +97,7 @@ impl Operator {
         }
     }
 
-    fn sink(&self, view: &View<'_>, (kind, name): &ObjectKey) -> Option<Told> {
+    fn sink(&self, view: &View<'_>, (kind, name): &ObjectKey) -> Option<Judgement> {
         let families = [Family::Snapshot, Family::Database, Family::Event];
         let family = families.into_iter().find(|family| family.kind() == *kind)?;
         let key = (family, name.clone());
@@ -107,19 +107,19 @@ impl Operator {
         let verdict = self.probes.verdict(&probed);
         let handled = self.probes.handled(&probed);
         let after = sink_status(sink, faults.map(Vec::as_slice), (verdict, handled), view.now);
-        Some(Told::whole(Desired::new(kind, name, &sink.metadata, &sink.status, &after)))
+        Some(Judgement::whole(Desired::new(kind, name, &sink.metadata, &sink.status, &after)))
     }
 }
 
 /// The desired status of an object, and whether its rows have arrived.
-struct Told {
+struct Judgement {
     /// All sinks hold the rows of its newest generation, as far as that concerns it.
     is_exported: bool,
     /// `None`: it is being deleted.
     desired: Option<Desired>,
 }
 
-impl Told {
+impl Judgement {
     /// For an object that need not be checked when rows arrive in sinks.
     fn whole(desired: Option<Desired>) -> Self {
         Self { is_exported: true, desired }
@@ -135,14 +135,14 @@ impl Told {
     }
 }
 
-fn profile(view: &View<'_>, (kind, name): &ObjectKey) -> Option<Told> {
+fn profile(view: &View<'_>, (kind, name): &ObjectKey) -> Option<Judgement> {
     let profile = view.known.profiles().get(name)?;
     let compiled = view.resolved.profiles.get(name)?;
     let before = profile.status.clone().unwrap_or_default();
     let errors = compiled.as_ref().err().map(Vec::as_slice);
     let metadata = &profile.metadata;
     let after = view.profile(name, metadata, &before.conditions, errors);
-    Some(Told::of(
+    Some(Judgement::of(
         &after.conditions,
         metadata.generation,
         Desired::new(kind, name, metadata, &before, &after),
@@ -153,29 +153,30 @@ fn target(
     view: &View<'_>,
     key: &ObjectKey,
     metadata: &ObjectMeta,
-    rules: usize,
+    resource_rules: usize,
     before: Option<&TargetStatus>,
-) -> Option<Told> {
+) -> Option<Judgement> {
     let before = before.cloned().unwrap_or_default();
     let id = target_id(key);
-    let after = view.target(metadata, &before, &id, view.resolved.targets.get(&id)?, rules);
+    let after = view.target(metadata, &before, &id, view.resolved.targets.get(&id)?, resource_rules);
     let desired = Desired::new(key.0, &key.1, metadata, &before, &after);
-    Some(Told::of(&after.conditions, metadata.generation, desired))
+    Some(Judgement::of(&after.conditions, metadata.generation, desired))
 }
 
-fn inventory(view: &View<'_>, key: &ObjectKey) -> Option<Told> {
+fn inventory(view: &View<'_>, key: &ObjectKey) -> Option<Judgement> {
     let (kind, name) = key;
     let own = inventory_name(key);
     let outcome = view.resolved.inventories.get(&own)?;
     if let Some(inventory) = own.namespace.as_ref().and_then(|_| view.known.inventories().get(name)) {
         let before = inventory.status.clone().unwrap_or_default();
-        let after = view.inventory(&inventory.metadata, &view.rules.shown_status(&before), &own, outcome);
+        let after =
+            view.inventory(&inventory.metadata, &view.operator_policy.shown_status(&before), &own, outcome);
         let told = Desired::new(kind, name, &inventory.metadata, &before, &after);
-        return Some(Told::whole(hurry_if_moved(told, &before, &after)));
+        return Some(Judgement::whole(hurry_if_moved(told, &before, &after)));
     }
     let inventory = view.known.cluster_inventories().get(name)?;
     let before = inventory.status.clone().unwrap_or_default();
-    let shown = view.rules.shown_status(&before.inventory);
+    let shown = view.operator_policy.shown_status(&before.inventory);
     let status = view.inventory(&inventory.metadata, &shown, &own, outcome);
     // The lines of an earlier process stay until a sink has acknowledged what it holds.
     let namespace_shards = view.shards(&own, outcome).unwrap_or_else(|| before.namespace_shards.clone());
@@ -186,7 +187,7 @@ fn inventory(view: &View<'_>, key: &ObjectKey) -> Option<Told> {
         namespace_shards,
     };
     let told = Desired::new(kind, name, &inventory.metadata, &before, &after);
-    Some(Told::whole(hurry_if_moved(told, &before.inventory, &after.inventory)))
+    Some(Judgement::whole(hurry_if_moved(told, &before.inventory, &after.inventory)))
 }
 
 /// Changed destinations and take-overs are written at once: no claim is requested before the status names its place.

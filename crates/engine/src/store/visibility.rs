@@ -8,7 +8,7 @@ use crate::select::Beyond;
 
 /// How much of a kind has been seen for a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sight {
+pub enum Visibility {
     /// Nothing yet.
     Pending,
     /// Everything: what is absent does not exist.
@@ -30,8 +30,8 @@ pub enum Sight {
     },
 }
 
-impl Sight {
-    /// Limits the sight to what is within the reach of the target.
+impl Visibility {
+    /// Limits the visibility to what is within the reach of the target.
     pub(crate) fn but(self, beyond: Option<Beyond>) -> Self {
         match beyond {
             None => self,
@@ -74,12 +74,14 @@ impl Sight {
 }
 
 /// Whether a row of a kind that its target has left is gone: every kind that the target selects now has been listed
-/// where the object of the row was. `wanted` has the sight of each. A kind that is not served, may not be listed or
+/// where the object of the row was. `wanted` has the visibility of each. A kind that is not served, may not be listed or
 /// is still being listed replaces no rows: a target whose kind was mistyped keeps its rows.
-pub(super) fn is_replaced<'a>(key: &RowKey, mut wanted: impl Iterator<Item = &'a Sight>) -> bool {
-    wanted.all(|sight| match &*key.namespace {
+pub(super) fn is_replaced<'a>(key: &RowKey, mut wanted: impl Iterator<Item = &'a Visibility>) -> bool {
+    wanted.all(|visibility| match &*key.namespace {
         // Rows of cluster-scoped objects are replaced by kinds that have been listed in the whole cluster.
-        "" => *sight.within_reach() == Sight::Everything && sight.beyond() != Some(&Beyond::Kind),
-        _ => sight.is_listed() && sight.covers(key),
+        "" => {
+            *visibility.within_reach() == Visibility::Everything && visibility.beyond() != Some(&Beyond::Kind)
+        }
+        _ => visibility.is_listed() && visibility.covers(key),
     })
 }
