@@ -378,7 +378,7 @@ async fn law_9_an_undecided_target_collects_nothing() {
 }
 
 #[tokio::test]
-async fn law_5_a_target_that_nobody_collects_keeps_its_rows() {
+async fn law_5_a_target_that_no_task_collects_keeps_its_rows() {
     let mut world = World::new();
     world.pods([pod("a", "one", "x:1")]).run().await;
     let (_, reader) = store();
@@ -483,7 +483,7 @@ async fn a_reader_hears_of_the_successor_of_a_removed_target() {
 }
 
 #[tokio::test]
-async fn whoever_wrote_for_a_target_that_was_removed_does_not_write_for_its_successor() {
+async fn a_writer_of_a_removed_target_does_not_write_for_its_successor() {
     let (writer, reader) = store();
     let old = writer.rows(&target_id(), &gvk("Pod"));
     writer.remove_target(&target_id());

@@ -50,13 +50,13 @@ pub fn run(kollect: &Path, out: &mut dyn Write) -> Result<(), Error> {
     demo.kubectl(&["get", "kollect", "-A"])?;
     demo.sql(ROWS)?;
 
-    demo.screen.say("Somebody deploys a new version of the cart: one row is written, at once")?;
+    demo.screen.say("A new version of the cart is deployed: one row is written, at once")?;
     let image = "main=registry.example.com/shop/cart:2.8.0";
     demo.kubectl(&["set", "image", "deployment/cart", "-n", "shop", image])?;
     demo.changed(1)?;
     demo.sql(CHANGED)?;
 
-    demo.screen.say("The database goes away, and meanwhile somebody scales the search")?;
+    demo.screen.say("The database goes away, and meanwhile the search is scaled")?;
     demo.postgres.crash();
     demo.kubectl(&["scale", "deployment/search", "-n", "shop", "--replicas=5"])?;
     demo.becomes("Degraded=true")?;

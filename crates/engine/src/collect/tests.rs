@@ -1167,7 +1167,7 @@ async fn w53_changes_are_told_at_once_and_never_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn w52_what_is_not_selected_wakes_nobody() {
+async fn w52_what_is_not_selected_wakes_no_reader() {
     let mut lab = lab_with_pods(2).await;
     let mine = target(0, &json!({ "names": ["p0"] }), &lab.targets[&0].profile.clone());
     lab.targets.insert(0, mine);

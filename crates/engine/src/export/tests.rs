@@ -1069,7 +1069,7 @@ async fn w49_one_digest_whatever_the_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rows_of_a_kind_that_is_being_listed_wake_nobody_until_all_of_them_are_there() {
+async fn rows_of_a_kind_that_is_being_listed_wake_no_binding_until_all_of_them_are_there() {
     let world = World::new(Duration::ZERO);
     world.see("Pod", Visibility::Everything);
     let mut changes = world.rows.changes(&[target()]);

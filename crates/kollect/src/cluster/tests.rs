@@ -583,7 +583,7 @@ async fn w13_w14_cluster_targets_are_not_targets() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metadata_is_enough_where_nobody_reads_more() {
+async fn metadata_is_enough_where_no_profile_reads_more() {
     let plane = ControlPlane::shared();
     let (namespace, selector) = labelled(plane, "slim");
     put(plane, &namespace, "c", "1");
@@ -652,7 +652,7 @@ async fn targets_come_and_go_while_objects_change() {
 }
 
 #[tokio::test]
-async fn operators_of_one_namespace_have_one_identity_whoever_is_first() {
+async fn operators_of_one_namespace_have_one_identity_whichever_is_first() {
     let _installed = rustls::crypto::ring::default_provider().install_default();
     let plane = ControlPlane::shared();
     let verbs = &["get", "create"];

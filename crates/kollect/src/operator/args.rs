@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_are_off_and_secure_unless_somebody_says_otherwise() {
+    fn metrics_are_off_and_secure_unless_flags_say_otherwise() {
         assert_eq!(metrics(&[]), None);
         let on = "--metrics-bind-address=:8443";
         assert_eq!(metrics(&[on]), Some((":8443 SelfSigned".into(), true, false)));

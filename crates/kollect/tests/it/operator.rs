@@ -446,7 +446,7 @@ fn connection_tests_run_once_and_expire() {
 }
 
 #[test]
-fn w61_a_reference_that_was_removed_while_nobody_looked_is_cleaned() {
+fn w61_a_reference_that_was_removed_while_no_operator_ran_is_cleaned() {
     let mut world = World::new("forgotten");
     world.map("a", "1");
     world.install();
@@ -600,7 +600,7 @@ fn two_clusters_with_one_name_do_not_share_a_table() {
 }
 
 #[test]
-fn drift_is_repaired_when_somebody_asks() {
+fn drift_is_repaired_when_it_is_asked_for() {
     let mut world = World::new("drifting");
     world.map("a", "1");
     world.install();

@@ -276,7 +276,7 @@ async fn one_bad_address_refuses_the_whole_answer() {
 }
 
 #[tokio::test]
-async fn a_host_that_nobody_knows_is_unreachable() {
+async fn an_unknown_host_is_unreachable() {
     for network in [Network::Open, guarded(false, &[])] {
         let error = network.resolve("no.such.host.invalid", 1).await.unwrap_err();
         assert!(matches!(error, ResolveError::Lookup(_)), "{error:?}");
@@ -284,7 +284,7 @@ async fn a_host_that_nobody_knows_is_unreachable() {
 }
 
 #[tokio::test]
-async fn a_port_that_nobody_listens_on_is_unreachable() {
+async fn a_closed_port_is_unreachable() {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     drop(listener);

@@ -177,7 +177,7 @@ fn held(files: &Files<'_>, books: &str) -> Result<(Option<Oid>, Option<Manifest>
     let manifest = Manifest::of_files(read.iter().map(|(name, bytes)| (&**name, &**bytes)));
     let manifest = manifest.map_err(|error| {
         let attempt = format!(
-            "read {books}, which says which files are ours: somebody has changed it; take it from an older \
+            "read {books}, which says which files are ours: it was changed by others; take it from an older \
              commit, or remove it together with our files"
         );
         SinkError::because(SinkReason::Incompatible, attempt, unreadable(&error))

@@ -259,7 +259,7 @@ impl Credentials {
             }
             None if trust_any_server => String::new(),
             None => {
-                return Err("has no key known_hosts, so nobody can tell whether the server is the right \
+                return Err("has no key known_hosts, so it is not known whether the server is the right \
                             one; add the output of ssh-keyscan, checked, or set \
                             spec.tls.insecureSkipVerify"
                     .into());

@@ -77,7 +77,7 @@ impl Address {
         }
         if address.has_user_pass() || address.password().is_some() {
             return Err(
-                "holds credentials, and everybody who may read the sink can read them; put them into \
+                "holds credentials, and every user who may read the sink can read them; put them into \
                         the Secret of spec.nats.secretRef"
                     .into(),
             );

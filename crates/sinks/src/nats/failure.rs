@@ -105,7 +105,7 @@ impl Failure {
             Self::Late => error(SinkReason::Unreachable, "no answer in time"),
             Self::Lost => error(SinkReason::Unreachable, "the connection is lost"),
             Self::Forbidden(why) => error(SinkReason::Forbidden, why),
-            Self::Overtaken => error(SinkReason::WriteFailed, "somebody else has written there meanwhile"),
+            Self::Overtaken => error(SinkReason::WriteFailed, "another client has written there meanwhile"),
             Self::TooLarge => error(SinkReason::Refused, "the message is larger than the server takes"),
             Self::Other(text) => error(SinkReason::WriteFailed, &text),
         }

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn subjects_that_nobody_can_send_to_are_refused() {
+    fn subjects_that_no_client_can_send_to_are_refused() {
         for bad in ["", ".", "a.", ".a", "a..b", "a b", "a.*", "a.>", "$JS.API", "_INBOX.x", "a\tb"] {
             assert!(check(bad).is_err(), "{bad}");
         }

@@ -127,14 +127,14 @@ impl Backend for Config {
     /// Previews the tables.
     fn preview(&self, _cluster: &str) -> Preview {
         let postgres = Some(TablePreview { expected_ddl: Some(tables::in_empty_database(&self.tables)) });
-        Preview { postgres, ..provisioned(self.create, "whoever owns the database runs these statements") }
+        Preview { postgres, ..provisioned(self.create, "the owner of the database runs these statements") }
     }
 
     /// A URL with options for the table and the schema.
     fn plan_out(url: &str) -> Result<Self, String> {
         let mut server = Dsn::parse(url, &["table", "schema"])?;
         if server.driver.get_password().is_some() {
-            return Err("holds a password, and everybody on this machine can read command lines; \
+            return Err("holds a password, and all users of this machine can read command lines; \
                         put it into PGPASSWORD"
                 .into());
         }
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn one_table_has_one_name_whoever_writes_it() {
+    fn one_table_has_one_name_however_it_is_written() {
         let name = "postgres://db.example:5432/shop \"public\".\"inventory\"";
         for url in [
             "postgres://db.example/shop",
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_hosts_are_refused_before_anybody_connects() {
+    fn closed_hosts_are_refused_before_a_connection_is_opened() {
         let guarded = Policy { network: Network::Guarded(Guard::default()), ..Policy::default() };
         for (url, part) in [
             ("postgres://localhost/x", "the server is this machine"),

@@ -122,7 +122,7 @@ async fn one_that_waits_for_a_lock_does_not_hold_up_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_finds_all_sessions_taken_waits_in_line() {
+async fn a_binding_that_finds_all_sessions_taken_waits_in_line() {
     let server = schema("queue");
     let sinks = Sinks::default();
     let plan = named(server, "queue");
@@ -211,7 +211,7 @@ async fn an_open_session_is_for_those_who_may_connect_themselves() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sessions_that_nobody_uses_are_closed() {
+async fn unused_sessions_are_closed() {
     let server = schema("idle");
     let sinks =
         Sinks::new(&SinkSettings { idle_limit: Some(Duration::from_millis(300)), ..SinkSettings::default() });

@@ -227,7 +227,7 @@ fn a_stall_holds_everything_back_and_lets_it_go_later() {
 }
 
 #[test]
-fn requests_that_are_held_hold_nobody_else_up() {
+fn requests_that_are_held_hold_up_no_other_request() {
     let (_, proxy) = start();
     proxy.hold(|line| line.contains("/version"));
     let mut held = get(&proxy, "/version");
@@ -240,7 +240,7 @@ fn requests_that_are_held_hold_nobody_else_up() {
 }
 
 #[test]
-fn a_client_that_does_not_read_holds_nobody_up() {
+fn a_client_that_does_not_read_holds_up_no_other_client() {
     let (_, proxy) = start();
     // More than fits into the buffers of the system.
     let body = "x".repeat(64 << 20);

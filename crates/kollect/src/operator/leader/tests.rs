@@ -84,7 +84,7 @@ async fn a_term_ends_at_its_deadline_even_if_the_candidate_is_stuck() {
 }
 
 #[tokio::test]
-async fn whoever_is_alone_leads_until_it_is_released() {
+async fn the_only_candidate_leads_until_it_is_released() {
     let handle = Leader::alone();
     let mut leadership = handle.watch();
     assert_eq!(gained(&mut leadership).await, Some(1));

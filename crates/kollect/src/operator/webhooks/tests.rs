@@ -340,7 +340,7 @@ async fn wrong_questions_get_words() {
 }
 
 #[tokio::test]
-async fn an_operator_of_some_namespaces_says_so_and_blames_nobody_for_what_it_cannot_see() {
+async fn an_operator_of_some_namespaces_says_so_and_does_not_call_missing_what_it_cannot_see() {
     let there = [profile("p", "Pod"), object("KollectTarget", "t", &json!({ "profileRef": "p" }))];
     let world = World::within(&there, strict(), &["shop"]);
     world.ask(create("KollectTarget", "t", &json!({ "profileRef": "p" }))).await.allowed(&[]);

@@ -60,7 +60,7 @@ fn count(postgres: &Postgres, table: &str) -> String {
 }
 
 #[test]
-fn nothing_is_written_before_whoever_comes_after_could_find_it() {
+fn nothing_is_written_before_the_next_process_could_find_it() {
     let requests = [("PATCH", "/kollectinventories/all"), ("PUT", "/kollectinventories/all/status")];
     for (verb, path) in requests {
         let mut world = World::new("found");
@@ -91,7 +91,7 @@ fn nothing_is_written_before_whoever_comes_after_could_find_it() {
 }
 
 #[test]
-fn a_destination_that_moved_while_nobody_looked_is_cleaned_or_told() {
+fn a_destination_that_moved_while_no_operator_ran_is_cleaned_or_told() {
     let mut world = World::new("moved");
     let other = Postgres::start().unwrap();
     world.map("a", "1");
@@ -155,7 +155,7 @@ fn a_destination_that_moved_while_nobody_looked_is_cleaned_or_told() {
 }
 
 #[test]
-fn a_sink_that_moved_while_nobody_looked_is_filled_whatever_is_wrong_with_another() {
+fn a_sink_that_moved_while_no_operator_ran_is_filled_whatever_is_wrong_with_another() {
     let mut world = World::new("aside");
     world.map("a", "1");
     world.install();

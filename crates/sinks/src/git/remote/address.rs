@@ -49,7 +49,7 @@ impl Address {
         let url = Url::parse(text).map_err(|error| format!("is not a URL ({error}); {FORM}"))?;
         if url.password().is_some() {
             return Err(
-                "holds a password, and everybody who may read the sink can read it; put it into the \
+                "holds a password, and every user who may read the sink can read it; put it into the \
                         Secret of spec.git.auth.secretRef"
                     .into(),
             );

@@ -72,7 +72,7 @@ impl KnownHosts {
         let kind = shown.algorithm();
         Err(if !only_others {
             format!(
-                "the key of the host has CHANGED, or somebody else answers: the server shows {kind} {print}, \
+                "the key of the host has CHANGED, or another server answers: the server shows {kind} {print}, \
                  and known_hosts has other keys for it; if the change is right, put the new line of \
                  ssh-keyscan into the Secret"
             )

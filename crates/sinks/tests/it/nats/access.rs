@@ -85,7 +85,7 @@ async fn without_jetstream_there_is_no_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_there_is_unreachable() {
+async fn a_server_that_does_not_run_is_unreachable() {
     let port = kollect_testbed::free_port().unwrap();
     let url = format!("nats://127.0.0.1:{port}");
     assert_eq!(outcome(&url, json!({}), &Secrets::default()).await, Err(SinkReason::Unreachable));

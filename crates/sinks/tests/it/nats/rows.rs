@@ -241,7 +241,7 @@ async fn w35_what_comes_back_arrives_and_what_is_repeated_does_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_message_that_somebody_has_sent_meanwhile_is_not_replaced_unseen() {
+async fn a_message_that_another_client_has_sent_meanwhile_is_not_replaced_unseen() {
     let (server, name) = (Nats::shared(), "meanwhile");
     let (sink, other, all) =
         (opened(server, name, "rows").await, Other::at(server).await, inventory("", "all"));
@@ -416,7 +416,7 @@ async fn streams_that_keep_more_or_less_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_listens_hears_of_a_forgotten_inventory() {
+async fn consumers_hear_of_a_forgotten_inventory() {
     let (server, name) = (Nats::shared(), "forgotten");
     let (sink, other, all) =
         (opened(server, name, "rows").await, Other::at(server).await, inventory("", "all"));

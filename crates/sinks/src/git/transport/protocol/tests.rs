@@ -130,7 +130,7 @@ async fn a_pack_that_cannot_be_stored_is_an_error() {
 }
 
 #[tokio::test]
-async fn reports_say_whether_somebody_was_quicker_or_a_rule_forbids_it() {
+async fn reports_tell_a_concurrent_push_from_a_rule_that_forbids_it() {
     let report = |unpack: &str, line: &str| {
         let mut inner = Vec::new();
         write_line(&mut inner, unpack);
