@@ -162,6 +162,7 @@ fn a_sink_that_moved_while_no_operator_ran_is_filled_whatever_is_wrong_with_anot
     world.kollect("KollectInventory", "all", json!({ "databaseSinkRefs": ["portal", "missing"] }));
     world.start(&[]);
     world.becomes("kollectinventory/all", "Ready", "False PartiallySynced");
+    world.export_becomes(("kollectinventory/all", "database/portal"), "Synced", "True Exported");
     world.operator.as_mut().unwrap().kill();
     let (first, second) = (world.table(), format!("{}_new", world.table()));
     let mut sink = world.sink();
