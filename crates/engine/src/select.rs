@@ -202,11 +202,9 @@ impl Selection {
         kinds.filter(|gvk| self.bounds.permit_kind(gvk)).collect()
     }
 
-    /// The namespaces that the spec names and the target may reach if they exist. Others are left out: the author of
-    /// the target must not learn whether they exist.
-    pub fn named_within_bounds(&self) -> impl Iterator<Item = &String> {
-        let may_reach = |name: &&String| !matches!(self.bounds.permit_namespace(name, None), Some(Err(_)));
-        self.named.iter().filter(may_reach)
+    /// The namespaces that the spec names.
+    pub fn named(&self) -> &[String] {
+        &self.named
     }
 
     /// Whether namespaces are chosen by their labels.

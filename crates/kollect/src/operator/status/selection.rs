@@ -88,9 +88,9 @@ impl View<'_> {
     ) -> Option<Unmatched> {
         // Without a complete list of namespaces none of them is known to be missing.
         let known = self.namespaces.as_ref().filter(|namespaces| namespaces.complete)?;
-        let named: Vec<&String> = selection.named_within_bounds().collect();
+        let named = selection.named();
         let is_missing = |name: &&String| !known.known.contains_key(name.as_str());
-        let missing: Vec<&String> = named.iter().copied().filter(is_missing).collect();
+        let missing: Vec<&String> = named.iter().filter(is_missing).collect();
         if !missing.is_empty() {
             let noun = if missing.len() == 1 { "namespace does" } else { "namespaces do" };
             let message = format!(
