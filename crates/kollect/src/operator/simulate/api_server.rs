@@ -90,6 +90,8 @@ pub(super) struct WrittenStatus {
     pub(super) object: Arc<Object>,
     /// From the status before the last one, whose successor may have been made before it was written, until this one.
     pub(super) time: (u64, u64),
+    /// When it was written.
+    pub(super) at: Instant,
 }
 
 impl ApiServer {

@@ -118,7 +118,7 @@ impl Simulation {
         for export in new.filter(|_| told.plural == "kollectinventories") {
             let place = (export.destination.clone(), export.inventory.clone());
             let time = if export.synced { told.time } else { (0, told.time.1) };
-            let has_held = |rows| self.sinks.has_held(&place, rows, &cluster.id, time);
+            let has_held = |rows| self.sinks.has_held(&place, rows, &cluster.id, time, told.at);
             if !export.acknowledged.map_or(!export.synced, has_held) {
                 return Err(format!("a status says what was not so: {export:?}"));
             }

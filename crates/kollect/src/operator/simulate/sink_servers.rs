@@ -14,6 +14,7 @@ use std::{
 };
 
 use kollect_model::{batch::InventoryId, claim::Claim, row::RowDigest};
+use tokio::time::Instant;
 
 use timeline::Timelines;
 
@@ -239,9 +240,16 @@ impl SinkServers {
 
     /// Whether a destination held these rows for a cluster at some moment of a time: how many, and the sum of their
     /// digests. What others changed cannot be known at once.
-    pub(super) fn has_held(&self, place: &Place, rows: (usize, u128), owner: &str, time: (u64, u64)) -> bool {
+    pub(super) fn has_held(
+        &self,
+        place: &Place,
+        rows: (usize, u128),
+        owner: &str,
+        time: (u64, u64),
+        told: Instant,
+    ) -> bool {
         let state = self.lock();
-        state.changed_by_others.contains(&place.0) || state.timelines.held(place, rows, owner, time)
+        state.changed_by_others.contains(&place.0) || state.timelines.held(place, rows, owner, time, told)
     }
 
     /// The status of an object has begun to say Exported.

@@ -294,6 +294,7 @@ impl ApiServer {
                 before: known,
                 object: object.clone(),
                 time: (before, now),
+                at: Instant::now(),
             });
         }
         drop(state);
