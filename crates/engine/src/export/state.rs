@@ -380,7 +380,7 @@ impl<'a> State<'a> {
         let seen = snapshot.visibilities().clone();
         self.changes.rebase(&snapshot);
         binding.row_filter.apply(&mut snapshot);
-        let difference = sink.compare(&binding, &snapshot, &seen).await?;
+        let mut difference = sink.compare(&binding, &snapshot, &seen).await?;
         let held = binding.removal_guard.as_ref().and_then(|guard| {
             let (delta, held) = (&difference.delta, difference.held_rows());
             guard.holds(delta, held, &snapshot, &binding.row_filter, &causes, &binding.selection)
@@ -413,7 +413,7 @@ impl<'a> State<'a> {
             (refusal.key.clone(), refused)
         });
         self.refused = refused.collect();
-        binding.progress.hold(difference.held.clone());
+        binding.progress.hold(mem::take(&mut difference.held));
         binding.progress.change(written(delta, &self.refused, before));
         let wrote = !delta.is_empty();
         binding.progress.acknowledge(self.acknowledgement(snapshot.reached, &receipt, wrote));

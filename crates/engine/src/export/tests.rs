@@ -257,7 +257,9 @@ fn in_short(told: &BindingEvent<'_>) -> String {
         BindingEvent::Late => "late".into(),
         BindingEvent::HeldBack { coverage } => format!("held back, {coverage}"),
         BindingEvent::RemovalsHeld(held) => format!("{} of {} removals held", held.rows, held.held),
-        BindingEvent::Cleaned { .. } | BindingEvent::NotCleaned { .. } => unreachable!("nobody cleans here"),
+        BindingEvent::Cleaned { .. } | BindingEvent::NotCleaned { .. } => {
+            unreachable!("no destination is cleaned here")
+        }
     }
 }
 

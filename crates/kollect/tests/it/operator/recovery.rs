@@ -153,7 +153,7 @@ fn a_target_is_answered_after_its_rights_were_asked_for_again() {
 
 #[test]
 fn nothing_deals_with_a_request_while_no_operator_runs() {
-    let world = World::new("nobody");
+    let world = World::new("no-operator");
     world.install();
     let failed = world.reconcile("inventory/all", 2).unwrap_err();
     assert!(failed.contains("not done after 2 s: no operator has dealt with it"), "{failed}");
